@@ -1,4 +1,4 @@
-"""Whether `left_to_gain` covers what three times the steps gain: ten pairs of minis, three layers each.
+"""Whether `upper_bound_of_gain` covers what three times the steps gain: ten pairs of minis, three layers each.
 
     python benchmarks/convergence.py                       one thread, about an hour
     python benchmarks/convergence.py --store convergence   keeps the results, so that a second call goes on
@@ -49,11 +49,11 @@ def main() -> None:
             short, long = (fitted(source, target, layers, options.store, times, options.steps) for times in (1, TIMES))
             for before, after in zip(short.itertuples(), long.itertuples(), strict=True):
                 gained = before.penalty - after.penalty
-                if before.left_to_gain == before.left_to_gain:
-                    found.append((gained <= before.left_to_gain, (source, target)))
+                if before.upper_bound_of_gain == before.upper_bound_of_gain:
+                    found.append((gained <= before.upper_bound_of_gain, (source, target)))
                 print(
                     f"{source} → {target} {before.source_layer}: {before.penalty:.4f}, {after.penalty:.4f} with "
-                    f"{TIMES} times the steps: gained {gained:+.4f}, said {before.left_to_gain:+.4f}",
+                    f"{TIMES} times the steps: gained {gained:+.4f}, said {before.upper_bound_of_gain:+.4f}",
                     flush=True,
                 )
     missed = [pair for covered, pair in found if not covered]

@@ -67,7 +67,7 @@ def plant(place: Path, count: int) -> None:
             models = [{"name": name, "dtype": "float32", "revision": "main"} for name in names]
             table = table_of(kind, *names, draw)
             value = float(table.select_dtypes("number").iloc[:, -1].mean())
-            job = store.Job(str(place), kind, f"{number:012x}")
+            job = store.StoredJob(str(place), kind, f"{number:012x}")
             record = {
                 "version": 1,
                 "scalars": {f"mean_{kind}": value, "documents": 100},

@@ -38,7 +38,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import scheduled
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 STEPS, EVERY, TOKENS = 800, 100, 1024
@@ -107,7 +107,7 @@ def train(folder: Path, at: int, order: int, steps: int = STEPS, every: int = EV
     def keep(step: int) -> None:
         save_mini(folder / f"step{step}", module, tokenizer, facts, card="")
 
-    run = Run(folder, torch.device("cpu"), TrainerConfig())
+    run = TrainingRun(folder, torch.device("cpu"), TrainerConfig())
     data = StepData(early, config.tokens_per_step, config.steps, order)
     fit(planted, data, run, callbacks=[KeepsCheckpoints(range(0, steps + 1, every), keep)])
     return folder

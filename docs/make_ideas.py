@@ -227,18 +227,20 @@ def draw_ruler(reading: RulerReading) -> None:
     right = 450.0
     top = 50.0
     bottom = 260.0
+    ticks = (0, 0.2, 0.4, 0.6)
+    highest = ticks[-1]
 
     def across(bits: float) -> float:
-        return left + (right - left) * (bits - 1.5) / 3.7
+        return left + (right - left) * (bits - 1.5) / 3.1
 
     def up(value: float) -> float:
-        return bottom - (bottom - top) * value
+        return bottom - (bottom - top) * value / highest
 
     picture.text(16, 28, f"Residual R² of {reading.source}, layer {reading.source_layer}, with …", colour=GREY)
-    for tick in (0, 0.25, 0.5, 0.75, 1):
+    for tick in ticks:
         picture.line(left, up(tick), right, up(tick), colour=PALE, width=1)
         picture.text(left - 8, up(tick) + 4.5, f"{tick:g}", anchor="end", colour=GREY)
-    for bits in range(3, 6):
+    for bits in (3, 4):
         picture.text(across(bits), bottom + 20, f"{bits}", anchor="middle", colour=GREY)
     picture.text(across(2), bottom + 20, "untrained", anchor="middle", colour=GREY)
     picture.text((left + right) / 2, bottom + 44, "bits per weight of the copy", anchor="middle", colour=GREY)
@@ -251,7 +253,7 @@ def draw_ruler(reading: RulerReading) -> None:
     for copy_bits, value in points:
         picture.dot(across(copy_bits), up(value), colour=SOURCE)
     picture.dot(across(2), up(reading.untrained), colour=SOURCE)
-    picture.text(across(4) + 10, up(0.6), "rounded copies of it", colour=SOURCE)
+    picture.text(across(4) - 10, up(0.53), "rounded copies of it", colour=SOURCE, anchor="end")
 
     x = across(reading.bits)
     y = up(reading.value)
@@ -339,7 +341,7 @@ def ruler_reading(store: Path) -> RulerReading:
     table = _rows(folder / "table.csv")
     row = table[len(table) // 2]
     points: list[tuple[float, float]] = []
-    for rung in _rows(folder / "rungs.csv"):
+    for rung in _rows(folder / "calibration_points.csv"):
         if (rung["model"], rung["layer"]) != (row["source"], row["source_layer"]):
             continue
         if rung["bits"]:
@@ -350,10 +352,10 @@ def ruler_reading(store: Path) -> RulerReading:
         source_layer=int(row["source_layer"]),
         target_layer=int(row["target_layer"]),
         value=float(row["value"]),
-        bits=float(row["source_bits"]),
-        local_mixing=float(row["source_mixing"]),
+        bits=float(row["source_equivalent_bits"]),
+        local_mixing=float(row["source_local_mixing"]),
         points=points,
-        untrained=float(row["source_untrained"]),
+        untrained=float(row["source_random_control"]),
     )
 
 

@@ -3,7 +3,7 @@
 python docs/make_lineage.py
 
 All pairs of blocks of bundled models that share no origin are tested, about 3,500 pairs in half a
-minute. The left panel has the number of units in place, the right one the p-values in order.
+minute. The upper panel has the number of units in place, the lower one the p-values in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from thinkalike.figures.style import canvas, save
+from thinkalike.figures.style import COLUMN, canvas, save
 from thinkalike.instruments.lineage.comparison import PairOfBlocks, compare_models, table_of_origins
 from thinkalike.measures.lineage import log_tail_of_positions
 from thinkalike.measures.seeds import seeded
@@ -58,15 +58,16 @@ def main() -> None:
     uniform = torch.rand(len(pairs), generator=seeded(0)).tolist()
     p_values = sorted(pair.test.randomised_p(number) for pair, number in zip(pairs, uniform, strict=True))
     below = sum(p < 0.05 for p in p_values) / len(p_values)
-    with canvas(7.5, 3, 1, 2) as (figure, (left, right)):
+    with canvas(COLUMN, 4.6, 2, 1) as (figure, (left, right)):
         left.bar(counts, observed, color="#56b4e9", label=f"{len(by_position):,} pairs of blocks")
         left.plot(counts, expected, "o", color="#d55e00", label="random orders, by counting")
         left.set(xlabel="units in place", ylabel="pairs of blocks", title="independent models")
         left.legend()
-        right.plot([0, 1], [0, 1], color="#7f7f7f", linewidth=1)
+        right.plot([0, 1], [0, 1], color="#7f7f7f", linewidth=1, label="uniform")
         ranks = [(rank + 0.5) / len(p_values) for rank in range(len(p_values))]
-        right.plot(ranks, p_values, color="#0072b2")
-        title = f"{len(p_values):,} pairs, {below:.1%} below .05"
+        right.plot(ranks, p_values, color="#0072b2", label="all pairs")
+        right.legend()
+        title = f"{len(p_values):,} pairs, {below:.1%} below 0.05"
         right.set(xlabel="share of pairs", ylabel="randomised p-value", title=title)
         save(figure, IMAGES, "lineage-null")
     (IMAGES / "lineage-null.svg").unlink(missing_ok=True)

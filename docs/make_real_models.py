@@ -196,7 +196,7 @@ def run(cache: Path, only: list[str]) -> None:
 SECTIONS = [
     (
         "How similar are SmolLM2 and Gemma?",
-        "[The ruler](guide/ruler.md) reports residual R² at five depths (column *shared*) and equivalent bit widths.",
+        "[The ruler](guide/ruler.md) reports residual R² and equivalent bit widths at five depths.",
         ["ruler"],
     ),
     (

@@ -32,7 +32,7 @@ from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig,
 from thinkalike.config.schema import declared_of, default_of
 from thinkalike.errors import ConfigError
 from thinkalike.ranges import Within
-from thinkalike.registry import CORE, Entry
+from thinkalike.registry import CORE, KindEntry
 
 HERE = Path(__file__).parent / "reference"
 GUIDE = Path(__file__).parent / "guide" / "measures.md"
@@ -128,7 +128,7 @@ def settings() -> str:
     return SETTINGS.format(sections="\n\n".join(sections))
 
 
-def parts_of(instruments: Collection[Entry], of_contrib: bool) -> dict[str, Any]:
+def parts_of(instruments: Collection[KindEntry], of_contrib: bool) -> dict[str, Any]:
     """Return the schemas of the parts of the configurations of instruments, of contrib or of the core."""
     roots = [TrainConfig, AnalyzeConfig]
     roots += [instrument(entry).config for entry in instruments if entry.module.startswith(CONTRIB) == of_contrib]

@@ -40,12 +40,12 @@ import hub  # noqa: E402
 import tiny  # noqa: E402
 
 if TYPE_CHECKING:
-    from thinkalike.registry import Entry
+    from thinkalike.registry import KindEntry
 
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 
-def of_core(entries: "Mapping[str, Entry]") -> list[str]:
+def of_core(entries: "Mapping[str, KindEntry]") -> list[str]:
     """The names of those tasks, measures and the like that are not of contrib, which has tests of its own."""
     return [kind for kind, entry in entries.items() if not entry.module.startswith("thinkalike.contrib.")]
 
@@ -100,6 +100,7 @@ def with_slow(names, *slow):
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
+    parser.addoption("--figures", help="a folder into which test_figures.py saves its figures, to look at")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.measures import COMPARATORS, LayerMeasure
 from thinkalike.measures.contract import BAD_INPUT, SAME_SHAPE, Invariance, Refusal
-from thinkalike.registry import OF_OUTPUTS, Entry
+from thinkalike.registry import OF_OUTPUTS, KindEntry
 
 # names of comparators in rsatoolbox, and all of them as a parameter
 THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
@@ -166,7 +166,7 @@ class Measure:
         return [base @ torch.randn(4, d, dtype=F64) + noise * torch.randn(n, d, dtype=F64) for d in widths]
 
 
-def declared(entry: Entry) -> Measure:
+def declared(entry: KindEntry) -> Measure:
     """Return a measure of layer pairs of the registry with the properties that its class declares."""
     small = {name.removeprefix("measure."): value for name, value in entry.load().smallest.items()}
     measure = entry.load()(**small)

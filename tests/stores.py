@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from thinkalike.store import Job, Result
+from thinkalike.store import Result, StoredJob
 
 
 def finished(store: Path, kind: str = "*") -> Iterator[Result]:
@@ -46,7 +46,7 @@ def finish(
     provenance = {"seed": 0, "models": facts, **said, **made}
     record = {"scalars": scalars or {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
     record["provenance"] = provenance
-    job = Job(str(store), kind, key)
+    job = StoredJob(str(store), kind, key)
     with job.running():
         written = {"measure": {"kind": kind}} if config is None else config
         beside(job.write(written, record, tables, arrays or {}).folder)
@@ -57,7 +57,9 @@ def made(table: pd.DataFrame, scalars=None, provenance=None, arrays=None, config
     """Return a result that no job computed and no folder holds."""
     result = Result(Path("nowhere"))
     record = {"kind": "k", "key": "x", "scalars": scalars or {}, "provenance": provenance or {}}
-    vars(result).update(_record=record, table=table, tables=tables, arrays=arrays or {}, config=config or {})
+    vars(result).update(
+        _record=record, table=table, details=table, tables=tables, arrays=arrays or {}, config=config or {}
+    )
     return result
 
 

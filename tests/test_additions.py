@@ -118,7 +118,7 @@ def add_row(folder: Path, row: str) -> None:
     """Add a row to the registry, behind the last measure."""
     registry = folder / "src" / "thinkalike" / "registry.py"
     text = registry.read_text()
-    (last,) = re.findall(r'^ +_instrument\(.*"Trajectory".*\),\n', text, re.MULTILINE)
+    (last,) = re.findall(r'^ +_instrument\(.*"TrajectoryInstrument".*\),\n', text, re.MULTILINE)
     registry.write_text(text.replace(last, f"{last}        {row},\n"))
 
 

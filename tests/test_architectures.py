@@ -154,8 +154,8 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, cli, tmp_pa
         "data.evaluation_share=0.4",
     ]  # fmt: skip
     result = cli("analyze.py", *words).result
-    assert len(result.table) == 16
-    assert result.table["value"].between(0, 1.001).all()
+    assert len(result.details) == 16
+    assert result.details["value"].between(0, 1.001).all()
 
 
 def test_alternating_head_widths_are_counted_and_compared(tmp_path):
@@ -179,7 +179,7 @@ def test_alternating_head_widths_are_counted_and_compared(tmp_path):
     words += ["measure=cka", "measure.batches=4", "measure.tokens_per_batch=64"]
     result = run_job(composed(*words, entry="analyze"))
     assert result.provenance["models"][0]["family"] == "gemma4_text"
-    assert (result.table["value"] > 0.999).sum() >= 4
+    assert (result.details["value"] > 0.999).sum() >= 4
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bert-generation", "electra"])
@@ -304,7 +304,7 @@ def test_measures_of_states_run_on_models_without_a_head(cli, tmp_path, text_fil
     module = transformers.MistralModel(transformers.MistralConfig(**TEXT))
     words = [f"model={written(module, tmp_path / 'm')}", "data=text", f"data.files=[{text_files}/*.txt]"]
     sizes = ["measure.batches=2", "measure.tokens_per_batch=2048", "data.context=32", "data.evaluation_share=0.4"]
-    assert len(cli("analyze.py", "measure=cka", *words, *sizes).result.table) == 9
+    assert len(cli("analyze.py", "measure=cka", *words, *sizes).result.details) == 9
     with pytest.raises(ModelError, match=r"predicts no next token.*measure=cka"):
         run_job(composed(*words, "data.context=32"))
 

@@ -42,7 +42,7 @@ def rotated(layers):
 
 
 def across(result, source, target, column="value"):
-    table = result.table[(result.table["source"] == source) & (result.table["target"] == target)]
+    table = result.details[(result.details["source"] == source) & (result.details["target"] == target)]
     return table[column].to_numpy().reshape(table["source_layer"].nunique(), -1)
 
 
@@ -52,7 +52,7 @@ def test_a_rotated_copy_is_the_model_and_permuted_rows_are_not(measured, states,
     target = ["model@target=local", f"target.path={checkpoints['gpt2']}"]
     done = measured(f"activations={copy}", *target)
     result = done.result
-    assert list(dict.fromkeys(result.table["source"])) == ["copy", "gpt2"]
+    assert list(dict.fromkeys(result.details["source"])) == ["copy", "gpt2"]
     cells = across(result, "copy", "gpt2")
     assert cells.shape == (4, 4)
     np.testing.assert_allclose(cells.diagonal(), 1, atol=1e-5)
@@ -108,7 +108,7 @@ def test_two_recordings_have_the_cka_computed_by_hand(measured, two, stimuli):
     np.testing.assert_allclose(
         across(result, "one", "two", "uncorrected"), cka_by_hand(first, second, [slice(None)]), atol=1e-10
     )
-    assert list(result.table["source_layer"][:2]) == ["V2", "V10"]
+    assert list(result.details["source_layer"][:2]) == ["V2", "V10"]
     assert result.provenance["data"] == {"rows": COUNT, "batches": 1}
     assert result.provenance["stimuli"]["count"] == COUNT
     assert [model["name"] for model in result.provenance["models"]] == ["one.npz", "two.npz"]
@@ -137,7 +137,7 @@ def test_a_lone_recording_is_compared_with_itself(measured, stimuli, tmp_path):
     layers = {name: np.random.default_rng(width).normal(size=(COUNT, width)) for name, width in (("a", 5), ("b", 3))}
     path = write(tmp_path / "x.npz", layers, stimuli.ids)
     first = measured(f"activations={path}", measure="mutual_knn").result
-    assert len(first.table) == 4
+    assert len(first.details) == 4
     assert (across(first, "x", "x").diagonal() == 1).all()
     assert "already done" in measured(f"activations=[{path},{path}]", measure="mutual_knn").stderr
     save_file({name: torch.tensor(layer) for name, layer in layers.items()}, tmp_path / "x.safetensors",
@@ -152,6 +152,6 @@ def test_a_lone_recording_is_compared_with_itself(measured, stimuli, tmp_path):
 
 def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, tmp_path):
     path = write(tmp_path / "x.npz", {"a": np.random.default_rng(0).normal(size=(COUNT, 5))}, stimuli.ids)
-    table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.table
+    table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.details
     assert list(dict.fromkeys(table["target"])) == ["gelu-3l-mini", "x"]
     assert list(table["target_layer"][:3]) == ["0", "1", "2"]

@@ -1,9 +1,13 @@
 """budget=5min: what a job leaves out so that it takes no longer, and that long jobs are offered one."""
 
+import numpy as np
 import pytest
+import torch
+import transformers
 from hydra import compose
 from omegaconf import open_dict
 
+import thinkalike
 from thinkalike import budget, forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
@@ -11,6 +15,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import shapes
+from thinkalike.models.checkpoints import ASSETS
 from thinkalike.training.recipe import fewest_steps
 
 PAIR = ["model=neox-5l-mini", "model@target=neox-6l-mini", "dry_run=true"]
@@ -33,8 +38,12 @@ def composed(script, *words):
 
 
 def test_times_are_read_and_said():
-    assert [budget.seconds_of(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
-    assert [forecast.in_words(each) for each in (45.2, 240.0, 468e3)] == ["45 seconds", "4 minutes", "130 hours"]
+    assert [budget.seconds_of_budget(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
+    assert [forecast.duration_in_words(each) for each in (45.2, 240.0, 468e3)] == [
+        "45 seconds",
+        "4 minutes",
+        "130 hours",
+    ]
 
 
 def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
@@ -109,12 +118,29 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
     time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
     job = budget.smaller(config, [], time)
     assert job.words == words
-    assert job.seconds <= 1.3 * budget.seconds_of(time)
+    assert job.seconds <= 1.3 * budget.seconds_of_budget(time)
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
-    with pytest.raises(ConfigError, match="budget=5min is for a comparison or stitch"):
-        budget.within(composed("analyze", "measure=mlem", "budget=5min", *PAIR[:1]), [])
+    with pytest.raises(ConfigError, match="budget=5min chooses layers, text or stimuli"):
+        budget.within(composed("analyze", "measure=lineage", "budget=5min", *PAIR), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "part", "setting"),
+    [
+        (["measure=diff", "model=gelu-3l-mini", "model@target=gelu-3l-mini-s1"], "measure", "tokens"),
+        (["measure=loss", "model=gelu-3l-mini"], "data", "evaluation_tokens"),
+        (["measure=mlem", "model=gpt2-mini", "stimuli.sentences=800"], "stimuli", "sample"),
+    ],
+)
+def test_each_instrument_of_text_or_stimuli_reads_less_in_less_time(slow, words, part, setting):
+    config = composed("analyze", *words)
+    none_chosen = [budget.smaller(config, [], time) for time in ("1s", "20h")]
+    least, all_of_it = (getattr(getattr(job.config, part), setting) for job in none_chosen)
+    assert none_chosen[0].seconds < none_chosen[1].seconds
+    assert all_of_it in (getattr(getattr(config, part), setting), 2**18)
+    assert all_of_it is None or least < all_of_it
 
 
 def test_a_budget_that_has_nothing_to_choose_is_refused(slow):
@@ -140,3 +166,30 @@ def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
     fewer = composed("analyze", "measure=cka", "measure.batches=1", "measure.tokens_per_batch=4096", *PAIR)
     (small,) = forecast.forecast(fewer, looks_up=False).jobs
     assert job.seconds >= small.seconds * rows / 4096
+
+
+def test_a_function_takes_a_budget(slow):
+    """Models of transformers in memory have one, too."""
+    folder = ASSETS / "neox-4l-mini"
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for model in ("neox-4l-mini", (module, tokenizer)):
+        result = thinkalike.loss(model, texts="stdlib", budget="1s")
+        assert result.config["data"]["evaluation_tokens"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), "^budget=5min chooses layers"),
+        (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), "^budget=5min chooses layers"),
+        (
+            lambda: thinkalike.loss("gelu-3l-mini", budget="5min", evaluation_tokens=4096),
+            "^budget=5min chooses .* left open",
+        ),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), "^budget=5 must"),
+    ],
+)
+def test_a_function_without_a_choice_takes_no_budget(slow, call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()

@@ -266,7 +266,7 @@ def test_places_that_differ_are_listed_with_what_was_done(base, places, axis, va
     own = base.index_select(axis, torch.tensor(places))
     value = own.flip(axis) if value == "swap" else own.roll(1, axis) if value == "turn" else value
     found = edit(base, with_places(base, places, value, axis))
-    assert (found.operation, found.axis, found.places) == (operation, axis, tuple(places))
+    assert (found.operation, found.axis, found.indices) == (operation, axis, tuple(places))
 
 
 PLANE = {  # mixtures of two tensors, and how much of the second one

@@ -14,7 +14,7 @@ from thinkalike.config import TrainerConfig
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.stitching import StitchTraining
 from thinkalike.training.trainer import fit
 
@@ -49,7 +49,7 @@ def numbers_of(name, cli, minis, text_files, *more):
         words += ["data.evaluation_tokens=4096", "data.evaluation_share=0.4"]
         words += [f"target.path={minis}/b"] if name != "loss" else []
     result = cli(script, *words, *more).result
-    return result.table[column].to_numpy(), result.provenance["models"]
+    return result.details[column].to_numpy(), result.provenance["models"]
 
 
 @pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])
@@ -98,7 +98,7 @@ def test_a_stitch_into_another_device_trains_like_one_beside_it(place, tmp_path)
         def see(_, module, *more, devices=devices):  # at the end, Lightning takes all of a module to the CPU
             devices.update(weight.device.type for weight in module.stitches.parameters())
 
-        run, seen = Run(folder, torch.device(where), TrainerConfig()), LambdaCallback(on_train_batch_end=see)
+        run, seen = TrainingRun(folder, torch.device(where), TrainerConfig()), LambdaCallback(on_train_batch_end=see)
         fit(module, step_data(rows, module), run, callbacks=[seen])
         assert devices == {where}
         curves.append(module.curve.cpu())
@@ -124,4 +124,4 @@ def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
 
     module.training_step = step
     trainer = TrainerConfig(precision=precision)
-    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cuda"), trainer))
+    fit(module, step_data(rows, module), TrainingRun(tmp_path, torch.device("cuda"), trainer))

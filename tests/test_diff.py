@@ -169,9 +169,9 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     run = cli("analyze.py", "measure=diff", *words("changed"), env={"COLUMNS": "80"})
     result = run.result
     table = result.table.set_index(["component", "layer"])
-    assert table["share"].idxmax() == ("MLP", 2)
-    assert table.loc[("MLP", 2), "goes"] == pytest.approx(1, abs=1e-3)
-    assert (table["weights"] > 0).sum() == 1
+    assert table["mean_effect"].idxmax() == ("MLP", 2)
+    assert table.loc[("MLP", 2), "restoring_effect"] == pytest.approx(1, abs=1e-3)
+    assert (table["relative_weight_change"] > 0).sum() == 1
     numbers = result.scalars
     assert numbers["kl_low"] < numbers["kl"] < numbers["kl_high"]
     assert numbers["loss_change"] == pytest.approx(numbers["loss_changed"] - numbers["loss_base"])
@@ -179,7 +179,11 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     screen = run.stdout.splitlines()
     assert len(screen) <= 31
     assert max(map(len, screen[:-1])) <= 80
-    assert "enters at MLP 2." in " ".join(screen)
+    said = " ".join(result.instrument.said(result).split())
+    base, changed = (model["name"] for model in result.provenance["models"])
+    assert said.startswith(f"{base} → {changed}: 1 of 9 modules changed"), "the first sentence is the answer"
+    assert "the effect is concentrated: restoring MLP 2 alone removes 100 % of the KL" in said.partition("How much?")[0]
+    assert "Onset: states begin to differ at MLP 2." in said
     assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]
 
 
@@ -201,8 +205,8 @@ def test_few_documents_have_no_interval_and_decide_nothing(cli, words):
     assert run.status == 3, run.stderr
     (result,) = results_in(cli.folder / "results", "diff")
     assert "kl_low" not in result.scalars
-    assert result.table["share"].max() == pytest.approx(1, abs=1e-3)
-    assert result.table["share_low"].isna().all()
+    assert result.table["mean_effect"].max() == pytest.approx(1, abs=1e-3)
+    assert result.table["mean_effect_low"].isna().all()
 
 
 def test_the_command_is_the_same_job(cli, words, forks):
@@ -298,10 +302,10 @@ def test_moves_are_those_of_the_weights():
 def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     run = cli("analyze.py", "measure=diff", *words("changed", "measure.null=continued_training", "measure.steps=4"))
     table = run.result.table.set_index(["component", "layer"])
-    assert run.result.scalars["part_p"] == 0.05
-    assert table.loc[("MLP", 2), "beyond"] > 3
-    assert table["beyond"].notna().sum() == 1, "of parts that differ"
-    assert "drift on this text" in run.stdout.replace("\n ", "")
+    assert run.result.scalars["p_of_farthest_module"] == 0.05
+    assert table.loc[("MLP", 2), "weight_change_beyond_control"] > 3
+    assert table["weight_change_beyond_control"].notna().sum() == 1, "of parts that differ"
+    assert "than the continued-training control." in " ".join(run.stdout.split())
     error = cli("analyze.py", "measure=diff", *words("changed", "measure.steps=3")).error
     assert "measure.steps= has no effect" in error
 
@@ -349,7 +353,7 @@ def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
     assert table["word"][0] == word
     assert (table["q"] <= 0.05).sum() == 1
     assert numbers["contrast_base"] + numbers["contrast_change"] != pytest.approx(numbers["contrast_base"], abs=1e-4)
-    assert f"null at 1: {word} " in " ".join(run.stdout.split())
+    assert f"more than the null and the remaining words change {word} by " in " ".join(run.stdout.split())
     assert table["change_low"][0] < table["change"][0] < table["change_high"][0]
     assert table["change"][1:].abs().max() < 1e-5, "control: other words"
     assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
@@ -399,14 +403,14 @@ def test_a_tuned_model_moves_more_than_at_random_after_nearly_every_token(mini):
     tokens = result.tables["tokens"]
     moved = tokens["q_random"] <= 0.05
     assert moved.mean() > 0.8
-    assert (tokens["kl"] > tokens["null"])[moved].all()
+    assert (tokens["kl"] > tokens["null_mean"])[moved].all()
     assert f"After {moved.sum()} of {len(tokens)} tokens" in said
-    assert "predictions move more than when as large a change is at random places" in said
-    assert "More than random changes of the same size." in said
+    assert "predictions change more than by matched random changes" in said
+    assert "More than matched random changes." in said
     numbers = result.scalars
-    assert numbers["kl_of_part"] != numbers["kl"]
-    assert f"On the {numbers['tokens_of_part']:.0f} of these tokens" in said, "why there are two values of KL"
-    assert numbers["tokens_of_part"] < numbers["tokens"]
+    assert numbers["kl_of_compared_tokens"] != numbers["kl"]
+    assert f"On the {numbers['compared_tokens']:.0f} of these tokens" in said, "why there are two values of KL"
+    assert numbers["compared_tokens"] < numbers["tokens"]
 
 
 @pytest.mark.ci_slow
@@ -428,10 +432,10 @@ def test_noise_in_proportion_to_weights_is_not_less_than_random_changes(mini, ki
     assert "Less than random" not in said
     assert "outputs" not in result.tables
     if kind == "added":
-        assert "Not distinguishable from random changes of the same size" in said
+        assert "Not distinguishable from matched random changes" in said
     else:
-        assert numbers["kl_of_part"] < numbers["null_low"], "control: less than at random places"
-        assert numbers["kl_of_part"] >= numbers["signs_low"]
+        assert numbers["kl_of_compared_tokens"] < numbers["null_low"], "control: less than at random places"
+        assert numbers["kl_of_compared_tokens"] >= numbers["signs_low"]
         assert "less than random changes elsewhere" in said
 
 
@@ -454,13 +458,17 @@ def test_the_output_that_changed_carries_all_of_the_kl(mini, component, place):
     said, result = said_of(mini, module)
     table = result.tables["outputs"].set_index(["output", "layer"])
     first = table.loc[[(place, 2)]].iloc[0]
-    assert first["goes"] == pytest.approx(1, abs=1e-3)
-    assert first["comes"] == pytest.approx(1, abs=1e-3)
-    assert first["share_low"] <= first["share"] <= first["share_high"]
+    assert first["restoring_effect"] == pytest.approx(1, abs=1e-3)
+    assert first["transplanting_effect"] == pytest.approx(1, abs=1e-3)
+    assert first["mean_effect_low"] <= first["mean_effect"] <= first["mean_effect_high"]
     assert (
-        table[["share"]].drop(index=[("attn_out", 2), ("mlp_out", 2), ("z", 2)], errors="ignore").lt(0.99).all().all()
+        table[["mean_effect"]]
+        .drop(index=[("attn_out", 2), ("mlp_out", 2), ("z", 2)], errors="ignore")
+        .lt(0.99)
+        .all()
+        .all()
     )
-    named = {"attn_out": "attention 2 1.00", "mlp_out": "MLP 2 1.00", "z": "head 2.1 1.00"}[place]
+    named = {"attn_out": "attention 2: 100 %", "mlp_out": "MLP 2: 100 %", "z": "head 2.1: 100 %"}[place]
     assert named in said
     assert "An output also carries what changed before it." in said
 
@@ -531,6 +539,6 @@ def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     base, changed = reversed(both) if is_reversed else both
     result = thinkalike.diff(base, changed, texts="grammar", tokens=512, tokens_per_part=128, outputs=1)
     assert result.scalars["kl"] > 0
-    assert (result.table["weights"] > 0).all()
+    assert (result.table["relative_weight_change"] > 0).all()
     has_null = "null_low" in result.scalars
     assert has_null != is_reversed, "weights of bfloat16 hold no change as small as that"

@@ -98,7 +98,7 @@ def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):
     run = cli(*job(base, folder, text_files, "measure.margin.kl=1e-9"))
     assert run.status == 1, run.stderr
     screen = " ".join(run.stdout.split())
-    assert "Did it change? KL(base" in screen
+    assert "How much? KL(base" in screen
     assert "Which settings? scale_attn_by_inverse_layer_idx False → True." in screen
     assert "Where?" not in screen
     (result,) = results_in(cli.folder / "results", "diff")
@@ -124,7 +124,7 @@ def test_only_a_tokenizer_or_its_marks_differ_and_are_named(base, changed, cli, 
     (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": {"type": "Lowercase"}}))
     run = cli(*job(base, folder, text_files, "target.bos=true"))
     screen = " ".join(run.stdout.split())
-    assert "Did it change? Settings differ, and no prediction over" in screen
+    assert "only settings changed, and no prediction differs; text: " in screen
     assert "marks 'text: None; row: ... <|endoftext|>' → 'text: None; row: <|endoftext|> ... <|endoftext|>'" in screen
     assert "tokenizer.normaliser none → {'type': 'Lowercase'}." in screen
     first, second = run.result.provenance["models"]
@@ -145,11 +145,11 @@ def test_an_embedding_tied_on_one_side_is_untied(base, changed, cli, text_files,
     pair = (base, folder) if tied_first else (folder, base)
     run = cli(*job(*pair, text_files))
     table = run.result.table.set_index("component")
-    assert table.loc["unembedding", "weights"] > 0.1
-    assert table.loc["embedding", "weights"] == 0
+    assert table.loc["unembedding", "relative_weight_change"] > 0.1
+    assert table.loc["embedding", "relative_weight_change"] == 0
     assert list(run.result.tables["weights"]["operation"]) == ["noise"]
     nulls = run.result.tables["nulls"]["kl"]
-    assert 0.3 < nulls.median() / run.result.scalars["kl_of_part"] < 3, "the null is as large as the change"
+    assert 0.3 < nulls.median() / run.result.scalars["kl_of_compared_tokens"] < 3, "the null is as large as the change"
     assert "are compared untied" in run.stderr
 
 
@@ -164,7 +164,7 @@ def test_a_mixture_names_the_model_that_was_mixed_in(base):
     assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table)
     without = weights_in_words(edits_of(first, second)[0])
     assert "mixed" not in without, "control"
-    assert "A mixture is tried with a model that measure.other= names." in without
+    assert "measure.other=MODEL also tests mixtures with that model." in without
 
 
 def test_rows_that_one_model_lacks_are_left_out(base, changed, cli, text_files):

@@ -53,7 +53,7 @@ REASONS = {
     "how many levels, components, tokens or directions there are is a shape": """
         ranks.ranks_of_levels singular_vectors.prepare row_groups.without_means row_groups._effects_of
         ridge._fold_states features._are_different""",
-    "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest_rows",
+    "how many rows have ties among their neighbours is a shape": "neighbours.nearest_rows",
     "an assignment is solved on the host": "unit_matching.transport_plan",
     "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": "ridge_penalty.penalty_of",

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from thinkalike import plugins
 from thinkalike.config.compose import compose_inner_job, trust_plugins_of
+from thinkalike.config.references import check_references, references_in
 from thinkalike.errors import ConfigError, PluginError
 
 # ruff: noqa: E501 (a file of configuration is one line)
@@ -500,7 +502,11 @@ READ_ENVIRONMENT = {
     "a setting": {"mine": f"{JOB}store: '${{oc.env:SECRET_OF_TEST}}'"},
     "inside a text": {"mine": f"{JOB}store: 'x/${{ oc.env:SECRET_OF_TEST }}'"},
     "with a default": {"mine": f"{JOB}store: '${{oc.env:SECRET_OF_TEST,x}}'"},
-    "decoded": {"mine": f"{JOB}seed: '${{oc.decode:${{oc.env:SECRET_OF_TEST}}}}'"},
+    "in single quotes": {"mine": f"{JOB}store: \"${{oc.env:'SECRET_OF_TEST'}}\""},
+    "in double quotes": {"mine": f"{JOB}store: '${{oc.env:\"SECRET_OF_TEST\"}}'"},
+    "in quotes with spaces": {"mine": f"{JOB}store: \"${{ oc.env : 'SECRET_OF_TEST' , x}}\""},
+    "after a setting": {"mine": f"{JOB}store: '${{seed}}/\\\\${{oc.env:SECRET_OF_TEST}}'"},
+    "in a list": {"mine": f"{JOB}data: {{source: text, files: ['a', \"${{oc.env:'SECRET_OF_TEST'}}\"]}}"},
     "an option": {
         "mine": "defaults: [train, {override model: hub}, _self_]\nmodel: {hub_id: 'a/${oc.env:SECRET_OF_TEST}'}"
     },
@@ -524,6 +530,35 @@ def test_a_file_reads_no_environment_variable_by_itself(how, cli, monkeypatch):
     assert "hidden-value" not in error
 
 
+DISGUISED = {  # settings of a file by which a secret might be read; and words of the command line
+    "decoded": "store: '${oc.decode:${oc.env:SECRET_OF_TEST}}'",
+    "put together and decoded": "store: \"${oc.decode:'${now:$}{oc.e${now:nv}:SECRET_OF_TEST}'}\"",
+    "the name of a resolver is computed": "logger: {kind: oc.env}\nstore: '${${logger.kind}:SECRET_OF_TEST}'",
+    "half of the name of a resolver is computed": "logger: {kind: env}\nstore: '${oc.${logger.kind}:SECRET_OF_TEST}'",
+    "the variable is computed": "logger: {kind: SECRET_OF_TEST}\nstore: '${oc.env:${logger.kind}}'",
+    "the variable is computed inside of quotes": "logger: {kind: OF_TEST}\nstore: \"${oc.env:'SECRET_${logger.kind}'}\"",
+    "as a default": "store: '${oc.env:NOPE,${oc.env:SECRET_OF_TEST}}'",
+    "as the key of a setting": "store: '${model[${oc.env:SECRET_OF_TEST}]}'",
+    "in a format of dates": "store: '${now:${oc.env:SECRET_OF_TEST}}'",
+    "selected": "store: '${oc.select:nope,${oc.env:SECRET_OF_TEST}}'",
+    "created": "store: \"${oc.create:'{a: 1}'}\"",
+    "put together from settings": "logger: {project: '{oc.env:SECRET_OF_TEST}'}\nstore: 'a$${logger.project}'",
+    "put together from a date": "store: 'a${now:$}{oc.env:SECRET_OF_TEST}'",
+    "with backslashes": "store: 'a\\\\\\${oc.env:SECRET_OF_TEST}'",
+}
+
+
+@pytest.mark.parametrize("how", DISGUISED)
+@pytest.mark.parametrize("words", [["--cfg", "job", "--resolve"], ["dry_run=true"]])
+def test_no_form_of_a_text_in_a_file_reads_the_environment(how, words, cli, monkeypatch):
+    monkeypatch.setenv("SECRET_OF_TEST", "hidden-value")
+    run = folder_of(cli, {"mine": f"{JOB}{DISGUISED[how]}"})("train.py", "-cd", "own", "-cn", "mine", *words)
+    assert "hidden-value" not in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+    written = [path for path in cli.folder.rglob("*") if "hidden-value" in path.name]
+    assert not written
+
+
 def test_a_file_reads_what_the_command_line_names(cli, monkeypatch):
     monkeypatch.setenv("SEED_OF_TEST", "7")
     folder_of(cli, {"mine": f"{JOB}threads: '${{oc.env:SEED_OF_TEST}}'"})
@@ -534,5 +569,200 @@ def test_a_file_reads_what_the_command_line_names(cli, monkeypatch):
 
 def test_a_job_inside_a_job_reads_no_environment_variable():
     """A file may put the word together from parts, none of which reads a variable."""
-    with pytest.raises(ConfigError, match="no environment variable, such as HOME"):
-        compose_inner_job("train", ["seed=${oc.env:HOME}"])
+    for word in (
+        "seed=${oc.env:HOME}",
+        "seed=${oc.env:'HOME'}",
+        "store='${oc.env:\\'HOME\\'}'",
+        'store="x/${ oc.env : HOME }"',
+        "stitch.lr_multiples=[1,'${oc.env:HOME}']",
+        "model.device_map={a:'${oc.env:HOME}'}",
+        "model='${oc.env:HOME}'",
+        "store=$\\{oc.env:HOME\\}",
+    ):
+        with pytest.raises(ConfigError, match="no environment variable, such as HOME"):
+            compose_inner_job("train", [word])
+    for word in ("store='${oc.decode:x}'", "store='${oc.${seed}:HOME}'", "model='${oc.decode:${oc.env:HOME}}'"):
+        with pytest.raises(ConfigError, match="is not read"):
+            compose_inner_job("train", [word])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no reference", []),
+        ("${seed}", [("", "seed")]),
+        ("a${ model.name }b${.c}${..d.e}", [("", "model.name"), ("", ".c"), ("", "..d.e")]),
+        ("${[model][name]}${model[name]}${.[a].b}", [("", "model.name"), ("", "model.name"), ("", "..a.b")]),
+        (r"\${a}\\${b}", [("", "b")]),
+        ("${oc.env:'A B'}${oc.env:A,x}${oc.env:\"A\"}", [("oc.env", "A B"), ("oc.env", "A"), ("oc.env", "A")]),
+        ("${now:%Y-%m-%d}/${hydra:job.name}", [("now", "%Y-%m-%d"), ("hydra", "job.name")]),
+    ],
+)
+def test_references_are_those_that_omegaconf_reads(text, expected):
+    assert [(reference.resolver, reference.name) for reference in references_in(text)] == expected
+
+
+def letters(settings):
+    return len(OmegaConf.to_container(OmegaConf.create(settings), resolve=True)["end"])
+
+
+DOUBLING = {  # how a0 refers to the setting before it, twice
+    "by name": ("${a%d}${a%d}", {}),
+    "in brackets": ("${[a%d]}${[a%d]}", {}),
+    "relative": ("${.a%d}${.a%d}", {}),
+    "through another setting": ("${alias.a%d}${alias.a%d}", {"alias": "${inner}"}),
+    "through two": ("${first.a%d}${first.a%d}", {"first": "${second}", "second": "${inner}"}),
+    "beside a name with a dot": ("${b.a%d}${b.a%d}", {"b.a7": "x", "b": "${inner}"}),
+}
+
+
+@pytest.mark.parametrize("how", DOUBLING)
+@pytest.mark.parametrize("count", [8, 60])
+def test_no_form_of_references_doubles_a_text_without_end(how, count):
+    form, more = DOUBLING[how]
+    doubled = {"a0": "x" * 10}
+    for number in range(count):
+        doubled[f"a{number + 1}"] = form % (number, number)
+    if "inner" in str(more):
+        settings = {**more, "inner": doubled, "end": f"${{inner.a{count}}}"}
+    else:
+        settings = {**doubled, "end": f"${{a{count}}}"}
+    if count == 8:
+        check_references(settings)
+        assert letters(settings) == 10 * 2**8, "control: these references double a text"
+        return
+    with pytest.raises(ConfigError, match="stands for more than 1,000,000 values"):
+        check_references(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"a": "${a}"}, "^a stands for itself"),
+        ({"a": "${b}", "b": "x${c}", "c": "${a}"}, "^a stands for itself"),
+        ({"a": {"b": "${a}"}}, "^a stands for itself"),
+        ({"a": "${a.b}"}, "^a stands for itself"),
+        ({"a": "${b.x}", "b": "${a.x}"}, "stands for itself"),
+        ({"a": "${b}"}, "^a: .* names b, which is not a setting"),
+        ({"a": {"b": "${.c}", "d": 1}}, "^a.b: .* names a.c, which is not a setting; did you mean .a.d"),
+        ({"seed": 1, "a": ["${sede}"]}, "^a.0: .* did you mean 'seed'"),
+        ({"a": "${...b}"}, "^a: .* more dots"),
+        ({"a": "${b"}, "^a: .* cannot be read"),
+        ({"a": "${b.${c}}", "c": "d"}, "^a: .* is not read"),
+        ({"a": "${" * 30_000}, "^a: "),
+    ],
+)
+def test_a_reference_to_nothing_or_to_itself_is_said_with_its_key(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        check_references(settings)
+
+
+NAMES_FILE = {  # files; words; the file that the message begins with, and what it says
+    "a setting that is not there": (
+        {"mine": f"{JOB}data: {{files: '${{nope}}'}}"},
+        [],
+        "mine",
+        "data.files: ${...} names nope",
+    ),
+    "relative": (
+        {"mine": f"{JOB}model: {{path: '${{.nmae}}'}}"},
+        [],
+        "mine",
+        "names model.nmae, which is not a setting; did you mean 'model.name'",
+    ),
+    "too many dots": ({"mine": f"{JOB}store: '${{..seed}}'"}, [], "mine", "store: ${..seed} has more dots"),
+    "itself": ({"mine": f"{JOB}store: '${{store}}'"}, [], "mine", "store stands for itself"),
+    "several values": (
+        {"mine": "defaults: [train, {stitch: low_rank}]"},
+        ["seed=1"],
+        "mine",
+        "Multiple values for stitch",
+    ),
+    "includes itself": ({"mine": "defaults: [mine]"}, ["seed=1"], "mine", "includes itself"),
+    "in a circle": ({"mine": "defaults: [b]", "b": "defaults: [mine]"}, [], "mine", "includes itself"),
+    "an option that is not there": (
+        {"mine": "defaults: [train, {override stitch: nope}]"},
+        [],
+        "mine",
+        "stitch=nope is not known",
+    ),
+    "inside an option": (
+        {"stitch/mine": "defaults: [train]"},
+        ["stitch=mine"],
+        "stitch/mine",
+        "stitch=train is not known",
+    ),
+    "into Hydra's settings": (
+        {"mine": "defaults: [train, {stitch@hydra: linear}, _self_]"},
+        [],
+        "mine",
+        "stitch/linear has no settings of Hydra's",
+    ),
+    "into a job of Hydra's": (
+        {"mine": "defaults: [train, {stitch@hydra.job: linear}, _self_]"},
+        [],
+        "mine",
+        "stitch/linear has no settings of Hydra's",
+    ),
+    "a header of Hydra's": (
+        {"mine": f"# @package hydra\n{JOB}"},
+        [],
+        "mine",
+        "train_schema has no settings of Hydra's",
+    ),
+    "no callbacks": (
+        {"mine": "defaults: [train, {override hydra/callbacks: x}]"},
+        [],
+        "mine",
+        "hydra/callbacks=x is not known; there is none",
+    ),
+    "no defaults, and an override": ({"mine": "seed: 1"}, ["store=x"], "mine", "begins with defaults: [train, _self_]"),
+    "no defaults, and an addition": (
+        {"mine": "seed: 1"},
+        ["+store=x"],
+        "mine",
+        "begins with defaults: [train, _self_]",
+    ),
+    "no defaults, and a group of Hydra's": (
+        {"mine": "seed: 1"},
+        ["hydra/callbacks=x"],
+        "mine",
+        "begins with defaults: [train, _self_]",
+    ),
+    "a header, and an override": (
+        {"mine": f"# @package foo\n{JOB}"},
+        ["store=x"],
+        "mine",
+        "begins with defaults: [train, _self_]",
+    ),
+    "a header with a dot": (
+        {"mine": f"# @package stitch.\n{JOB}"},
+        ["seed=1"],
+        "mine",
+        "begins with defaults: [train, _self_]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NAMES_FILE)
+def test_an_error_of_composing_names_its_file(what, cli):
+    files, words, file, message = NAMES_FILE[what]
+    if "mine" in files:
+        words = ["-cn", "mine", *words]
+    error = folder_of(cli, files)("train.py", "-cd", "own", *words, "dry_run=true").error
+    assert f"own/{file}.yaml" in error
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    "word", ["stitch=nope", "sede=1", "+stitch=linear", "stitch.steps=x", "seed=${nope}", "hydra/callbacks=x"]
+)
+def test_an_error_of_an_override_names_no_file(word, cli):
+    folder_of(cli, {"mine": f"{JOB}seed: 2", "stitch/other": "defaults: [linear, _self_]"})
+    assert "own/mine.yaml" not in cli("train.py", "-cd", "own", "-cn", "mine", word, "dry_run=true").error
+
+
+def test_a_circle_of_references_ends_no_message(cli):
+    """The names that a message suggests were looked up through ${...}."""
+    folder_of(cli, {"stitch/mine": "# @package stitch.\ndefaults: [linear]\na: ${stitch}\n"})
+    assert "Traceback" not in cli("train.py", "-cd", "own", "stitch=mine", "sede=1").error

@@ -22,6 +22,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from thinkalike.jobs.plains import plain_value
 
 import thinkalike
 import tiny
@@ -44,7 +45,6 @@ from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
-from thinkalike.jobs.plain_values import plain
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import sample_digest
 from thinkalike.models.labels import told_apart
@@ -132,6 +132,7 @@ def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
 
 JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
                                            "diff"],
+        "ruler": ["ruler"], "loss": ["loss"],
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
         "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
@@ -153,7 +154,7 @@ def test_keywords_are_settings_with_their_defaults(name):
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [initial_of(item) for item in found]
-        value = plain(default)
+        value = plain_value(default)
         differ = any(each != usual[0] for each in usual)
         fits = [value == each or (default is None and (differ or isinstance(each, list | dict))) for each in usual]
         wrong += [] if fits and all(fits) else [(keyword, default, usual)]
@@ -232,7 +233,7 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     other = thinkalike.compare((changed, given[1]), store="kept", texts=TEXTS, **FEW)
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
-    assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
+    assert list(dict.fromkeys(both.details["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
 
 
 def small_llama():
@@ -295,13 +296,13 @@ def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, tmp_path
     torch.testing.assert_close(load_model(changed, cutter).full(tokens).log_softmax(-1), after)
     found = thinkalike.diff((base, cutter), (changed, cutter), texts=texts, tokens=512)
     assert found.scalars["kl"] > 1e-5
-    assert found.scalars["settings"] + found.scalars["parts"] > 0, "it is named"
+    assert found.scalars["settings"] + found.scalars["modules"] > 0, "it is named"
     compared = thinkalike.compare((base, cutter), (changed, cutter), measure="distance", texts=texts, **FEW)
     assert compared.table["value"].max() > 1e-3
     alone = [thinkalike.compare((model, cutter), store="kept", texts=texts, **FEW) for model in (base, changed, base)]
     assert alone[0].key == alone[2].key != alone[1].key
     same = thinkalike.diff((base, cutter), (copy.deepcopy(base), cutter), texts=texts, tokens=512)
-    assert not any(same.scalars[name] for name in ("kl", "settings", "parts", "tokens")), "control"
+    assert not any(same.scalars[name] for name in ("kl", "settings", "modules", "tokens")), "control"
 
 
 def test_a_replaced_forward_of_a_copy_computes_with_the_copy():
@@ -534,7 +535,6 @@ def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
 
 def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
-    assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
     assert (result.is_kept, "not kept" in repr(result)) == (False, True)
     with pytest.raises(StoreError, match=r"^this result is in memory and has no folder; save it by result.save"):
         _ = result.folder
@@ -544,7 +544,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     assert opened.headlines == saved.headlines == result.headlines
     assert opened.config == result.config
     pd.testing.assert_frame_equal(opened.table, result.table, check_exact=True)
-    assert opened._repr_html_() == result._repr_html_()
+    assert opened.summary == result.summary
 
 
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
@@ -693,12 +693,12 @@ def test_profiles_and_matrices_of_distances_are_in_the_order_in_which_sides_are_
     for sides in ([states, "gelu-3l-mini"], ["gelu-3l-mini", states]):
         names = ["gelu-3l-mini" if side is not states else "arrays" for side in sides]
         assert _names_in(thinkalike.rsa(sides, stimuli=FRAME).provenance) == names
-        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).table["model"])) == names
+        assert list(dict.fromkeys(thinkalike.mlem(*sides, stimuli=FRAME, **PROFILES).details["model"])) == names
 
 
 def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():
     Path("half.py").write_text("def half(x, y):\n    return 0.5\n")
-    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").table["value"].tolist()[-1] == 0.5
+    assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").details["value"].tolist()[-1] == 0.5
 
 
 def test_fields_of_records_that_are_not_read_may_hold_anything():
@@ -741,7 +741,7 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
     [
         (lambda: thinkalike.stitch(PAIR[0], steps=-1), "^steps=-1 must be"),
         (lambda: thinkalike.stitch(PAIR[0], texts=[{"body": "a"}]), "^texts line 1 has no text in field text"),
-        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, and states that are given cannot"),
+        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, which arrays of states cannot re"),
         (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
         (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= has no effect on cka"),
         (lambda: thinkalike.compare(np.eye(9), "gpt2-mini"), "^stimuli is missing: a table that has a row for each"),

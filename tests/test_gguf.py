@@ -203,6 +203,26 @@ def test_what_is_no_whole_model_is_refused_in_its_own_words(case, folder, tmp_pa
         load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
 
 
+OTHER_TYPES = {
+    "split.count": "x",
+    "llama.rope.freq_base": "x",
+    "llama.rope.dimension_count": "x",
+    "llama.attention.layer_norm_rms_epsilon": "x",
+    "llama.block_count": 2.5,
+    "llama.attention.key_length": "x",
+    "general.type": 3,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TYPES)
+def test_a_field_of_another_type_is_one_line(name, folder, tmp_path):
+    file = tiny.write_gguf(folder, tmp_path / "m.gguf", **{name: OTHER_TYPES[name]})
+    assert isinstance(known_config_json(file), dict)
+    with pytest.raises(ModelError, match=r"m\.gguf|not finite") as caught:
+        load_model(file)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_file_that_is_not_quantised_is_no_reason_to_warn(kind, folder, tmp_path, caplog):
     load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", kind))

@@ -49,7 +49,7 @@ def test_main_job_downloads_loads_trains_and_writes(stitch, repositories):
     with hub.serve(repositories) as (endpoint, asked):
         result = stitch(endpoint, "stitch=linear").result
     assert any(path.endswith("tiny_final.pth") for path in asked)
-    assert list(result.table["source_layer"]) == [0, 1, 2]
+    assert list(result.details["source_layer"]) == [0, 1, 2]
     assert result.provenance["models"][0]["revision"] == hub.COMMIT
     # and from the cache, with no hub any more
     again = stitch(hub.NOWHERE, "stitch=affine")
@@ -85,7 +85,7 @@ def test_sets_of_the_hub_are_streamed(cli, tmp_path):
         results = [cli.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
         wrong = {key: cli.process("analyze.py", *words, f"data={SETS[0]}", word, endpoint=endpoint).error
                  for key, word in lacking.items()}  # fmt: skip
-    losses = [result.table["loss"][0] for result in results]
+    losses = [result.details["loss"][0] for result in results]
     assert len(set(losses)) == 1  # the same documents, wherever they come from
     assert "has no text in field story; there is: text" in wrong["field"]
     assert "BuilderConfig 'fr' not found. Available: ['default']" in wrong["subset"]

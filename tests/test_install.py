@@ -62,7 +62,7 @@ def installed(tmp_path_factory) -> Path:
 def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):
     done = run(installed, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=tmp_path)
     result = open_result(tmp_path / done.stdout.splitlines()[-1].removeprefix("results: "))
-    assert list(result.table["source_layer"]) == [0, 1, 2]
+    assert list(result.details["source_layer"]) == [0, 1, 2]
     assert "train|analyze" in run(installed, cwd=tmp_path).stdout
     wrong = run(installed, "analyse", cwd=tmp_path, check=False)
     assert (wrong.returncode, wrong.stderr) == (1, "error: thinkalike analyse is not known; did you mean 'analyze'?\n")
@@ -146,8 +146,8 @@ import pandas as pd
 import torch
 
 from thinkalike import CKA, MLEM, FrozenModel, Result, cka, load_model, mutual_knn, open_result, plot, results, rsa
-from thinkalike import compare, diff, mlem, stitch, trajectory
-from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, run
+from thinkalike import compare, diff, loss, mlem, ruler, stitch, trajectory
+from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Ruler, Trajectory, run
 from thinkalike.jobs import Stitch
 from thinkalike.measures import Estimate, rsa_estimate
 
@@ -172,6 +172,12 @@ result = mlem(model, stimuli=frame, features=["tense"], kinds={"tense": "nominal
 result = rsa([model, {"low": Y}], stimuli="crossed", permutations=99)
 result = diff("gpt2", Path("tuned"), margin={"kl": 0.01})
 result = trajectory("run", steps=[1, 2])
+result = ruler(model, "gpt2", texts=[Path("a.txt").read_text()], words=8192, budget="5min")
+result = loss(model, texts="notes.txt", evaluation_tokens=2048, evaluation_share=0.5, budget="90s")
+screen: str = str(result)
+sentences: str = result.summary
+first: pd.DataFrame = result.table
+columns: pd.DataFrame = result.details
 jobs: list[Job] = [
     Stitch(model, "gpt2", texts=["a text"], kind="affine", layers=[[0, 1]], steps=60),
     Compare(X, model, measure="mutual_knn", neighbours=5, stimuli=frame, null=True),
@@ -180,6 +186,7 @@ jobs: list[Job] = [
     Diff("gpt2", Path("tuned"), margin={"kl": 0.01}),
     Loss("gpt2", texts="pydoc", evaluation_tokens=2048),
     Trajectory("run", steps=[1, 2], threads=1),
+    Ruler(model, "gpt2", words=8192, budget="5min"),
 ]
 kept: list[Result] = [run(job, store=Path("results"), force=True) for job in jobs]
 html: str | None = result.save("mine")._repr_html_()
@@ -195,6 +202,8 @@ BAD = {
     "compare(model, neighbours='5')": "arg-type",
     "Compare(model, neighbour=5)": "call-arg",
     "Diff('gpt2')": "call-arg",
+    "ruler(model, words='8192')": "arg-type",
+    "loss(model, steps=3)": "call-arg",
     "result.scalar": "attr-defined",
     "open_result(3)": "arg-type",
     "thinkalike.stich": "attr-defined",

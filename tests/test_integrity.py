@@ -28,14 +28,14 @@ from thinkalike.digests import digest_of, read_json, remembered_digest
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.listing import Query, StoreContent, results, search, selected
 from thinkalike.report.reports import gather
-from thinkalike.store import Job, damage, newest_state, read_state, seal, write_state
+from thinkalike.store import StoredJob, damage, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 
 
 def result_in(store: Path, key: str = "abc", penalty: float = 0.5, table: pd.DataFrame = TABLE) -> Path:
     """The folder of a finished job with a table, arrays, a figure and curves."""
-    curves = Job(str(store), "stitching", key).partial / "curves"
+    curves = StoredJob(str(store), "stitching", key).partial / "curves"
 
     def beside(folder: Path) -> None:
         for place, text in ((curves / "metrics.csv", "step,loss\n0,1\n"), (folder / "figures" / "map.svg", "<svg/>")):
@@ -87,9 +87,9 @@ def test_a_finished_job_names_a_damaged_file_and_force_mends_it(tmp_path):
     folder = result_in(tmp_path)
     flip(folder / "table.csv")
     with pytest.raises(StoreError, match=r"table\.csv is damaged: its checksum .*; delete .* with force=true"):
-        Job(str(tmp_path), "stitching", "abc").result()
+        StoredJob(str(tmp_path), "stitching", "abc").result()
     assert result_in(tmp_path) == folder
-    assert Job(str(tmp_path), "stitching", "abc").result().scalars == {"penalty": 0.5}
+    assert StoredJob(str(tmp_path), "stitching", "abc").result().scalars == {"penalty": 0.5}
 
 
 def test_the_content_of_a_result_is_its_numbers(tmp_path):
@@ -139,7 +139,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypa
 
 def test_leftovers_beside_a_finished_result_are_cleared_away(tmp_path):
     result_in(tmp_path)
-    job = Job(str(tmp_path), "stitching", "abc")
+    job = StoredJob(str(tmp_path), "stitching", "abc")
     write_state(job.states, "half", {"step": 1})
     (job.partial / "lock").touch()
     assert job.result() is not None
@@ -148,7 +148,7 @@ def test_leftovers_beside_a_finished_result_are_cleared_away(tmp_path):
 
 def test_what_another_process_is_using_is_left_alone(tmp_path):
     result_in(tmp_path)
-    job = Job(str(tmp_path), "stitching", "abc")
+    job = StoredJob(str(tmp_path), "stitching", "abc")
     job.partial.mkdir()
     with FileLock(job.partial / "lock"):  # it does the job again
         assert job.result() is not None
@@ -166,11 +166,11 @@ def test_a_process_that_dies_leaves_all_its_curves(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    write_state(Job(str(tmp_path), "stitching", "abc").states, "half", {"step": 1})
+    write_state(StoredJob(str(tmp_path), "stitching", "abc").states, "half", {"step": 1})
     monkeypatch.setattr("thinkalike.store.job.seal", killed)
     with pytest.raises(KeyboardInterrupt):
         result_in(tmp_path)
-    partial = Job(str(tmp_path), "stitching", "abc").partial
+    partial = StoredJob(str(tmp_path), "stitching", "abc").partial
     assert (partial / "curves" / "metrics.csv").read_text() == "step,loss\n0,1\n"
 
 
@@ -311,7 +311,7 @@ def test_a_result_in_the_folder_of_another_is_not_taken_for_it(tmp_path):
     shutil.copytree(folder, tmp_path / "stitching" / "def")
     for kind, key in (("cka", "abc"), ("stitching", "def")):
         with pytest.raises(StoreError, match=r"holds the result abc of stitching; delete .* with force=true"):
-            Job(str(tmp_path), kind, key).result()
+            StoredJob(str(tmp_path), kind, key).result()
     found = search(tmp_path)
     assert [entry.result.folder for entry in found.entries] == [folder]
     assert len(found.skipped) == 2
@@ -602,9 +602,9 @@ def test_links_in_a_store_are_not_listed(tmp_path):
 FORCED = """
 import shutil, sys
 import pandas as pd
-from thinkalike.store import Job
+from thinkalike.store import StoredJob
 for number in range(20):
-    job = Job(sys.argv[1], "stitching", "abc")
+    job = StoredJob(sys.argv[1], "stitching", "abc")
     with job.running():
         shutil.rmtree(job.states, ignore_errors=True)
         job.states.mkdir(parents=True)
@@ -674,7 +674,7 @@ def test_a_finished_result_is_not_read_through_a_link(linked, tmp_path):
     """Lists say that links are not followed; the same job said "already done" and read what the link leads to."""
     store = tmp_path / "store"
     result_in(store)
-    job = Job(str(store), "stitching", "abc")
+    job = StoredJob(str(store), "stitching", "abc")
     assert job.result() is not None, "control"
     outside = tmp_path / "outside"
     (store / linked).rename(outside)
@@ -685,7 +685,7 @@ def test_a_finished_result_is_not_read_through_a_link(linked, tmp_path):
     (store / linked).unlink()
     outside.rename(store / linked)
     through_a_link.symlink_to(store)
-    assert Job(str(through_a_link), "stitching", "abc").result() is not None, "the store itself may be a link"
+    assert StoredJob(str(through_a_link), "stitching", "abc").result() is not None, "the store itself may be a link"
 
 
 @pytest.mark.timeout(30)

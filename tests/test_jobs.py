@@ -30,7 +30,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
     table = result.tables["details"]
     assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
     assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
-    assert all(word in done.stdout for word in ("penalty", "token-mean", "bit width", "left to gain", "0→0", "3→3"))
+    assert all(word in done.stdout for word in ("penalty", "token-mean", "bits", "left", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
 
@@ -47,7 +47,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
 def test_identity_and_other_layers(cli, small_stitching):
     more = ["stitch=identity", "layers=[[0,1],[2,2]]"]
     result = cli("train.py", *untrained(small_stitching, "identity"), *more).result
-    table = result.table
+    table = result.details
     assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (2, 2)]
     assert table["penalty"].equals(table["identity_penalty"])
     assert not (result.folder / "stitch.safetensors").exists()
@@ -80,7 +80,7 @@ def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitchin
     tables = []
     trained = [*small_stitching, "stitch=affine", "stitch.init=least_squares", *still]
     for words in (trained, [*untrained(small_stitching), "stitch=least_squares"]):
-        tables.append(cli("train.py", *words).result.table)
+        tables.append(cli("train.py", *words).result.details)
     assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
 
 

@@ -27,7 +27,7 @@ from thinkalike.measures import (
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.ranges import parameter
-from thinkalike.registry import OF_STATES, Entry
+from thinkalike.registry import OF_STATES, KindEntry
 from thinkalike.states.pieces import Pieces, pieces_of_texts
 
 ASSETS = ROOT / "src" / "thinkalike" / "assets"
@@ -94,41 +94,41 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
         groups = {"groups": tokens} if "given" in name else {}
         metric.update(*states, number=number, documents=owners, **groups)
     result, expected = done.result, metric.compute()
-    across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
-    assert len(result.table) == 3 * 16
+    across = result.details[(result.details["source"] == "a") & (result.details["target"] == "wide")]
+    assert len(result.details) == 3 * 16
     for column in ("value", "low", "high"):
         ends = getattr(expected, column).flatten()
         ends = ends.where(ends.isfinite(), math.nan)  # a table has nothing there
         np.testing.assert_allclose(across[column], ends, rtol=0, atol=1e-5)
     assert result.scalars["documents"] == expected.documents
-    within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
+    within = result.details[(result.details["source"] == "wide") & (result.details["target"] == "wide")]
     assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
     assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
     if name == "procrustes":
-        distance, chance = across["value"] - across["null"], expected.chance
-        assert (across["calibrated"] + distance / across["null"]).abs().max() < 1e-9
+        distance, chance = across["value"] - across["null_mean"], expected.chance
+        assert (across["calibrated"] + distance / across["null_mean"]).abs().max() < 1e-9
         np.testing.assert_allclose(across["p"], chance.p.flatten(), atol=1e-12)
-        assert result.table.iloc[16:]["null"].isna().all(), "there is none within a model"
+        assert result.details.iloc[16:]["null_mean"].isna().all(), "there is none within a model"
         assert ("closest layers are" in done.stdout) == bool(chance.p.isfinite().all())
         assert ("no intervals: effective sample size" in done.stderr) == bool(across["low"].isna().any())
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
-        assert (result.table["given"] == "token").all()
-        assert "given the token of a (rows) and wide (columns)" in done.stdout
+        assert (result.details["conditional_on"] == "token").all()
+        assert "conditional on the token of a (rows) and wide (columns)" in done.stdout
 
 
 def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
     done = cli("analyze.py", "measure=jsd", *words, *pair, *NULL)
     assert "(rows)" not in done.stdout, "there is one cell"
-    table = done.result.table
+    table = done.result.details
     models, parts = batches(minis, tmp_path)
     logits = ([model.finish(own[-1]) for model, own in zip(models, states, strict=True)] for states, *_ in parts)
     across = table.iloc[0]
     assert across["value"] == pytest.approx(np.mean([float(jensen_shannon(*both)) for both in logits]), abs=1e-6)
     assert (across["source_layer"], across["target_layer"]) == ("logits", "logits")
-    assert 0 < across["value"] < across["null"] < math.log(2)
+    assert 0 < across["value"] < across["null_mean"] < math.log(2)
     assert len(table) == 3
 
 
@@ -143,7 +143,7 @@ def test_a_model_with_itself_runs_once_per_batch(both, models, cli, words, minis
     monkeypatch.setattr(kernel_alignment, "left_out_statistics", compared)
     paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
     names = [f"model.name={both[0]}", f"target.name={both[1]}"]
-    table = cli("analyze.py", "measure=cka", "measure.embed=true", *words, *paths, *names).result.table
+    table = cli("analyze.py", "measure=cka", "measure.embed=true", *words, *paths, *names).result.details
     assert [shape for _, shape, _ in forwards].count((8, 32)) == 5 * models
     assert layers[-5:] == [(tiny.LAYERS + 1) * models] * 5, "those before are the speed of this machine"
     if models == 1:
@@ -185,7 +185,7 @@ def test_models_of_different_tokenizers_are_compared_by_words(cli, words, checkp
     both.append(f"target.path={other}")
     done = cli("analyze.py", *words, *both)
     assert "have different tokenizers: compared word by word" in done.stderr
-    assert done.result.table["value"].between(-1, 1 + 1e-6).all()
+    assert done.result.details["value"].between(-1, 1 + 1e-6).all()
     given = cli("analyze.py", *words, *both, "measure.conditional_on=token", "measure.tokens_per_batch=512")
     assert 0 < given.result.scalars["rows_used"] < 0.5
     assert "of the words occur often enough in a batch to be compared" in given.stderr
@@ -213,16 +213,16 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     kept = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
     assert kept.stderr.count("carries") == 1, "one line for all layers"
-    assert "with_massive" not in kept.result.table
-    table, every = done.result.table, kept.result.arrays["hsics"][:4].mean(0)
+    assert "including_massive_activations" not in kept.result.details
+    table, every = done.result.details, kept.result.arrays["hsics"][:4].mean(0)
     across = table["source"].eq(table["source"][0]) & table["target"].eq(table["target"][0])
     every = every[:4, :4] / np.sqrt(np.outer(np.diag(every)[:4], np.diag(every)[:4]))
-    np.testing.assert_allclose(table["with_massive"][across], every.flatten(), atol=1e-6)
+    np.testing.assert_allclose(table["including_massive_activations"][across], every.flatten(), atol=1e-6)
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
     distance = [word.replace("measure=cka", "measure=distance") for word in itself]
     beside_its_copy = cli("analyze.py", *distance, "measure.tokens_per_batch=32", "measure.batches=40")
     assert "massive activations" not in beside_its_copy.stderr
-    assert "with_massive" not in beside_its_copy.result.table
+    assert "including_massive_activations" not in beside_its_copy.result.details
 
 
 @pytest.mark.ci_slow
@@ -244,7 +244,7 @@ def test_stimuli_are_compared_and_their_sentences_permuted(cli, tmp_path):
     sides = [f"activations=[{tmp_path}/x.npz,{tmp_path}/y.npz]", "stimuli=table", f"stimuli.path={tmp_path}/words.csv"]
     null = ["measure.null=true", "measure.permutations=19", f"store={tmp_path}/results"]
     result = cli("analyze.py", "measure=distance_correlation", *sides, *null).result
-    across = result.table.iloc[0]
+    across = result.details.iloc[0]
     assert across["value"] == pytest.approx(1, abs=1e-9)
     assert across["p"] == pytest.approx(1 / 20)
     assert result.scalars["documents"] == n // 2
@@ -267,7 +267,7 @@ class Mine(DistanceCorrelation):
 
 
 def test_a_new_measure_is_one_class():
-    entry = Entry(__name__, "Mine", "mine", "my measure", OF_STATES)
+    entry = KindEntry(__name__, "Mine", "mine", "my measure", OF_STATES)
     made = instrument(entry)
     settings = made.settings(null=True, permutations=3, power=2)
     assert made.measure_of(settings) == Mine(2)
@@ -275,7 +275,7 @@ def test_a_new_measure_is_one_class():
         made.settings(power=-1)
     metric = made.metric(settings, 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
-    assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
+    assert set(made.columns(metric.compute())) >= {"null_mean", "calibrated", "p", "p_corrected"}
     assert (made.kind, made.version, made.settings().kind) == ("mine", 13, "mine")
 
 
@@ -286,7 +286,7 @@ def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):
     save_file(weights, changed / "model.safetensors")
     both = [*words, f"model.path={base}", f"target.path={changed}"]
     done = cli("analyze.py", "measure=distance", *both)
-    table = done.result.table
+    table = done.result.details
     assert table["source_layer"].tolist() == [0, 1, 2, 3]
     assert (table["value"][:2] == 0).all()
     assert (table["value"][2:] > 0.001).all()
@@ -298,7 +298,7 @@ def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):
     x, y = (model.head(rows[chosen].long(), 3).flatten(0, 1) for model in models)
     assert table["value"][3] == pytest.approx(float(((x - y).norm(dim=1) / x.norm(dim=1)).mean()), abs=1e-6)
     assert table["cosine"][3] == pytest.approx(float(torch.cosine_similarity(x, y).mean()), abs=1e-6)
-    some = cli("analyze.py", "measure=distance", "layers=[1,3]", *both).result.table
+    some = cli("analyze.py", "measure=distance", "layers=[1,3]", *both).result.details
     assert some["source_layer"].tolist() == [1, 3]
     np.testing.assert_array_equal(some["value"], table["value"][[1, 3]])
     wide = tiny.write_mini(tmp_path / "wide", d_model=24)
@@ -308,10 +308,10 @@ def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):
 
 def test_some_layers_of_both_models_are_compared(cli, words, pair):
     whole, some = (cli("analyze.py", "measure=cka", *words, *pair, *more) for more in ([], ["layers=[[0,1],[3,2]]"]))
-    table = some.result.table[some.result.table["target"] == "wide"].query("source == 'a'")
+    table = some.result.details[some.result.details["target"] == "wide"].query("source == 'a'")
     assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (0, 2), (3, 1), (3, 2)]
     keys = ["source", "target", "source_layer", "target_layer"]
-    joint = some.result.table.merge(whole.result.table, on=keys)
+    joint = some.result.details.merge(whole.result.details, on=keys)
     np.testing.assert_allclose(joint["value_x"], joint["value_y"], atol=1e-12)
     np.testing.assert_allclose(joint["high_x"], joint["high_y"], atol=1e-12)
     assert len(joint) == 12

@@ -18,7 +18,7 @@ from thinkalike.instruments.lineage.comparison import (
     table_of_origins,
     table_of_pairs,
 )
-from thinkalike.instruments.lineage.screen import LIKENESS_OF_INDEPENDENT, REORDERED
+from thinkalike.instruments.lineage.screen import REORDERED, SIMILARITY_OF_INDEPENDENT
 from thinkalike.measures import lineage
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.model_config import configured
@@ -168,9 +168,9 @@ def test_a_sample_of_units_decides_whether_all_are_matched():
     target = torch.randn(600, 32, generator=seeded(1))
     independent = lineage.compare_units(source, target)
     assert independent.compared == lineage.SAMPLED_UNITS
-    assert independent.p > lineage.SUSPICIOUS
+    assert independent.p > lineage.P_TO_MATCH_ALL_UNITS
     same = lineage.compare_units(source, source + 0.1 * target)
-    assert same.compared == same.kept == 600
+    assert same.compared == same.in_place == 600
 
 
 def test_p_values_of_random_blocks_are_uniform():
@@ -212,12 +212,12 @@ def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
     pairs = compared(first, second, likeness=True).pairs
-    assert max(pair.alike or 0 for pair in pairs) < LIKENESS_OF_INDEPENDENT
+    assert max(pair.alike or 0 for pair in pairs) < SIMILARITY_OF_INDEPENDENT
     agreeing = sum(round((pair.alike or 0) * 256) for pair in pairs)
     expected = sum(len(pair.reading.source) / 256 for pair in pairs)
     log_chance = agreeing * math.log(expected) - expected - math.lgamma(agreeing + 1)
     assert log_chance < math.log(1e-6)
-    assert sum(pair.test.kept for pair in pairs) < 2 * expected
+    assert sum(pair.test.in_place for pair in pairs) < 2 * expected
 
 
 def noisy(weights: Changed, size: float = 0.3) -> Changed:
@@ -312,7 +312,7 @@ def test_one_block_of_another_model_is_told_apart(models):
     assert_origins(source, copy, {0: 0, 1: 1, 2: 2, 4: 4, 5: 5})
     # The block keeps the stream of the model that it was taken from.
     reading = other.reading(other.units[3])
-    assert lineage.compare_units(reading, copy.reading(copy.units[3])).kept == 256
+    assert lineage.compare_units(reading, copy.reading(copy.units[3])).in_place == 256
 
 
 def test_units_that_were_taken_out_leave_the_others_in_order(models):

@@ -60,7 +60,7 @@ def test_independent_models_are_told_apart_and_their_likeness_is_no_descent(cli,
     assert all(math.isnan(origin) for origin in origins(done.result).values())
     said = " ".join(done.stdout.split())
     assert "No block of gpt2-mini-s1 has units in the positions of a block of gpt2-mini" in said
-    assert "Likeness: " in said
+    assert "Similarity: " in said
     assert "were aligned by 1,280 tokens" in said
 
 
@@ -135,8 +135,8 @@ def test_models_in_memory_are_those_of_their_folders(llama):
 
 def test_likeness_is_left_out_when_asked(llama, tmp_path):
     other = tiny.write_checkpoint("gpt2", tmp_path / "other", hidden_size=32)
-    assert thinkalike.lineage(llama, other).table["alike"].notna().any()
-    assert thinkalike.lineage(llama, other, likeness=False).table["alike"].isna().all()
+    assert thinkalike.lineage(llama, other).table["similar_units"].notna().any()
+    assert thinkalike.lineage(llama, other, likeness=False).table["similar_units"].isna().all()
 
 
 def test_experts_are_compared_each_with_each(tmp_path):
@@ -156,7 +156,7 @@ def test_experts_are_compared_each_with_each(tmp_path):
         assert len(result.table) == 1 + 36
         assert (found["source_layer"] == found["target_layer"]).all()
         assert (found["in_place"] == 48).all()
-        assert found["source_part"].nunique() == 3
+        assert found["source_module"].nunique() == 3
 
 
 class Packed(nn.Module):

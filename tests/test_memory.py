@@ -33,7 +33,7 @@ from thinkalike.memory import (
 )
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.stitching import Microbatch, StitchTraining, largest_microbatch, mean_losses
 from thinkalike.training.trainer import fit
 
@@ -321,7 +321,7 @@ def test_recomputed_blocks_take_less_and_give_the_same_bits(rows):
 
 @pytest.fixture
 def run(tmp_path, nothing_in_use):
-    return Run(tmp_path, CPU, TrainerConfig(checkpoint_every=2))
+    return TrainingRun(tmp_path, CPU, TrainerConfig(checkpoint_every=2))
 
 
 @pytest.mark.parametrize(("part", "precision"), [((1, 5), "32-true"), ((2, 9), "bf16-mixed")])

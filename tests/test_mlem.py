@@ -136,7 +136,7 @@ def test_sums_of_items_are_those_of_pairs(missing, kinds, difference, interactio
     encoder, table, states = FeatureEncoder.fit(table.to(device), kinds, difference, missing), table[:50], states[:50]
     features = encoder.encode(table.to(device))
     layers = [NeuralDistances.of(states.to(device) + 100), NeuralDistances.of(states[:, :3].to(device), "cosine")]
-    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, interactions)
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.weighted_levels, interactions)
     found = normal_equations(features, layers, terms, cells)
     precomputed = [NeuralDistances(layer.squared(), "given") for layer in layers]
     torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-9)
@@ -339,7 +339,7 @@ def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
     monkeypatch.setattr("thinkalike.measures.mlem.sums.PAIRS_AT_ONCE", 1)
-    monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
+    monkeypatch.setattr("thinkalike.measures.distances.neural.ROWS_AT_ONCE", 7)
     found = MLEM(**params).fit(table, states)
     torch.testing.assert_close(found.weights_, expected.weights_, rtol=1e-9, atol=1e-12)
     assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)

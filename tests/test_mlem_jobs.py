@@ -77,7 +77,7 @@ def test_an_mlem_job_stores_the_importance_of_features(family, cli, words, check
     model, groups = MLEM(alpha=[0.01, 1.0]), torch.from_numpy(stimuli.sentence)
     features = stimuli.codes().table
     expected = feature_importance(model, features, states, groups=groups, permutations=2)
-    table = result.table
+    table = result.details
     assert list(table.columns) == ["model", "layer", "feature", "importance", "low", "high", "weight"]
     assert list(table["feature"][:8]) == stimuli.names
     for column, values in zip(("importance", "low", "high"), expected.profile(), strict=True):
@@ -99,15 +99,15 @@ def test_rsa_of_two_models_is_scipys(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
     more = ["measure.permutations=9", "measure.distance=cosine", "measure.massive=keep"]
     done = cli("analyze.py", "measure=rsa", *both, *words, *more)
-    assert "Least alike" in done.stdout
-    table, stimuli = done.result.table, controlled_stimuli(SENTENCES)
+    assert "Least similar" in done.stdout
+    table, stimuli = done.result.details, controlled_stimuli(SENTENCES)
     states = [layer for family in ("bert", "mamba") for layer in states_of(checkpoints[family], stimuli)]
     distances = [pdist(layer.double().numpy(), "cosine") for layer in states]
     expected = np.array([[spearmanr(a, b).statistic for b in distances] for a in distances])
     assert np.abs(table["value"].to_numpy().reshape(8, 8) - expected).max() < 1e-4
     assert (table["low"] <= table["value"] + 1e-12).all()
     assert table["p"].between(0.1, 1).all()
-    assert (table["p_of_largest"] >= table["p"]).all()
+    assert (table["p_corrected"] >= table["p"]).all()
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
 
 
@@ -115,8 +115,8 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, tab
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.weights=full"]
     more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
     result = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
-    assert result.table["p"].between(1 / 3, 1).all()
-    assert (result.table["p_of_largest"] >= result.table["p"]).all()
+    assert result.details["p"].between(1 / 3, 1).all()
+    assert (result.details["p_corrected"] >= result.details["p"]).all()
     assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
     assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
@@ -124,16 +124,16 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, tab
 @pytest.mark.ci_slow
 def test_models_share_a_job_and_keep_their_numbers(cli, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
-    tables = [cli("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
+    tables = [cli("analyze.py", "measure=mlem", *models, *words).result.details for models in ([*one, *two], one)]
     assert list(tables[0]["model"].unique()) == ["bert", "gpt2"]
     pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
 
 
 def test_layers_may_be_chosen(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["gpt2"], "target"), *words]
-    table = cli("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.table
+    table = cli("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.details
     assert [*table.groupby("model")["layer"].unique().map(list)] == [[1], [0]]
-    table = cli("analyze.py", "measure=rsa", *both, "layers=[0]").result.table
+    table = cli("analyze.py", "measure=rsa", *both, "layers=[0]").result.details
     assert {*table["source_layer"], *table["target_layer"]} == {0}
     assert "layers: [9,9] is out of range" in cli("analyze.py", "measure=rsa", *both, "layers=[9]").stderr
 
@@ -171,7 +171,7 @@ def recording(tmp_path, table):
 def test_a_recording_takes_the_place_of_the_model(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     result = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result
-    found = result.table.set_index(["model", "layer", "feature"])["importance"]
+    found = result.details.set_index(["model", "layer", "feature"])["importance"]
     assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
     assert (found[:, :, "colour"] > 0.5).all()
     assert (found[:, :, "size"].abs() < 0.1).all()
@@ -192,7 +192,7 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     result = cli("analyze.py", "measure=mlem", *own, *words[1:]).result
     assert {path.stem for path in result.figures} >= {"profiles"}
     found, stimuli = result.tables["levels"], read_table(table)
-    assert list(found.columns) == ["model", "layer", "feature", "level", "other", "weight"]
+    assert list(found.columns) == ["model", "layer", "feature", "level", "other_level", "weight"]
     layers = [torch.from_numpy(np.load(recording)[name]) for name in ("2", "10")]
     kinds = [str(stimuli.kinds[name]) for name in stimuli.names]
     model = MLEM(difference="levels", kinds=kinds)
@@ -201,13 +201,13 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     rows, columns = np.triu_indices(4, 1)
     assert np.abs(found["weight"].to_numpy() - colour.weights[:, rows, columns].flatten().numpy()).max() < 1e-6
     assert set(found["feature"]) == {"colour"}
-    assert set(found["level"]) | set(found["other"]) == {"missing", "red", "green", "blue"}
-    weight = found.set_index(["layer", "level", "other"])["weight"][2]
+    assert set(found["level"]) | set(found["other_level"]) == {"missing", "red", "green", "blue"}
+    weight = found.set_index(["layer", "level", "other_level"])["weight"][2]
     assert weight["missing", "blue"] < 0.2 * weight["green", "red"], "it was blue"
     scores = pd.read_csv(result.folder / "scores.csv")
     assert (scores["alpha"].isna() == ~model.alpha_.isfinite().numpy()).all()
-    assert scores["reference"].between(0, 1).all()
-    assert scores["reference_of_words"].isna().all(), "a word is in one sentence"
+    assert scores["split_half_reference"].between(0, 1).all()
+    assert scores["split_half_reference_of_words"].isna().all(), "a word is in one sentence"
 
 
 @pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
@@ -221,15 +221,17 @@ def test_scores_have_references_of_features_and_of_words(together, cli):
     (side,) = stimulus_states_of(config, stimuli, False)
     groups = stimuli.sentence.tolist() if together == "sentence" else None
     rows = [tuple(str(value) for value in row) for row in stimuli.features.itertuples(index=False)]
-    for name, cells in (("reference", rows), ("reference_of_words", stimuli.words)):
+    for name, cells in (("split_half_reference", rows), ("split_half_reference_of_words", stimuli.words)):
         expected = split_half_reference(cells, side.states, groups=groups, splits=2, seed=0)
         for end, values in zip(("", "_low", "_high"), expected, strict=True):
             assert np.allclose(result.tables["scores"][f"{name}{end}"], values, atol=1e-6)
         assert (result.tables["scores"]["score"] < result.tables["scores"][name]).all()
     scores = result.tables["scores"]
-    assert np.allclose(scores["share"], scores["score"] / scores["reference"])
+    assert np.allclose(scores["share_of_reference"], scores["score"] / scores["split_half_reference"])
     best = scores.iloc[int(scores["score"].argmax())]
-    assert f"{best['share']:.0%} of the reference" in " ".join(shown.stdout.split())
+    assert f"{best['share_of_reference']:.0%} of the split-half reference".replace("%", " %") in " ".join(
+        shown.stdout.split()
+    )
 
 
 @pytest.mark.parametrize("word", ["measure.together=stimulus", "recipe=paper"])
@@ -240,9 +242,9 @@ def test_p_values_of_single_words_of_sentences_are_refused(word):
 
 
 def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
-    beside = with_share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "reference": [0.6, -0.1, np.nan]}))
-    assert beside["share"].tolist()[0] == 0.5
-    assert beside["share"].isna().tolist() == [False, True, True]
+    beside = with_share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "split_half_reference": [0.6, -0.1, np.nan]}))
+    assert beside["share_of_reference"].tolist()[0] == 0.5
+    assert beside["share_of_reference"].isna().tolist() == [False, True, True]
 
 
 OF_LEVELS = ["stimuli.features=[word]", "measure.difference=levels"]
@@ -325,10 +327,10 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
     alone = cli("analyze.py", *asked, f"store={tmp_path}/alone")
     assert "massive activations" not in alone.stderr
     value = {"mlem": "importance", "rsa": "value"}[kind]
-    with_massive = done.result.table.pop("with_massive")
-    np.testing.assert_allclose(with_massive, every.result.table[value], atol=1e-6)
-    assert (with_massive - done.result.table[value]).abs().max() > 0.1
-    pd.testing.assert_frame_equal(done.result.table, alone.result.table)
+    with_massive = done.result.details.pop("including_massive_activations")
+    np.testing.assert_allclose(with_massive, every.result.details[value], atol=1e-6)
+    assert (with_massive - done.result.details[value]).abs().max() > 0.1
+    pd.testing.assert_frame_equal(done.result.details, alone.result.details)
     assert done.result.provenance["stimuli"] == alone.result.provenance["stimuli"]
 
 
@@ -379,10 +381,10 @@ def tenses(tmp_path, *, crossed: float, tense: float) -> list[str]:
 def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words, tmp_path):
     own = tenses(tmp_path, crossed=0.0, tense=0.0)
     found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
-    table = found.result.table.set_index("feature")
+    table = found.result.details.set_index("feature")
     assert (table.loc["Tense", "importance"] > 0.5).all()
-    assert (table.loc["Tense", "given_word"] == 0).all()
-    assert table.loc["place", "given_word"].isna().all()
+    assert (table.loc["Tense", "conditional_on_word"] == 0).all()
+    assert table.loc["place", "conditional_on_word"].isna().all()
     (sentence,) = found.result.provenance["stimuli"]["confounded_with_words"]
     assert "Tense: every level is one word ('is', 'was')" in sentence
     assert "cannot tell it from the word" in sentence
@@ -391,11 +393,11 @@ def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words,
 def test_what_a_model_knows_beyond_the_word_is_left(cli, words, tmp_path):
     own = tenses(tmp_path, crossed=0.06, tense=1.5)
     found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK[1:])
-    tense = found.result.table.set_index(["feature", "layer"]).loc["Tense"]
+    tense = found.result.details.set_index(["feature", "layer"]).loc["Tense"]
     assert tense["importance"].min() > 0.1
-    assert abs(tense["given_word"][1]) < 0.02, "its states are those of the word"
-    assert tense["given_word_low"][2] > 0
-    assert tense["given_word"][2] > 10 * abs(tense["given_word"][1])
+    assert abs(tense["conditional_on_word"][1]) < 0.02, "its states are those of the word"
+    assert tense["conditional_on_word_low"][2] > 0
+    assert tense["conditional_on_word"][2] > 10 * abs(tense["conditional_on_word"][1])
 
 
 def test_rsa_names_features_of_words_and_compares_pairs_of_one_word(cli, words, tmp_path):
@@ -406,13 +408,15 @@ def test_rsa_names_features_of_words_and_compares_pairs_of_one_word(cli, words, 
     is_past = np.arange(120) % 2
     within = is_past[np.triu_indices(120, 1)[0]] == is_past[np.triu_indices(120, 1)[1]]
     expected = spearmanr(*(each[within] for each in distances)).statistic
-    pair = result.table.query("source_layer == '1' and target_layer == '2' or source_layer == 1 and target_layer == 2")
-    assert pair["given_word"].item() == pytest.approx(expected)
+    pair = result.details.query(
+        "source_layer == '1' and target_layer == '2' or source_layer == 1 and target_layer == 2"
+    )
+    assert pair["conditional_on_word"].item() == pytest.approx(expected)
 
 
 def test_balanced_stimuli_have_no_column_given_the_word(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     for measure in (["measure=mlem", *QUICK], ["measure=rsa"]):
         result = cli("analyze.py", *measure, *own, *words[1:]).result
-        assert not {"given_word"} & {*result.table}
+        assert not {"conditional_on_word"} & {*result.details}
         assert "confounded_with_words" not in result.provenance["stimuli"]

@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, split_half_reference
-from thinkalike.measures.kinds import Columns, kind_of
+from thinkalike.measures.kinds import FeatureColumns, kind_of
 
 N = 60
 WORDS = ("noun", "verb", "adjective", "pronoun")
@@ -143,7 +143,7 @@ COLUMNS = {
 def test_kinds_follow_from_types_and_values(kind, tmp_path):
     for values in COLUMNS[kind]:
         assert kind_of(pd.Series(values)) == kind, values
-        assert Columns.of(pd.DataFrame({"f": values}), {"f": "auto"}).kinds == (kind,)
+        assert FeatureColumns.of(pd.DataFrame({"f": values}), {"f": "auto"}).kinds == (kind,)
     assert kind_of(pd.Series([0.5, *range(8)])) == "numeric", "control: nine values"
 
 
@@ -156,22 +156,22 @@ def test_numbers_that_rounding_takes_apart_are_one_level():
 
 def test_an_array_says_less_of_its_columns_than_a_frame():
     whole = np.arange(40).reshape(20, 2)
-    assert Columns.of(whole).kinds == ("nominal", "nominal")
-    assert Columns.of(pd.DataFrame(whole)).kinds == ("numeric", "numeric")
-    assert Columns.of([[1, "x"], [2, "y"]]).kinds == ("numeric", "nominal")
-    assert Columns.of(np.array([[1, "x"], [2, "nan"]])).kinds == ("numeric", "nominal")
+    assert FeatureColumns.of(whole).kinds == ("nominal", "nominal")
+    assert FeatureColumns.of(pd.DataFrame(whole)).kinds == ("numeric", "numeric")
+    assert FeatureColumns.of([[1, "x"], [2, "y"]]).kinds == ("numeric", "nominal")
+    assert FeatureColumns.of(np.array([[1, "x"], [2, "nan"]])).kinds == ("numeric", "nominal")
 
 
 def test_kinds_are_given_by_name_number_or_ordered_levels():
     table = pd.DataFrame({"size": ["m", "s", "l", None], "x": [1, 2, 3, 4], "word": list("abca")})
-    columns = Columns.of(table, {"size": ["s", "m", "l"], 1: "nominal"})
+    columns = FeatureColumns.of(table, {"size": ["s", "m", "l"], 1: "nominal"})
     assert columns.kinds == ("ordinal", "nominal", "nominal")
     assert columns.levels == (("s", "m", "l"), None, ("a", "b", "c"))
     values, _ = columns.read(table)
     torch.testing.assert_close(values[:, 0], torch.tensor([1, 0, 2, torch.nan], dtype=torch.float64), equal_nan=True)
     encoder = FeatureEncoder.fit(table, {"size": ["s", "m", "l"]}, "scaled")
     assert encoder.encode(table).difference(0)[:3, :3].tolist() == [[0, 0.5, 0.5], [0.5, 0, 1], [0.5, 1, 0]]
-    numbers = Columns.of(pd.DataFrame({"f": ["1.5", "2", None]}), "numeric").read(
+    numbers = FeatureColumns.of(pd.DataFrame({"f": ["1.5", "2", None]}), "numeric").read(
         pd.DataFrame({"f": ["1.5", "2", None]})
     )
     torch.testing.assert_close(numbers[0][:, 0], torch.tensor([1.5, 2, torch.nan]).double(), equal_nan=True)

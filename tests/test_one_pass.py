@@ -102,14 +102,14 @@ def test_only_pairs_with_massive_tokens_have_values_with_them(cli, words, minis,
     few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64"]
     together = cli("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
     plain, *beside = results(together)
-    assert "with_massive" not in plain.table
+    assert "including_massive_activations" not in plain.details
     for name, result in zip("ab", beside, strict=True):
         two = [f"model.path={minis}/{name}", f"target.path={tmp_path}/all/massive", f"model.name={name}"]
         two += ["model=gelu-3l-mini", "model@target=gelu-3l-mini", "target.name=massive", "target.context=64"]
         same(result, cli("analyze.py", *few, *two, f"store={tmp_path}/alone").result)
-        values = result.table[["value", "with_massive"]].dropna()
+        values = result.details[["value", "including_massive_activations"]].dropna()
         assert len(values) == 4 * 4
-        assert (values["value"] - values["with_massive"]).abs().min() > 0.01
+        assert (values["value"] - values["including_massive_activations"]).abs().min() > 0.01
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_each_model_on_a_device_of_its_own(measure, devices, cli, words, chosen,
     apart = cli("analyze.py", *pair, *placed).result
     alone = cli("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
     assert [model["device"] for model in apart.provenance["models"]] == devices
-    assert (apart.table["value"] - alone.table["value"]).abs().max() < 1e-3
+    assert (apart.details["value"] - alone.details["value"]).abs().max() < 1e-3
 
 
 def test_a_setting_of_one_model_is_that_of_no_other():

@@ -75,7 +75,7 @@ def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
     before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
     figure, axes = plot(result)
     assert np.array_equal(axes.get_images()[0].get_array().shape, (4, 4))
-    assert "into" in axes.get_title()
+    assert "into" in figure.get_suptitle()
     assert plot(result, "penalty_back")[0] is not figure
     assert {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()} == before
     with pytest.raises(ResultError, match="stitching has no figure penalti; did you mean 'penalty'"):

@@ -99,7 +99,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(said, cli, tmp_path
 def check_refused_before_loading(said, line, cli, tmp_path, monkeypatch):
     from thinkalike.models import load
 
-    monkeypatch.setattr(load, "explained", None)  # loading a model would call it
+    monkeypatch.setattr(load, "explaining_loading_errors", None)  # loading a model would call it
     script, *words = line.split(" ")
     (tmp_path / "file").touch()
     refused = cli(script, *(word.replace("{file}", str(tmp_path / "file")) for word in words))

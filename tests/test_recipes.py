@@ -28,7 +28,7 @@ from thinkalike.models.middle import MiddleModel
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
 from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.stitching import Fit, StitchAveraging, StitchTraining
 from thinkalike.training.trainer import fit
 
@@ -52,7 +52,7 @@ def trained(rows, models, tmp_path):
 
     def go(name, pairs=PAIRS, config=CONFIG, both=models, **more):
         module = StitchTraining(*both, pairs, config, 0, **more)
-        fit(module, step_data(rows, module), Run(tmp_path / name, torch.device("cpu"), TrainerConfig()))
+        fit(module, step_data(rows, module), TrainingRun(tmp_path / name, torch.device("cpu"), TrainerConfig()))
         return module
 
     return go
@@ -121,7 +121,7 @@ def test_a_stitch_that_ends_worse_returns_to_its_start(rows, models, tmp_path):
     module = StitchTraining(model, model, [(1, 1)], config, 0, beside=[Fit(model, 1, 1, 1e-4)])
     start = AffineMap(torch.eye(32) + 0.05 * torch.randn(32, 32), torch.zeros(32))
     module.start_from([(0, start), (1, start)])
-    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cpu"), TrainerConfig()))
+    fit(module, step_data(rows, module), TrainingRun(tmp_path, torch.device("cpu"), TrainerConfig()))
     worse, better = module.curve.T
     assert worse[1:].min() > worse[0]
     assert torch.equal(module.stitches[0].map.weight, module.began[0].map.weight)
@@ -352,6 +352,6 @@ def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     fit_tokens = recipe.steps * recipe.tokens_per_step
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
     setting = StitchSetting(recipe, 0, source, target, SAME_DEPTH, corpus)
-    run = Run(tmp_path, torch.device("cpu"), TrainerConfig())
+    run = TrainingRun(tmp_path, torch.device("cpu"), TrainerConfig())
     maps = fitted(ClosedForms(setting), run).maps
     assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005

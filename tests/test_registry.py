@@ -14,7 +14,7 @@ from thinkalike.config import MEASURES, TASKS, instrument
 from thinkalike.job import Instrument
 from thinkalike.measures import LayerMeasure
 from thinkalike.measures.contract import SAME_SHAPE
-from thinkalike.registry import CORE, Place, layer_measures
+from thinkalike.registry import CORE, ObjectReference, layer_measures
 
 SOURCE = Path(registry.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -98,7 +98,7 @@ def test_no_class_hides_from_an_editor():
 
 
 def test_a_place_is_loaded_when_it_is_asked_for():
-    assert Place("json", "loads").load() is import_module("json").loads
+    assert ObjectReference("json", "loads").load() is import_module("json").loads
     with pytest.raises(AttributeError):
-        Place("json", "nothing").load()
+        ObjectReference("json", "nothing").load()
     assert inspect.isclass(CORE.measures[0].load())

@@ -69,16 +69,16 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
 
 
 def test_steps_are_columns_and_layers_or_features_rows():
-    table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0]})
+    table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "similarity_to_last": [0.1, 0.2, 1.0, 1.0]})
     (grid,) = grids_of(table, trained_model="m")
     assert (grid["role"], grid["models"]) == ("steps", ["m"])
     assert (grid["rows"], grid["columns"]) == (["layer 0", "layer 1"], [0, 8])
     assert grid["numbers"][0]["v"] == [0.1, 1.0, 0.2, 1.0]
-    features = table.assign(feature="tense").rename(columns={"to_last": "accuracy"})
+    features = table.assign(feature="tense").rename(columns={"similarity_to_last": "accuracy"})
     found = [(grid["variant"], grid["rows"]) for grid in grids_of(features)]
     assert found == [("layer 0", ["tense"]), ("layer 1", ["tense"])]
-    assert grids_of(table[["step", "to_last"]])[0]["rows"] == [""]
-    assert grids_of(table.assign(other=0)) == [], "likeness of every two steps"
+    assert grids_of(table[["step", "similarity_to_last"]])[0]["rows"] == [""]
+    assert grids_of(table.assign(other_step=0)) == [], "likeness of every two steps"
 
 
 STEPS = pd.DataFrame({"step": [1, 1, 2, 2], "layer": [0, 0, 0, 1], "v": [0.1, 0.2, 0.3, 0.4]})
@@ -154,8 +154,8 @@ def test_the_first_number_and_its_ends_are_found_by_column():
 
 def test_the_interval_of_a_value_does_not_depend_on_the_order_of_columns():
     table = layer_pairs("a", "b", 2, 2)
-    table.insert(5, "with_massive", 0.3)
-    assert list(table)[4:] == ["value", "with_massive", "low", "high"]
+    table.insert(5, "including_massive_activations", 0.3)
+    assert list(table)[4:] == ["value", "including_massive_activations", "low", "high"]
     value, other = grids_of(table)[0]["numbers"]
     assert value["low"] == pytest.approx(table["low"].tolist(), rel=1e-5)
     assert "low" not in other
@@ -163,7 +163,7 @@ def test_the_interval_of_a_value_does_not_depend_on_the_order_of_columns():
 
 def test_headlines_say_whether_the_values_fall(tmp_path):
     table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
-    for kind, name in (("far", "greatest_far"), ("near", "least_near")):
+    for kind, name in (("far", "highest_far"), ("near", "lowest_near")):
         finish(tmp_path, kind, "k", {"table": table}, headlines=[{"name": name, "value": 0.5}])
     grids = report_of(gather([tmp_path]))["grids"]
     colours = {grid["title"]: [number["colours"] for number in grid["numbers"]] for grid in grids}

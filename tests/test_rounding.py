@@ -8,7 +8,7 @@ import transformers
 
 import tiny
 from thinkalike.models.load import load_model
-from thinkalike.models.rounding import balanced_sizes, rounded
+from thinkalike.models.rounding import balanced_sizes, rounded_copy
 from thinkalike.models.stream_basis import stream_basis
 from thinkalike.models.variants import variant
 
@@ -63,9 +63,9 @@ def test_copies_do_not_depend_on_how_weights_are_written(rewrite, bits):
     module = deepcopy(model.module)
     rewrite(module)
     rewritten = variant(model, module, "rewritten", is_proved=True)
-    lost = difference(model, rounded(model, bits))
+    lost = difference(model, rounded_copy(model, bits))
     assert difference(model, rewritten) < 1e-3 * lost, "control: the same function"
-    assert difference(rounded(model, bits), rounded(rewritten, bits)) < 0.05 * lost
+    assert difference(rounded_copy(model, bits), rounded_copy(rewritten, bits)) < 0.05 * lost
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (5, 1), (1, 5), (9000, 4)])
@@ -90,7 +90,7 @@ def test_rows_and_columns_of_zeros_stay():
 
 def test_fewer_bits_lose_more():
     model = tiny.frozen()
-    lost = [difference(model, rounded(model, bits)) for bits in (2, 3, 4, 5, 6, 8)]
+    lost = [difference(model, rounded_copy(model, bits)) for bits in (2, 3, 4, 5, 6, 8)]
     assert lost == sorted(lost, reverse=True)
     assert lost[-1] < 0.05 * lost[0]
 
@@ -102,7 +102,7 @@ def test_weights_may_lie_in_memory_in_any_order():
     model.module.plain = torch.nn.Parameter(weight)
     model.module.transposed = torch.nn.Parameter(weight.transpose(1, 2).contiguous().transpose(1, 2))
     assert not model.module.transposed.is_contiguous()
-    module = rounded(model, 3).module
+    module = rounded_copy(model, 3).module
     assert not torch.equal(module.plain, weight)
     assert torch.equal(module.plain, module.transposed)
 
@@ -165,9 +165,9 @@ def test_copies_do_not_depend_on_the_basis_of_the_stream(bits, tied):
     tokens = torch.arange(48).reshape(2, 24)
     states = model.head(tokens, 2)
     size = states.norm()
-    lost = (rounded(model, bits).head(tokens, 2) - states).norm()
+    lost = (rounded_copy(model, bits).head(tokens, 2) - states).norm()
     assert (rotated.head(tokens, 2) - states @ rotation).norm() < 1e-4 * size, "control: the same function"
-    copies = rounded(rotated, bits).head(tokens, 2) - rounded(model, bits).head(tokens, 2) @ rotation
+    copies = rounded_copy(rotated, bits).head(tokens, 2) - rounded_copy(model, bits).head(tokens, 2) @ rotation
     assert copies.norm() < 0.05 * lost
 
 
@@ -179,7 +179,7 @@ def test_gains_of_zero_read_nothing():
     assert stream_basis(model) is not None
     tokens = torch.arange(48).reshape(2, 24)
     states = model.head(tokens, 2)
-    lost = (rounded(model, 8).head(tokens, 2) - states).norm()
+    lost = (rounded_copy(model, 8).head(tokens, 2) - states).norm()
     assert lost < 0.05 * states.norm()
 
 

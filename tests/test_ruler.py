@@ -26,7 +26,7 @@ from thinkalike.measures.ladder import next_rung, reading_interval, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
 from thinkalike.measures.ridge_penalty import PENALTIES, SURE
 from thinkalike.models.load import load_model
-from thinkalike.models.rounding import rounded
+from thinkalike.models.rounding import rounded_copy
 from thinkalike.processes import Interrupted
 from thinkalike.store import Result
 
@@ -125,7 +125,7 @@ def copies(tmp_path_factory):
     root = tmp_path_factory.mktemp("copies")
     base = load_model(tiny.write_mini(root / "base"))
     for bits in (4, 3.5, 3):
-        tiny.write_mini(root / f"copy{bits}", module=rounded(base, bits).module)
+        tiny.write_mini(root / f"copy{bits}", module=rounded_copy(base, bits).module)
     tiny.write_mini(root / "other", seed=7)
     tiny.write_mini(root / "wide", d_model=640)
     return root
@@ -154,20 +154,22 @@ def read(copies, text_files):
     ],
 )
 def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
-    table = read("base", target).table
-    assert table["source_bits"].between(low, high).all()
+    table = read("base", target).details
+    assert table["source_equivalent_bits"].between(low, high).all()
     assert (table["low"] <= table["value"]).all()
     assert (table["value"] <= table["high"]).all()
-    assert (table["source_bits"] <= table["source_bits_high"].fillna(8)).all()
+    assert (table["source_equivalent_bits"] <= table["source_equivalent_bits_high"].fillna(8)).all()
     assert says in " ".join(capsys.readouterr().out.split())
 
 
 def test_further_rungs_stand_beside_bits(read, copies, capsys):
     plain = read("base", "copy3")
     result = read("base", "copy3", f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]")
-    assert result.table.equals(plain.table)
-    rungs = result.tables["rungs"]
-    base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(index="rung", columns="layer", values="value")
+    assert result.details.equals(plain.details)
+    rungs = result.tables["calibration_points"]
+    base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(
+        index="calibration_point", columns="layer", values="value"
+    )
     assert np.allclose(base.loc[f"{copies}/copy4"], base.loc["4 bits"], atol=1e-3)
     assert np.allclose(base.loc[f"{copies}/base"], 1, atol=1e-3)
     assert base.loc["other text"].abs().max() < 0.05
@@ -188,8 +190,8 @@ def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
     shorter = load_model("bert-mini")
     result = read("base", "copy3", "measure.calibration_points=[bits,bert-mini]")
     assert shorter.context < load_model(f"{copies}/base").context, "control"
-    rung = result.tables["rungs"].query("rung == 'bert-mini'")
-    assert len(rung) == 2 * len(result.table)
+    rung = result.tables["calibration_points"].query("calibration_point == 'bert-mini'")
+    assert len(rung) == 2 * len(result.details)
     assert rung["value"].between(-0.05, 0.95).all()
 
 
@@ -225,7 +227,7 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     resumed = read("base", "copy3", f"store={tmp_path}")
     assert seen
     assert not set(before) & set(seen)
-    assert resumed.table.equals(whole.table)
+    assert resumed.details.equals(whole.details)
 
 
 @pytest.mark.parametrize("measure", ["ruler", "r2"])
@@ -248,26 +250,28 @@ R2 = ("measure=r2", "measure.words=4096")
 
 
 def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
-    shared = read("base", "copy3").table
+    shared = read("base", "copy3").details
     result = read("base", "copy3", measure=R2)
-    table = result.table.set_index(["source_layer", "target_layer"]).sort_index()
+    table = result.details.set_index(["source_layer", "target_layer"]).sort_index()
     diagonal = table.loc[[(layer, layer) for layer in shared["source_layer"]]]
-    assert diagonal["value"].to_numpy() == pytest.approx(shared["there"].to_numpy(), abs=1e-6)
-    assert diagonal["back"].to_numpy() == pytest.approx(shared["back"].to_numpy(), abs=1e-6)
+    assert diagonal["value"].to_numpy() == pytest.approx(shared["value_forward"].to_numpy(), abs=1e-6)
+    assert diagonal["value_backward"].to_numpy() == pytest.approx(shared["value_backward"].to_numpy(), abs=1e-6)
     assert len(table) == 16
     assert (table["low"] <= table["value"]).all()
-    assert (table["plain_back"] <= table["plain_back_high"]).all()
+    assert (table["r2_backward"] <= table["r2_backward_high"]).all()
     assert "Before word, position and earlier tokens are regressed out, R² is" in capsys.readouterr().out
     assert result.instrument.label(result) == "residual R²"
 
 
 def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
-    other = read("base", "other", measure=R2).table
-    assert other["plain"].max() > 0.15, "control: words and positions can be predicted"
-    assert other[["value", "back"]].to_numpy().max() < 0.05
-    same = read("base", "base", measure=R2).table
+    other = read("base", "other", measure=R2).details
+    assert other["r2_forward"].max() > 0.15, "control: words and positions can be predicted"
+    assert other[["value", "value_backward"]].to_numpy().max() < 0.05
+    same = read("base", "base", measure=R2).details
     is_same = same["source_layer"] == same["target_layer"]
-    assert same[is_same][["value", "back", "plain", "plain_back"]].to_numpy() == pytest.approx(1, abs=1e-3)
+    assert same[is_same][["value", "value_backward", "r2_forward", "r2_backward"]].to_numpy() == pytest.approx(
+        1, abs=1e-3
+    )
     assert same[~is_same]["value"].max() < 0.99
 
 
@@ -284,7 +288,7 @@ def test_states_that_are_not_finite_are_refused(read, monkeypatch):
 
 def test_results_of_earlier_versions_are_called_plain_r2(read):
     result = read("base", "copy3", measure=R2)
-    old = result.table.drop(columns=[name for name in result.table if name.startswith("plain")])
+    old = result.details.drop(columns=[name for name in result.details if name.startswith("r2_")])
     earlier = Result(result.folder)
     vars(earlier)["table"] = old
     assert result.instrument.label(earlier) == "R²"
@@ -323,17 +327,17 @@ OF_LAYERS = {
 def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
     words = [*OF_LAYERS[measure], "measure.tokens_per_batch=512"]
     result = read("base", target, "ruler=bits", measure=words)
-    found, rungs = (result.tables[name] for name in ("readings", "rungs"))
+    found, rungs = (result.tables[name] for name in ("equivalent_bits", "calibration_points"))
     if target in ("copy4", "copy3"):
         own = rungs[(rungs["model"] == found["source"][0]) & (rungs["bits"] == int(target[-1]))]
         assert found["value"].to_numpy() == pytest.approx(own["value"].to_numpy(), abs=1e-3), "the same rows"
-        assert found["source_bits"].to_numpy() == pytest.approx(int(target[-1]), abs=0.03)
+        assert found["source_equivalent_bits"].to_numpy() == pytest.approx(int(target[-1]), abs=0.03)
     else:
-        assert found["source_bits"].to_numpy() == pytest.approx(8 if target == "base" else 2, abs=0.5)
+        assert found["source_equivalent_bits"].to_numpy() == pytest.approx(8 if target == "base" else 2, abs=0.5)
     assert "only mixes neighbouring tokens" in " ".join(capsys.readouterr().out.lower().split())
     alone = read("base", target, measure=words)
-    assert alone.table.equals(result.table)
-    assert (alone.key != result.key, "readings" in alone.tables) == (True, False)
+    assert alone.details.equals(result.details)
+    assert (alone.key != result.key, "equivalent_bits" in alone.tables) == (True, False)
 
 
 def test_readings_are_of_few_layer_pairs():
@@ -360,10 +364,12 @@ def test_penalties_read_where_the_target_loses_as_much():
     rungs = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
     found = penalty_readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], rungs))
     between = 2 + np.log(8 / 6) / np.log(8 / 4)
-    assert found["reading"] == pytest.approx([4, 4.5, between, 2, 8, 8])
-    assert found["reading_low"] == pytest.approx(found["reading"], abs=1e-6), "φ and rungs share their documents"
+    assert found["equivalent_bits"] == pytest.approx([4, 4.5, between, 2, 8, 8])
+    assert found["equivalent_bits_low"] == pytest.approx(found["equivalent_bits"], abs=1e-6), (
+        "φ and rungs share their documents"
+    )
     said = ["4.5", "2.4", "below 2", "8 or more"]
-    assert [in_bits(each) for each in found["reading"][1:5]] == said
+    assert [in_bits(each) for each in found["equivalent_bits"][1:5]] == said
     assert penalty_readings(losses([1.0], {})) == {}
 
 
@@ -371,7 +377,7 @@ def test_a_reading_has_an_interval_where_documents_differ():
     sums = losses([0.5], {4: 1.0, 5: 0.25})
     sums["stitch"] = sums["stitch"] + torch.randn(1, 24, generator=torch.Generator().manual_seed(1)).double() * 10
     found = penalty_readings(sums)
-    assert found["reading_low"][0] < found["reading"][0] < found["reading_high"][0]
+    assert found["equivalent_bits_low"][0] < found["equivalent_bits"][0] < found["equivalent_bits_high"][0]
 
 
 def test_rungs_are_measured_around_each_value_alone():
@@ -388,7 +394,7 @@ def test_weights_of_whole_numbers_are_not_rounded(copies):
     with torch.no_grad():
         model.module.whole = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ModelError, match="cannot be rounded"):
-        rounded(model, 4)
+        rounded_copy(model, 4)
 
 
 @pytest.mark.parametrize(
@@ -397,16 +403,16 @@ def test_weights_of_whole_numbers_are_not_rounded(copies):
 def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
     """A stitch of the last layer has the unembedding of the target, which is not rounded: it reads somewhat above."""
     base = load_model("gpt2-mini")
-    (rounded(base, bits) if bits else base).module.save_pretrained(tmp_path / "copy")
+    (rounded_copy(base, bits) if bits else base).module.save_pretrained(tmp_path / "copy")
     base.tokenizer.save_pretrained(tmp_path / "copy")
     last = base.n_layers - 1
     words = ["model=gpt2-mini", f"model.path={tmp_path}/copy", "model@target=gpt2-mini", "data=grammar"]
     words += ["stitch=identity", f"layers=[[{last},{last}]]", "data.evaluation_tokens=4096", f"store={tmp_path}/store"]
-    table = run_job(composed(*words)).table
-    assert low <= table["reading"].iloc[0] <= high
+    table = run_job(composed(*words)).details
+    assert low <= table["equivalent_bits"].iloc[0] <= high
     if bits == 3:
-        alone = run_job(composed(*words, "ruler=null")).table
-        assert "reading" not in alone
+        alone = run_job(composed(*words, "ruler=null")).details
+        assert "equivalent_bits" not in alone
         assert alone["penalty"].equals(table["penalty"])
 
 

@@ -56,7 +56,7 @@ from thinkalike.training.stitching import Fit, StitchTraining
 WIDTHS = (60, 67, 80, 100, 160)
 UNBOUNDED = 1_000
 NAMES = ("gelu-3l-mini", "organisation/solu-3l-mini")
-DOCUMENTS = {"documents": 58.0, "effective_documents": 47.7}
+DOCUMENTS = {"documents": 58.0, "effective_sample_size": 47.7}
 FRAME = re.compile(r"[\s┃━┏┳┓┡╇┩│─└┴┘├┼┤]+")
 
 
@@ -64,7 +64,7 @@ def stitched(aligned: bool) -> Result:
     rows = {"source": NAMES[0], "target": NAMES[1], "source_layer": [0, 10], "target_layer": [0, 11]}
     rows["stitch"] = "affine"
     columns = ["stitching_loss", "target_loss", "source_loss", "penalty", "penalty_low", "penalty_high"]
-    columns += ["distance", "reading", "left_to_gain"]
+    columns += ["distance", "equivalent_bits", "upper_bound_of_gain"]
     columns += [f"{name}_penalty" for name in BASELINES_AND_CONTROLS]
     if aligned:
         bits = ["target", "source", "penalty"]
@@ -78,7 +78,7 @@ def stitched(aligned: bool) -> Result:
 
 
 def compared() -> Result:
-    scalars = DOCUMENTS | {"batches": 64.0, "rows_used": 0.9, "largest_calibrated": 0.5, "largest_p": 0.05}
+    scalars = DOCUMENTS | {"batches": 64.0, "rows_used": 0.9, "largest_calibrated": 0.5, "lowest_p_corrected": 0.05}
     scalars |= {"distance": 0.5, "distance_low": 0.4, "distance_high": 0.6}
     config = {"measure": {"conditional_on": "token", "tokens_per_batch": 1024}}
     return made(layer_pairs(*NAMES, 3, 4), scalars, config=config)

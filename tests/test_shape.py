@@ -177,9 +177,9 @@ def by_linprog(correlations):
 
 
 @pytest.mark.parametrize(("d", "e"), [(6, 6), (6, 9), (7, 5), (1, 4)])
-@pytest.mark.parametrize("copies", [unit_matching.COPIES, 0], ids=["assignment", "linear program"])
+@pytest.mark.parametrize("copies", [unit_matching.MOST_COPIES, 0], ids=["assignment", "linear program"])
 def test_soft_matching_is_the_optimal_transport_of_correlations(d, e, copies, monkeypatch):
-    monkeypatch.setattr(unit_matching, "COPIES", copies)
+    monkeypatch.setattr(unit_matching, "MOST_COPIES", copies)
     x, y = pair(d=d, e=e)
     expected = by_linprog(np.corrcoef(x.numpy(), y.numpy(), rowvar=False)[:d, d:])
     assert float(soft_matching(x, y)) == pytest.approx(expected, abs=1e-9)
@@ -277,11 +277,34 @@ def test_rows_in_nearly_one_direction_keep_their_neighbours():
         mutual_knn(X, torch.ones(N, 32) * torch.rand(N, 1))
 
 
-def test_equally_near_rows_are_chosen_by_chance():
-    """Unrelated codes of the token share the token alone: of the 19 other copies each chooses 10 by chance."""
+def neighbours_by_numpy(signs, k):
+    """The k nearest rows of each; of equally near ones those of the smallest splitmix64 code of their number."""
+    products = signs @ signs.T
+    np.fill_diagonal(products, -np.inf)
+    codes = np.arange(len(signs), dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15 & 2**63 - 1)
+    codes = (codes ^ codes >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    codes = (codes ^ codes >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    codes = (codes ^ codes >> np.uint64(31)).astype(np.int64)
+    return [set(np.lexsort([codes, -of_row])[:k]) for of_row in products]
+
+
+@pytest.mark.parametrize("k", [10, 30, 100])
+def test_equally_near_rows_are_those_that_another_program_takes(k):
+    """Rows of four signs have five cosines, which are exact."""
+    X, Y = (torch.randint(2, (400, 4)).double() * 2 - 1 for _ in range(2))
+    both = zip(neighbours_by_numpy(X.numpy(), k), neighbours_by_numpy(Y.numpy(), k), strict=True)
+    expected = np.mean([len(x & y) / k for x, y in both])
+    assert float(mutual_knn(X, Y, k)) == pytest.approx(expected, abs=1e-12)
+    assert expected < 0.6, "control: unrelated rows"
+
+
+def test_unrelated_codes_of_the_token_both_put_its_copies_next_to_each_other():
     tokens = torch.arange(400) % 20
     X, Y = (torch.randn(20, 8, dtype=torch.float64)[tokens] for _ in range(2))
-    assert float(mutual_knn(X, Y)) == pytest.approx(10 / 19, abs=0.03)
+    rotation = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q
+    assert float(mutual_knn(X, Y)) == pytest.approx(1, abs=0.02), "cosines of copies differ by rounding"
+    assert float(mutual_knn(X, X @ rotation)) == pytest.approx(1, abs=0.02)
+    assert float(mutual_knn(X, Y[torch.randperm(400)])) < 0.15, "control: codes of other tokens"
     assert float(mutual_knn(X, X.clone())) == 1
 
 

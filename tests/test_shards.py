@@ -57,7 +57,7 @@ def both(root, *sides, **settings):
 
 def check_same(ours, theirs, columns, atol=1e-5):
     for column in columns:
-        found, expected = (np.asarray(result.table[column], dtype=float) for result in (ours, theirs))
+        found, expected = (np.asarray(result.details[column], dtype=float) for result in (ours, theirs))
         assert np.isfinite(expected).any()
         assert np.allclose(found, expected, atol=atol, rtol=0, equal_nan=True), column
 
@@ -90,7 +90,7 @@ def test_its_kin_and_its_settings_are_those_of_the_models(root, settings):
 
 def test_r2_is_that_of_the_models(root):
     ours, theirs = both(root, "states-a", "states-b", measure="r2", words=4096)
-    check_same(ours, theirs, ["value", "back", "plain", "low", "high"])
+    check_same(ours, theirs, ["value", "value_backward", "r2_forward", "low", "high"])
 
 
 def test_words_of_models_that_cut_text_otherwise_are_the_same(root):
@@ -103,21 +103,35 @@ def test_words_of_models_that_cut_text_otherwise_are_the_same(root):
 
 def test_the_ruler_reads_in_bits_of_the_side_that_has_weights(root, capsys, caplog):
     ours, theirs = both(root, "states-a", "b", measure="ruler", words=4096)
-    check_same(ours, theirs, ["value", "beyond", "source_mixing", "target_mixing", "target_bits", "target_untrained"])
-    assert ours.table["source_bits"].isna().all()
-    assert theirs.table["source_bits"].notna().all(), "control"
+    check_same(
+        ours,
+        theirs,
+        [
+            "value",
+            "above_local_mixing",
+            "source_local_mixing",
+            "target_local_mixing",
+            "target_equivalent_bits",
+            "target_random_control",
+        ],
+    )
+    assert ours.details["source_equivalent_bits"].isna().all()
+    assert theirs.details["source_equivalent_bits"].notna().all(), "control"
     assert "states-a is a folder of states, which has no weights: values are read in bits of b alone" in caplog.text
     ours.instrument.show(ours)
     shown = capsys.readouterr().out
     assert "bits of b" in shown
     assert "bits of states-a" not in shown
-    assert [headline.name for headline in ours.instrument.headlines(ours)] == ["shared", "bits_of_target"]
+    assert [headline.name for headline in ours.instrument.headlines(ours)] == [
+        "residual_r2",
+        "equivalent_bits_of_target",
+    ]
     with pytest.raises(DataError, match=r"states-a and states-b have no weights: .*measure=r2"):
         ta.compare(root / "states-a", root / "states-b", measure="ruler", words=4096)
 
 
 def test_a_model_beside_its_own_states_is_itself(root):
-    found = ta.compare(root / "states-a", root / "a", **FEW).table
+    found = ta.compare(root / "states-a", root / "a", **FEW).details
     across = found[(found["source"] != found["target"]) & (found["source_layer"] == found["target_layer"])]
     assert np.allclose(across["value"], 1, atol=1e-6)
 
@@ -142,8 +156,8 @@ def test_mlem_and_rsa_are_those_of_the_models(root):
 def test_files_of_fewer_bits_differ_by_their_rounding(root):
     ta.write_states(root / "a", root / "half", texts=TEXTS, words=5000, context=48, dtype="bfloat16")
     exact, rounded = (ta.compare(root / name, root / "states-b", **FEW) for name in ("states-a", "half"))
-    across = exact.table["source"] != exact.table["target"]
-    moved = (exact.table["value"] - rounded.table["value"])[across].abs()
+    across = exact.details["source"] != exact.details["target"]
+    moved = (exact.details["value"] - rounded.details["value"])[across].abs()
     assert 0 < moved.max() < 1e-3
     size = [sum(file.stat().st_size for file in (root / name).glob("states-*")) for name in ("states-a", "half")]
     assert size[1] < 0.55 * size[0]
@@ -155,7 +169,7 @@ def test_some_layers_of_other_sites_are_compared_by_their_names(root):
     ours = ta.compare(root / "sites", root / "b", **chosen, **FEW)
     theirs = ta.compare(root / "a", root / "b", texts=root / "sites", **chosen, **FEW)
     check_same(ours, theirs, ["value"])
-    assert set(ours.table["source_layer"]) == {"1.attn_out", "1.mlp_out", "3.attn_out", "3.mlp_out"}
+    assert set(ours.details["source_layer"]) == {"1.attn_out", "1.mlp_out", "3.attn_out", "3.mlp_out"}
     with pytest.raises(ConfigError, match=r'site="resid_post" is no site of sites, which has blocks.1.hook_attn_out'):
         ta.compare(root / "sites", root / "b", **FEW)
 
@@ -276,8 +290,8 @@ def test_a_folder_is_a_model_on_the_command_line(root, cli):
     assert run.status == 0, run.stderr
     run = cli("analyze", *words, *few)
     assert run.status == 0, run.stderr
-    table = run.result.table
-    assert np.allclose(table["value"], ta.compare(root / "states-a", root / "states-b", **FEW).table["value"])
+    table = run.result.details
+    assert np.allclose(table["value"], ta.compare(root / "states-a", root / "states-b", **FEW).details["value"])
 
 
 # ---- vLLM
@@ -334,7 +348,7 @@ def test_layer_0_of_vllm_is_the_embedding_that_r2_takes_out(root, tmp_path, capl
     ours = ta.compare(tmp_path / "vllm", root / "b", measure="r2", words=4096)
     settings = {"measure": "r2", "words": 4096, "layers": pairs_with([0, 2, 3])}
     theirs = ta.compare(root / "a", root / "b", texts=tmp_path / "vllm", **settings)
-    assert np.allclose(ours.arrays["plain"], theirs.arrays["plain"], atol=1e-5), "no embedding is needed"
+    assert np.allclose(ours.arrays["r2_forward"], theirs.arrays["r2_forward"], atol=1e-5), "no embedding is needed"
     assert np.allclose(ours.arrays["value"], theirs.arrays["value"], atol=0.01)
     assert "has no embedding" not in caplog.text
 
@@ -370,7 +384,7 @@ def test_data_sets_of_saelens_give_the_numbers_of_the_model(root, tmp_path, capl
     assert np.allclose(ours.arrays["value"], theirs.arrays["value"], atol=1e-5)
     assert "cached does not say which document a row is of: each row counts as a document" in caplog.text
     words = ta.compare(tmp_path / "cached", root / "foreign", batches=2, tokens_per_batch=64)
-    assert np.isfinite(words.table["value"]).all(), "rows that begin inside a word are aligned, too"
+    assert np.isfinite(words.details["value"]).all(), "rows that begin inside a word are aligned, too"
 
 
 def test_data_sets_without_token_ids_are_compared_row_by_row(root, tmp_path, caplog):

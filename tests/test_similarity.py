@@ -8,9 +8,18 @@ import tiny
 from conftest import composed
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
-from thinkalike.models.rounding import rounded
+from thinkalike.models.rounding import rounded_copy
 
-PREFIXED = ["low", "high", "there", "back", "beyond", "beyond_low", "beyond_high"]
+IN_RULER = {
+    "residual_r2": "value",
+    "residual_r2_low": "low",
+    "residual_r2_high": "high",
+    "residual_r2_forward": "value_forward",
+    "residual_r2_backward": "value_backward",
+    "above_local_mixing": "above_local_mixing",
+    "above_local_mixing_low": "above_local_mixing_low",
+    "above_local_mixing_high": "above_local_mixing_high",
+}  # what the ruler calls the columns of a stitch
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +27,7 @@ def models(tmp_path_factory):
     """A tiny model, a copy of 4 bits, a model of random weights, and one too wide for the text."""
     root = tmp_path_factory.mktemp("models")
     base = load_model(tiny.write_mini(root / "base"))
-    tiny.write_mini(root / "copy", module=rounded(base, 4).module)
+    tiny.write_mini(root / "copy", module=rounded_copy(base, 4).module)
     tiny.write_mini(root / "other", seed=7)
     tiny.write_mini(root / "wide", d_model=4096, n_layers=4)
     return root
@@ -46,15 +55,14 @@ def similar(job, target, *words):
 
 def test_similarity_is_what_the_ruler_shares(job, capsys):
     result = similar(job, "copy", SOME)
-    assert "more than a network that only mixes neighbouring words does" in " ".join(capsys.readouterr().out.split())
+    assert ", above the local-mixing control (" in " ".join(capsys.readouterr().out.split())
     details = result.tables["details"]
-    shared = job("analyze", "copy", "measure=ruler", SOME).table
-    assert details["similarity"].to_numpy() == pytest.approx(shared["value"].to_numpy(), abs=1e-6)
-    for name in PREFIXED:
-        np.testing.assert_allclose(details[f"similarity_{name}"], shared[name], atol=1e-6)
-    mixing = shared[["source_mixing", "target_mixing"]].max(axis=1)
-    assert details["similarity_mixing"].to_numpy() == pytest.approx(mixing.to_numpy(), abs=1e-6)
-    assert not [name for name in result.table if name.startswith("similarity")], "the table has what a stitch costs"
+    shared = job("analyze", "copy", "measure=ruler", SOME).details
+    for name, name_in_ruler in IN_RULER.items():
+        np.testing.assert_allclose(details[name], shared[name_in_ruler], atol=1e-6)
+    mixing = shared[["source_local_mixing", "target_local_mixing"]].max(axis=1)
+    assert details["local_mixing"].to_numpy() == pytest.approx(mixing.to_numpy(), abs=1e-6)
+    assert not [name for name in result.table if name in IN_RULER], "the table has what a stitch costs"
 
 
 def test_without_it_nothing_changes_and_both_directions_have_it(job):
@@ -62,12 +70,12 @@ def test_without_it_nothing_changes_and_both_directions_have_it(job):
     result = similar(job, "copy", SOME)
     assert plain.key != result.key
     pd.testing.assert_frame_equal(plain.table, result.table)
-    assert not [name for name in plain.tables["details"] if name.startswith("similarity")]
+    assert not [name for name in plain.tables["details"] if name in IN_RULER]
     there, back = similar(job, "copy", SOME, "stitch.both=true").tables["details"].groupby("source", sort=False)
     there, back = there[1].reset_index(), back[1].reset_index()
-    assert (there["similarity"] == back["similarity"]).all()
-    assert (there["similarity_there"] == back["similarity_back"]).all()
-    assert (there["similarity_there"] != back["similarity_there"]).all()
+    assert (there["residual_r2"] == back["residual_r2"]).all()
+    assert (there["residual_r2_forward"] == back["residual_r2_backward"]).all()
+    assert (there["residual_r2_forward"] != back["residual_r2_forward"]).all()
 
 
 @pytest.mark.parametrize("site", ["resid_post", "resid_mid"])
@@ -76,13 +84,13 @@ def test_a_model_of_random_weights_is_cheap_to_stitch_and_not_similar(job, capsy
     details = similar(job, "other", "layers=[[1,1]]", *sites).tables["details"]
     said = " ".join(capsys.readouterr().out.split())
     assert details["penalty"][0] < 0.5, "control: of random weights no state matters"
-    assert details["similarity"][0] < 0.1
-    assert "no more than a network that only mixes neighbouring words does" in said
+    assert details["residual_r2"][0] < 0.1
+    assert ", not above the local-mixing control (" in said
 
 
 def test_too_few_words_have_no_similarity(job, caplog):
     result = similar(job, "wide", "layers=[[1,1]]")
-    assert not [name for name in result.tables["details"] if name.startswith("similarity")]
+    assert not [name for name in result.tables["details"] if name in IN_RULER]
     assert "does not say whether states are similar, as R² needs about" in caplog.text
     assert "give more text" in caplog.text
     assert "measure.words" not in caplog.text

@@ -197,18 +197,18 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
 def test_two_models_of_different_sites_by_function_and_command(tmp_path, monkeypatch, cli):
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
     one, other = load_model("gelu-3l-mini", site="z", head=1), load_model("gelu-3l-mini", site="mlp_out")
-    ours = thinkalike.compare(one, other, **FEW).table
+    ours = thinkalike.compare(one, other, **FEW).details
     assert list(ours[["source", "target"]].iloc[0]) == ["gelu-3l-mini[site=z,head=1]", "gelu-3l-mini[site=mlp_out]"]
     few = [f"measure.{name}={value}" for name, value in FEW.items()]
     words = ["measure=cka", "model=gelu-3l-mini", "model.site=z", "model.head=1", "target.site=mlp_out", *few]
-    theirs = cli("analyze.py", *words).result.table
+    theirs = cli("analyze.py", *words).result.details
     assert (ours["value"] == theirs["value"]).all()
 
 
 def test_a_stitch_before_the_mlp(tmp_path):
     few = {"site": "resid_mid", "layers": [1], "evaluation_tokens": 2048, "texts": TEXTS}
     result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)
-    assert (result.table["penalty"] == 0).all()
+    assert (result.details["penalty"] == 0).all()
     assert "before their MLP: gelu-3l-mini at resid_mid" in result._repr_html_()
     with pytest.raises(ModelError, match='site="resid_mid" is no site of neox-3l-mini, which has embed, resid_pre, z'):
         thinkalike.stitch("neox-3l-mini", **few)

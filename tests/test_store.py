@@ -29,17 +29,17 @@ from thinkalike.listing.frames import FIXED_COLUMNS
 from thinkalike.measures import bootstrap_interval, fold_interval
 from thinkalike.processes import locked
 from thinkalike.report.reports import gather, report_of
-from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, seal, write_state
+from thinkalike.store import Headline, Result, StoredJob, first_scalar, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
 
 
-def job(store: Path, key: str = "abc", kind: str = "stitching") -> Job:
-    return Job(str(store), kind, key)
+def job(store: Path, key: str = "abc", kind: str = "stitching") -> StoredJob:
+    return StoredJob(str(store), kind, key)
 
 
-def write(work: Job, penalty: float = 0.5, tables=None, arrays=None) -> None:
+def write(work: StoredJob, penalty: float = 0.5, tables=None, arrays=None) -> None:
     provenance = {"seed": 3, "models": [{"name": "tiny"}]}
     record = {"scalars": {"penalty": penalty}, "settings": {"seed": 3}, "provenance": provenance}
     record["headlines"] = [{"name": "penalty", "value": penalty}]
@@ -84,7 +84,7 @@ def test_what_was_put_in_comes_out(tmp_path):
     result = open_result(done(tmp_path, arrays=arrays, tables={"scores": TABLE[:1]}))
     assert (result.kind, result.key, result.scalars) == ("stitching", "abc", {"penalty": 0.5})
     assert (result.config, result.settings, result.provenance["seed"]) == (CONFIG, {"seed": 3}, 3)
-    pd.testing.assert_frame_equal(result.table, TABLE)
+    pd.testing.assert_frame_equal(result.details, TABLE)
     assert list(result.tables) == ["scores", "table"]
     pd.testing.assert_frame_equal(result.tables["scores"], TABLE[:1])
     assert set(result.arrays) == {"curve", "sums"}
@@ -92,7 +92,7 @@ def test_what_was_put_in_comes_out(tmp_path):
     assert result.figures == []
 
 
-def fail(work: Job, error: BaseException, state: bool) -> None:
+def fail(work: StoredJob, error: BaseException, state: bool) -> None:
     """Break off a running job, before or after it has kept a state to go on from."""
     with work.running():
         (work.partial / "curves").mkdir()
@@ -214,14 +214,14 @@ def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
     table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
     found = of(kind, table)
     assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
-    assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
-    assert str(found[f"least_{kind}"]) == f"least {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
+    assert found[f"lowest_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
+    assert str(found[f"lowest_{kind}"]) == f"lowest {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
 
 
 def test_a_model_beside_itself_says_nothing_by_its_diagonal():
     found = of("cka", cells("a", "a", [[1.0, 0.3], [0.5, 1.0]]))
     assert found["mean_cka"].value == pytest.approx(0.4)
-    assert (found["least_cka"].value, found["least_cka"].at) == (0.3, "layer 0 with 1")
+    assert (found["lowest_cka"].value, found["lowest_cka"].at) == (0.3, "layer 0 with 1")
     assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
 
 
@@ -234,10 +234,10 @@ def test_mlem_and_rsa_have_their_means_and_their_best():
     assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
     found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
     assert found["mean_similarity"].value == 0.3
-    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
+    assert found["highest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
     two = [cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), cells("a", "b", [[0.1, 0.2], [0.0, 0.1]])]
     found = of("rsa", pd.concat(two, ignore_index=True), {"stimuli": 8.0, "mean_similarity": 0.3})
-    assert found["greatest_similarity"].value == 0.2, "of two models, where there are two"
+    assert found["highest_similarity"].value == 0.2, "of two models, where there are two"
     assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
 
 

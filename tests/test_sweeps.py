@@ -271,6 +271,34 @@ def test_a_sweep_without_a_folder_of_its_own_is_one_line(cli):
     assert "the store" in cli("train.py", "-m", "seed=0,1", "store=multirun").error
 
 
+REFUSED_BY_LAUNCHER = {  # settings of a launcher, and what is said of it
+    "n_jobs=0": "ValueError: n_jobs == 0 in Parallel has no meaning",
+    "batch_size=0": "batch_size must be 'auto' or a positive integer",
+    "pre_dispatch=x": "is not a valid or supported arithmetic expression",
+    "backend=evil": "hydra.launcher.backend=evil has no effect",
+    "backend=threading": "hydra.launcher.backend=threading has no effect",
+    "prefer=threads": "hydra.launcher.prefer=threads has no effect",
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED_BY_LAUNCHER)
+def test_what_a_launcher_cannot_do_is_one_line(setting, cli):
+    words = ["-m", "seed=0,1", "hydra/launcher=joblib", f"hydra.launcher.{setting}", "dry_run=true"]
+    assert REFUSED_BY_LAUNCHER[setting] in cli("train.py", *words).error
+
+
+def test_a_dry_run_of_a_sweep_refuses_the_folder_that_the_sweep_would(cli):
+    (cli.folder / "afile").touch()
+    words = ["-m", "seed=0", "dry_run=true"]
+    for folder in ("afile/x", "afile", "/proc/x"):
+        assert "choose hydra.sweep.dir=DIR" in cli("train.py", *words, f"hydra.sweep.dir={folder}").error
+    (cli.folder / "there").mkdir()
+    for folder in ("a/b/c", "there", "there/x"):
+        assert cli("train.py", *words, f"hydra.sweep.dir={folder}").status == 0
+    assert not (cli.folder / "a").exists()
+    assert not list((cli.folder / "there").iterdir())
+
+
 @pytest.mark.parametrize("path", ["/gone/x", "", "."])
 def test_a_variable_of_a_sweep_that_ended_is_ignored(path, cli):
     done = cli("analyze.py", "model=gelu-3l-mini", "data.evaluation_tokens=1024", "dry_run=true", env={SHARED: path})
@@ -433,6 +461,22 @@ def test_a_folder_of_configurations_that_is_none_is_named(place, cli):
     (cli.folder / "afile").touch()
     said = cli("analyze.py", "-cp", f"{cli.folder}/{place}", "-cn", "x").error
     assert f"--config-path={cli.folder}/{place} is no folder" in said or "is no folder" in said
+
+
+@pytest.mark.parametrize("place", ["own", "./own", "nowhere", "own/../own"])
+def test_a_folder_in_place_of_the_packages_needs_its_whole_path(place, cli):
+    (cli.folder / "own").mkdir()
+    error = cli("train.py", "-cp", place, "-cn", "x").error
+    assert f"--config-path={place} must be a whole path, {os.path.abspath(cli.folder / place)}" in error
+
+
+@pytest.mark.parametrize("words", [[], ["stitch=mine"], ["-cn", "mine"], ["-cn", "nope"]])
+def test_a_folder_in_place_of_the_packages_is_said_to_be_that(words, cli):
+    (cli.folder / "own/stitch").mkdir(parents=True)
+    (cli.folder / "own/stitch/mine.yaml").write_text("defaults: [linear, _self_]")
+    (cli.folder / "own/mine.yaml").write_text("defaults: [train, _self_]")
+    error = cli("train.py", "-cp", str(cli.folder / "own"), *words).error
+    assert "by which --config-path replaces the folder of this package; give it as --config-dir" in error
 
 
 @pytest.mark.parametrize(

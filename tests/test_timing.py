@@ -92,8 +92,8 @@ def test_passes_take_their_operations_and_their_outputs(monkeypatch):
 def test_blocks_are_timed_at_the_sizes_of_the_model_and_without_its_weights(monkeypatch):
     shape = shapes.shape_of(composed("model=neox-5l-mini", entry="train").model)
     made = []
-    fill = pass_times._fill
-    monkeypatch.setattr(pass_times, "_fill", lambda module, device: (fill(module, device), made.append(module)))
+    fill = pass_times._fill_weights
+    monkeypatch.setattr(pass_times, "_fill_weights", lambda module, device: (fill(module, device), made.append(module)))
     first = pass_times.seconds_per_operation(shape, 64)
     assert first > 0
     assert pass_times.seconds_per_operation(shape, 64) == first, "it is remembered"

@@ -39,7 +39,7 @@ from thinkalike.training.curves import loggers_of
 from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import rate
 from thinkalike.training.recipe import StitchConfig, whole_rows
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.stitching import StitchTraining
 from thinkalike.training.trainer import fit
 
@@ -54,7 +54,7 @@ def rows():
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
+    return TrainingRun(tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
 
 
 def training(pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):

@@ -274,15 +274,17 @@ def test_a_trajectory_of_own_checkpoints_reads_each_once(cli, text, run_of_a_tra
     table, tables = result.table, result.tables
     assert table["step"].unique().tolist() == [0, 10, 100]
     assert len(table) == 3 * tiny.LAYERS
-    assert (table.loc[table["step"] == 100, "to_last"] - 1).abs().max() < 1e-6
-    assert table.loc[table["step"] < 100, "to_last"].max() < 0.9, "control: these have nothing to do with each other"
-    assert (table["to_last_low"] <= table["to_last"]).all()
-    assert table.loc[table["step"] == 0, "to_previous"].isna().all()
-    angle = math.acos(table.loc[table["step"] == 10, "to_previous_uncorrected"].iloc[0])
+    assert (table.loc[table["step"] == 100, "similarity_to_last"] - 1).abs().max() < 1e-6
+    assert table.loc[table["step"] < 100, "similarity_to_last"].max() < 0.9, (
+        "control: these have nothing to do with each other"
+    )
+    assert (table["similarity_to_last_low"] <= table["similarity_to_last"]).all()
+    assert table.loc[table["step"] == 0, "similarity_to_previous"].isna().all()
+    angle = math.acos(table.loc[table["step"] == 10, "similarity_to_previous_uncorrected"].iloc[0])
     assert table.loc[table["step"] == 10, "speed_uncorrected"].iloc[0] == pytest.approx(angle / math.log2(11))
-    matrix = tables["likeness"].query("layer == 0").pivot(index="step", columns="other", values="value")
+    matrix = tables["similarity"].query("layer == 0").pivot(index="step", columns="other_step", values="value")
     assert np.allclose(matrix, matrix.T)
-    assert matrix.loc[10, 100] == pytest.approx(table.query("layer == 0 and step == 10")["to_last"].iloc[0])
+    assert matrix.loc[10, 100] == pytest.approx(table.query("layer == 0 and step == 10")["similarity_to_last"].iloc[0])
     assert set(tables["onsets"]["feature"]) == {"PoS", "Question"}
     losses = cli("analyze.py", "measure=loss", f"model={run_of_a_trainer}", "model.revision=checkpoint-10", *text)
     assert tables["losses"]["loss"][1] == pytest.approx(losses.result.scalars["loss"], rel=0.02)
@@ -318,12 +320,12 @@ def test_a_run_that_repeats_its_first_half_is_seen_to(cli, text, run_of_a_traine
     for step, copied in {0: 0, 10: 10, 20: 0, 30: 10}.items():
         (tmp_path / f"checkpoint-{step}").symlink_to(run_of_a_trainer / f"checkpoint-{copied}")
     result = cli("analyze.py", *ASKED, f"model={tmp_path}", *text).result
-    cells = result.tables["likeness"].pivot(index=["layer", "step"], columns="other", values="value")
+    cells = result.tables["similarity"].pivot(index=["layer", "step"], columns="other_step", values="value")
     first, second = cells.xs(0, level="step"), cells.xs(10, level="step")
     assert np.allclose(first[20], 1)
     assert np.allclose(second[30], 1)
     assert first[[10, 30]].max(axis=None) < 0.9, "control"
-    assert np.allclose(result.table.query("step == 10")["to_last"], 1)
+    assert np.allclose(result.table.query("step == 10")["similarity_to_last"], 1)
     features = result.tables["features"].set_index(["layer", "feature", "step"])["accuracy"].unstack("step")
     assert np.allclose(features[[0, 10]], features[[20, 30]])
 

@@ -1,19 +1,22 @@
 """Do two language models compute with the same representations, and if not, what differs?
 
     stitch(a, b)                   can b use what a computes?
-    compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ruler, ... or your function
+    ruler(a, b)                    how similar are they, in bits of a rounded copy?
+    compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ... or your function
         measure="distance", site=["attn_out", "mlp_out"]   at which component does a changed copy begin to differ?
     mlem(a, stimuli=frame)         which features of words explain the distances in each layer?
     rsa([a, b], stimuli=frame)     how alike are their distances of words?
     diff(base, tuned)              what did a change do?
     lineage(a, b)                  does b derive from a, and which of its blocks?
     trajectory("./run")            how do representations form over checkpoints?
+    loss(a)                        how well does it predict held-out text?
 
 Each is `run` of a job, an object such as `Compare(a, b, measure="cka")`; `thinkalike.jobs.Stitch` is that of a stitch.
 
 Models are names, folders, or in memory, as `load_model` and TransformerLens have them; arrays or files of states take
 their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each
-gives a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loaded when it is first used.
+gives a `Result`: `print(result)` is the screen, `.summary` its sentences, `.table` begins with what matters, and
+`.details`, `.arrays`, `.plot()` and `.save(folder)` have the rest. A name is loaded when it is first used.
 """
 
 from importlib import import_module
@@ -24,8 +27,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.functions import compare as compare
     from thinkalike.functions import diff as diff
     from thinkalike.functions import lineage as lineage
+    from thinkalike.functions import loss as loss
     from thinkalike.functions import mlem as mlem
     from thinkalike.functions import rsa as rsa
+    from thinkalike.functions import ruler as ruler
     from thinkalike.functions import stitch as stitch
     from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
@@ -36,6 +41,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.jobs import Loss as Loss
     from thinkalike.jobs import Mlem as Mlem
     from thinkalike.jobs import Rsa as Rsa
+    from thinkalike.jobs import Ruler as Ruler
     from thinkalike.jobs import Trajectory as Trajectory
     from thinkalike.jobs import run as run
     from thinkalike.listing import results as results
@@ -71,8 +77,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     __version__: str
 
 _NAMES = {  # in the order of their documentation
-    "functions": ["stitch", "compare", "mlem", "rsa", "diff", "lineage", "trajectory"],
-    "jobs": ["run", "Job", "Compare", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
+    "functions": ["stitch", "compare", "ruler", "mlem", "rsa", "diff", "lineage", "loss", "trajectory"],
+    "jobs": ["run", "Job", "Compare", "Ruler", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
     "writing": ["write_states", "write_prompts", "index_states"],
     "store": ["Result", "open_result"],
     "listing": ["results"],

@@ -14,7 +14,7 @@ from typing import TypeVar
 from thinkalike.config import JobConfig, SettingValues
 from thinkalike.config.groups import with_changes
 from thinkalike.errors import ConfigError
-from thinkalike.forecast import forecast, in_words
+from thinkalike.forecast import duration_in_words, forecast
 from thinkalike.instruments import asked_for, instrument_of
 from thinkalike.models.shapes import Shape
 
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=JobConfig)
 
 LONG_SECONDS = 600.0  # a longer job is offered a budget
-TOLERANCE = 1.2  # a job that takes so many times its budget is still within it
-OFFERED = ("10min", "30min", "2h", "8h")
-UNITS = {"s": 1, "min": 60, "h": 3600}  # seconds
+BUDGET_TOLERANCE = 1.2  # a job that takes so many times its budget is still within it
+OFFERED_BUDGETS = ("10min", "30min", "2h", "8h")
+SECONDS_PER_UNIT = {"s": 1, "min": 60, "h": 3600}  # seconds
 OF_SEVERAL_JOBS = ("experiment", "models", "activations")
 
 
@@ -55,11 +55,11 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     job = smaller(config, chosen, config.budget)
     if job is None:
         raise ConfigError(
-            f"budget={config.budget} is for a comparison or stitch of models of known size, and "
-            "chooses the layers and the amount of text that are left open; leave it out"
+            f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
+            "of known size, and this job has nothing to choose; leave it out"
         )
-    log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, in_words(job.seconds))
-    if job.seconds > TOLERANCE * seconds_of(config.budget):
+    log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, duration_in_words(job.seconds))
+    if job.seconds > BUDGET_TOLERANCE * seconds_of_budget(config.budget):
         log.warning(
             "warning: this is the least that this job does, and takes longer than budget=%s",
             config.budget,
@@ -75,9 +75,9 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
     """
     if seconds <= LONG_SECONDS:
         return ""
-    for budget in OFFERED:
+    for budget in OFFERED_BUDGETS:
         job = smaller(config, chosen, budget)
-        if job is not None and job.seconds <= TOLERANCE * seconds_of(budget) < seconds:
+        if job is not None and job.seconds <= BUDGET_TOLERANCE * seconds_of_budget(budget) < seconds:
             return f"; budget={budget} does {job.words}"
     return ""
 
@@ -94,26 +94,29 @@ def smaller(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJ
     if len(choices) > 1 and all(choice == choices[0] for choice in choices):
         return None
 
-    allowed = seconds_of(budget)
+    allowed = seconds_of_budget(budget)
     job = None
     for choice in choices:
         changed = _with_choice(config, choice)
         seconds = forecast(changed, looks_up=False).seconds()
-        job = SmallerJob(changed, in_words_of(choice), seconds)
+        job = SmallerJob(changed, settings_in_words(choice), seconds)
         if seconds <= allowed:
             break
     return job
 
 
 def _choices(config: JobConfig, chosen: Collection[str]) -> Sequence[SettingValues]:
-    """Return settings of less and less work, without those that are chosen already."""
+    """Return settings of less and less work, without those that are chosen already.
+
+    There are none if a model has an unknown shape, because its work cannot be forecast.
+    """
     (job,) = asked_for(config)
     instrument = instrument_of(job)
     shapes: dict[str, Shape] = {}
-    for part, shape in instrument.shapes_of(job).items():
+    for model_part, shape in instrument.shapes_of(job).items():
         if shape is None:
             return []
-        shapes[part] = shape
+        shapes[model_part] = shape
 
     choices = []
     for settings in instrument.smaller(job, shapes, chosen):
@@ -128,14 +131,14 @@ def _choices(config: JobConfig, chosen: Collection[str]) -> Sequence[SettingValu
 def _with_choice(config: Config, choice: SettingValues) -> Config:
     """Return a configuration with other values, by their keys, which are checked."""
     for key, value in choice.items():
-        part, _, name = key.partition(".")
-        if name:
-            value = with_changes(getattr(config, part), {name: value})
-        config = with_changes(config, {part: value})
+        field_name, _, setting = key.partition(".")
+        if setting:
+            value = with_changes(getattr(config, field_name), {setting: value})
+        config = with_changes(config, {field_name: value})
     return config
 
 
-def in_words_of(settings: Mapping[str, object]) -> str:
+def settings_in_words(settings: Mapping[str, object]) -> str:
     """Return settings in words, the layers first: "layers 0→0, 5→6, data.evaluation_tokens=8192"."""
     words = []
     layers = settings.get("layers")
@@ -148,8 +151,8 @@ def in_words_of(settings: Mapping[str, object]) -> str:
     return ", ".join(words) or "all of it"
 
 
-def seconds_of(budget: str) -> float:
+def seconds_of_budget(budget: str) -> float:
     """Return the seconds of a budget such as 90s, 5min or 2h."""
     matched = re.fullmatch("([0-9]+)(s|min|h)", budget)
     assert matched is not None, "the schema allows no other budget"
-    return float(matched[1]) * UNITS[matched[2]]
+    return float(matched[1]) * SECONDS_PER_UNIT[matched[2]]

@@ -21,13 +21,14 @@ A module is imported when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from thinkalike.errors import ConfigError, one_of, short
+from thinkalike.former_columns import FormerColumns
 from thinkalike.plugins import is_plugin
-from thinkalike.registry import CORE, OF_STATES, OF_USER, Entry, Place, Registered, studies
+from thinkalike.registry import CORE, OF_STATES, OF_USER, KindEntry, ObjectReference, Registered, studies
 
 GROUP = "thinkalike.instruments"
 THIS_PACKAGE = "thinkalike"
@@ -35,8 +36,8 @@ THIS_PACKAGE = "thinkalike"
 
 def _of_installed_packages() -> Registered:
     """Return what the entry points of other packages add."""
-    entries: dict[str, list[Entry]] = {"task": [], "measure": [], "subjects": []}
-    places: dict[str, dict[str, Place]] = {"settings": {}, "conf": {}}
+    entries: dict[str, list[KindEntry]] = {"task": [], "measure": [], "subjects": []}
+    objects: dict[str, dict[str, ObjectReference]] = {"settings": {}, "conf": {}}
     experiment = None
     for point in sorted(entry_points(group=GROUP)):
         # An older version of this package may be installed, which this checkout replaces.
@@ -44,55 +45,65 @@ def _of_installed_packages() -> Registered:
             continue
         kind, _, name = point.name.partition(".")
         if kind in entries:
-            entries[kind].append(Entry(point.module, point.attr, name))
+            entries[kind].append(KindEntry(point.module, point.attr, name))
         elif kind == "layer_measure":
-            entry = Entry(point.module, point.attr, name, through=OF_STATES)
+            entry = KindEntry(point.module, point.attr, name, through=OF_STATES)
             entries["measure"].append(entry)
-        elif kind in places:
-            places[kind][name] = Place(point.module, point.attr)
+        elif kind in objects:
+            objects[kind][name] = ObjectReference(point.module, point.attr)
         elif kind == "experiment":
-            experiment = Place(point.module, point.attr)
+            experiment = ObjectReference(point.module, point.attr)
     return Registered(
         tasks=tuple(entries["task"]),
         measures=tuple(entries["measure"]),
         subjects=tuple(entries["subjects"]),
-        settings=places["settings"],
-        conf=places["conf"],
+        settings=objects["settings"],
+        conf=objects["conf"],
         experiment=experiment,
     )
 
 
-def _by_kind(entries: Iterable[Entry]) -> dict[str, Entry]:
+def _entries_by_kind(entries: Iterable[KindEntry]) -> dict[str, KindEntry]:
     """Return entries by their names on the command line, in alphabetical order."""
     return {entry.kind: entry for entry in sorted(entries, key=lambda entry: entry.kind)}
 
 
-def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[Place]]:
-    """Return by the part of a configuration the schemas that add settings to it."""
-    schemas: dict[str, list[Place]] = {}
+def _former_columns_by_kind(packages: Iterable[Registered]) -> dict[str, dict[str, str]]:
+    """Return by the kind of a result how earlier versions named its columns and tables."""
+    former_columns: dict[str, dict[str, str]] = {}
     for package in packages:
-        for name, place in sorted(package.settings.items()):
-            part = name.partition(".")[0]
-            schemas.setdefault(part, []).append(place)
+        for kind, names in package.former_columns.items():
+            former_columns.setdefault(kind, {}).update(names)
+    return former_columns
+
+
+def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[ObjectReference]]:
+    """Return by the part of a configuration the schemas that add settings to it."""
+    schemas: dict[str, list[ObjectReference]] = {}
+    for package in packages:
+        for name, schema in sorted(package.settings.items()):
+            part_name = name.partition(".")[0]
+            schemas.setdefault(part_name, []).append(schema)
     return schemas
 
 
 PACKAGES = (CORE, studies(), _of_installed_packages())
-TASKS = _by_kind(entry for package in PACKAGES for entry in package.tasks)
-MEASURES = _by_kind(entry for package in PACKAGES for entry in package.measures)
-SUBJECTS = _by_kind(entry for package in PACKAGES for entry in package.subjects)
+TASKS = _entries_by_kind(entry for package in PACKAGES for entry in package.tasks)
+MEASURES = _entries_by_kind(entry for package in PACKAGES for entry in package.measures)
+SUBJECTS = _entries_by_kind(entry for package in PACKAGES for entry in package.subjects)
 ADDED_SETTINGS = _schemas_by_part(PACKAGES)
+FORMER_COLUMNS: Mapping[str, FormerColumns] = _former_columns_by_kind(PACKAGES)
 
 
 def conf_folders() -> dict[str, Path]:
     """Return by name the folders of configuration groups that installed packages have."""
-    places: dict[str, Place] = {}
+    folders: dict[str, ObjectReference] = {}
     for package in PACKAGES:
-        places |= package.conf
-    return {name: Path(str(place.load())) for name, place in sorted(places.items())}
+        folders |= package.conf
+    return {name: Path(str(folder.load())) for name, folder in sorted(folders.items())}
 
 
-def measure_entry(kind: str) -> Entry | str:
+def measure_entry(kind: str) -> KindEntry | str:
     """Return the entry of a kind of measure; FILE.py:NAME stays as it is."""
     if is_plugin(kind):
         return kind
@@ -100,7 +111,7 @@ def measure_entry(kind: str) -> Entry | str:
     return MEASURES[kind]
 
 
-def instrument(entry: Entry | str) -> object:
+def instrument(entry: KindEntry | str) -> object:
     """Return the `Instrument` of an entry, or that of a user's measure FILE.py:NAME.
 
     `thinkalike.job.lookup` gives it with its type, which this module does not know.
@@ -113,11 +124,15 @@ def instrument(entry: Entry | str) -> object:
 
 
 def experiment_named(name: str) -> object:
-    """Return the `Instrument` of an experiment, which one of the packages has."""
-    places = [package.experiment for package in PACKAGES if package.experiment is not None]
-    if not places:
+    """Return the `Instrument` of an experiment, from the last package that has experiments.
+
+    Raises:
+        ConfigError: No package has experiments.
+    """
+    lookups = [package.experiment for package in PACKAGES if package.experiment is not None]
+    if not lookups:
         raise ConfigError(f"experiment={short(name)}: no installed package has experiments")
-    return places[-1].call(name)
+    return lookups[-1].call(name)
 
 
 def title_of(kind: str) -> str:

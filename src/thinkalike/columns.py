@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from thinkalike.files import ForeignFileError, open_regular
+from thinkalike.former_columns import FormerColumns, by_present_names
 
 if TYPE_CHECKING:
     import pandas as pd  # which takes half a second to import
@@ -124,6 +125,16 @@ class Columns:
             filled = [math.nan if value is None else value for value in values]
             columns[name] = pd.Series(filled, dtype=dtypes.get(self.kinds[name]))
         return pd.DataFrame(columns)
+
+    def renamed(self, former_columns: FormerColumns, table: str) -> Columns:
+        """Return a stored table with the present names of its columns."""
+        if not former_columns:
+            return self
+        values = by_present_names(self.values, former_columns, table)
+        kinds = by_present_names(self.kinds, former_columns, table)
+        if len(values) < len(self.values):
+            raise ForeignFileError("it has a column twice, under its former and its present name")
+        return Columns(values, kinds)
 
     @property
     def names(self) -> list[str]:

@@ -200,19 +200,19 @@ def _labelled_jobs(config: JobConfig) -> list[tuple[str, JobConfig]]:
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
         requested = instrument_of(config).labelled_jobs(config)
     else:
-        requested = [(_label(job), job) for job in asked_for(config)]
+        requested = [(_label_of_job(job), job) for job in asked_for(config)]
 
     labelled: list[tuple[str, JobConfig]] = []
     for label, job in requested:
-        known = [earlier for _, earlier in labelled]
+        earlier_jobs = [earlier for _, earlier in labelled]
         for needed in instrument_of(job).prepared(job):
-            if needed not in known:
-                labelled.append((_label(needed), needed))
+            if needed not in earlier_jobs:
+                labelled.append((_label_of_job(needed), needed))
         labelled.append((label, job))
     return labelled
 
 
-def _label(config: JobConfig) -> str:
+def _label_of_job(config: JobConfig) -> str:
     """Return the kind of a job with its models."""
     kind = instrument_of(config)
     names = told_apart(list(kind.models_of(config).values()))
@@ -226,18 +226,18 @@ def _forecast_of_job(label: str, config: JobConfig, looks_up: bool) -> ForecastJ
     kind = instrument_of(config)
     names = told_apart(list(kind.models_of(config).values()))
     shapes = kind.shapes_of(config)
-    known = {part: shape for part, shape in shapes.items() if shape is not None}
+    known_shapes = {name: shape for name, shape in shapes.items() if shape is not None}
     job = ForecastJob(
         label,
         is_stored=looks_up and is_known_done(kind, config),
         shapes=dict(zip(names, shapes.values(), strict=True)),
         precision=precision_of(config.model.dtype, config.trainer),
-        bytes_beside_models=_bytes_of_process(config, known),
+        bytes_beside_models=_bytes_of_process(config, known_shapes),
     )
     has_recorded_states = bool(getattr(config, "activations", None))
-    if has_recorded_states or len(known) < len(shapes):
+    if has_recorded_states or len(known_shapes) < len(shapes):
         return job
-    return _with_work(job, kind, config, known)
+    return _with_work(job, kind, config, known_shapes)
 
 
 def _bytes_of_process(config: JobConfig, shapes: Mapping[str, Shape]) -> float:
@@ -250,11 +250,11 @@ def _bytes_of_process(config: JobConfig, shapes: Mapping[str, Shape]) -> float:
 
 def _with_work(job: ForecastJob, kind: AnyInstrument, config: JobConfig, shapes: Mapping[str, Shape]) -> ForecastJob:
     """Return a job with what its instrument says of its work."""
-    held = FRAGMENTATION * kind.holds(config, shapes)
+    bytes_of_job = FRAGMENTATION * kind.holds(config, shapes)
     job = replace(
         job,
         passes=[of_model for of_model in kind.passes(config, shapes) if of_model.tokens],
-        bytes_beside_models=job.bytes_beside_models + held,
+        bytes_beside_models=job.bytes_beside_models + bytes_of_job,
     )
     if shapes:
         job = replace(job, time_work=partial(kind.seconds, config, shapes))
@@ -264,7 +264,7 @@ def _with_work(job: ForecastJob, kind: AnyInstrument, config: JobConfig, shapes:
 # ---- in words
 
 
-def in_words(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """Return a time in its largest fitting unit, such as 40 minutes."""
     units = [(HOUR, "hours"), (60, "minutes"), (1, "seconds")]
     size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size - 1)
@@ -279,7 +279,7 @@ def show(plan: Forecast, seconds: float | None = None) -> None:
         seconds: Their time on this machine, if it is known.
     """
     if plan.jobs:
-        rows = [row for job in plan.jobs for row in _rows(job)]
+        rows = [row for job in plan.jobs for row in _table_rows(job)]
         columns = [
             text_column("job", [label for label, _, _ in rows]),
             number_column("tokens read", [tokens for _, tokens, _ in rows]),
@@ -290,7 +290,7 @@ def show(plan: Forecast, seconds: float | None = None) -> None:
         show_text(line)
 
 
-def _rows(job: ForecastJob) -> list[tuple[str, str, str]]:
+def _table_rows(job: ForecastJob) -> list[tuple[str, str, str]]:
     """Return a row with the label of a job, and rows of its passes: their tokens and FLOPs."""
     if job.is_stored:
         return [(f"{job.label}: in the store", "", "")]
@@ -317,7 +317,7 @@ def summary(plan: Forecast, seconds: float | None = None) -> list[str]:
             hours = plan.hours(gpu)
             lines.append(f"{hours:.2g} hours on one 80 GB {gpu} at {SHARE_OF_PEAK:.0%} of its peak")
     if seconds is not None:
-        time = in_words(seconds)
+        time = duration_in_words(seconds)
         lines.append(f"about {time} on this machine, as small steps of it were timed")
 
     unknown: dict[str, None] = {}

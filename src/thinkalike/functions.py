@@ -26,7 +26,19 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.errors import ConfigError
 from thinkalike.global_state import isolated
 from thinkalike.inputs import is_model
-from thinkalike.jobs import Compare, Diff, Job, Lineage, Mlem, Rsa, Stitch, Trajectory, run
+from thinkalike.jobs import (
+    Compare,
+    Diff,
+    Job,
+    Lineage,
+    Loss,
+    Mlem,
+    Rsa,
+    Ruler,
+    Stitch,
+    Trajectory,
+    run,
+)
 from thinkalike.jobs.plain_values import checked_plain
 from thinkalike.measures.distances.rsa import rsa_of_models
 from thinkalike.store import Result
@@ -67,6 +79,10 @@ stitch = function_of(Stitch)
 """Run a job of `thinkalike.jobs.Stitch`, which declares the arguments."""
 compare = function_of(Compare)
 """Run a job of `thinkalike.jobs.Compare`, which declares the arguments."""
+ruler = function_of(Ruler)
+"""Run a job of `thinkalike.jobs.Ruler`, which declares the arguments."""
+loss = function_of(Loss)
+"""Run a job of `thinkalike.jobs.Loss`, which declares the arguments."""
 mlem = function_of(Mlem)
 """Run a job of `thinkalike.jobs.Mlem`, which declares the arguments."""
 diff = function_of(Diff)

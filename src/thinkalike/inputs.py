@@ -3,7 +3,6 @@
     model_configs({"source": "gpt2", "target": (module, tokenizer)}, {})
     text_config(["One text.", "Another one."], {})
     stimuli_config(pandas.DataFrame(...), {"sample": 100})
-    recorded({"low": array, "high": array}, argument="source", number=1)
 
 Errors name the argument of the function.
 """
@@ -29,14 +28,13 @@ from collections.abc import (
 )
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike.arguments import shown, tensor_of
+from thinkalike.arguments import shown
 from thinkalike.config import (
     DataConfig,
     ModelConfig,
@@ -54,12 +52,10 @@ from thinkalike.config.in_memory import (
     TextInMemory,
     loaded_model_config,
 )
-from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import made
-from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER
 from thinkalike.data.tables import MARKS, with_named_index
 from thinkalike.digests import runs_own_code, tokenizer_fingerprint
-from thinkalike.errors import ConfigError, one_line, plain_line
+from thinkalike.errors import ConfigError, one_line
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import identity_of
 from thinkalike.models.labels import label
@@ -67,20 +63,26 @@ from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import entries_of
 from thinkalike.shards.index import holds_states
+from thinkalike.state_arguments import is_file_of_states
 
 Tokenizer = Callable[..., object]  # of transformers
 ModelPair = tuple[nn.Module, Tokenizer]
 Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | ModelPair
-Arrays = np.ndarray | Tensor | pd.DataFrame | Mapping[str, object]
+
+
+class HasCache(Protocol):
+    """The `ActivationCache` of TransformerLens, which need not be installed."""
+
+    cache_dict: dict[str, Tensor]
+
+
+Layer = np.ndarray | Tensor | pd.DataFrame
+# of a list of layers, see `thinkalike.state_arguments`; a cache of TransformerLens goes, too
+Arrays = Layer | Mapping[str, object] | Sequence[Layer] | HasCache
 Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, object]]
 StimulusTable = str | os.PathLike[str] | pd.DataFrame
 
-RECORDING_FILES = (".npz", ".safetensors")
-RESERVED = (IDS, RUNS, "__metadata__")  # names in a file of recorded states that are no layers
-LONGEST_NAME = 1000  # letters of the name of a layer
-LONGEST_IN_MESSAGE = 40  # letters of the name of a layer that a message has
 DIGEST_DIGITS = 16
-FLOAT32_BYTES = 4
 TABLE_FILES = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}
 
 
@@ -93,7 +95,7 @@ def is_model(side: object) -> bool:
     Otherwise it is recorded states.
     """
     if isinstance(side, str | os.PathLike):
-        return Path(side).suffix not in RECORDING_FILES
+        return not is_file_of_states(side)
     is_bridge = type(side).__name__ == "TransformerBridge"
     return is_bridge or is_pair(side) or isinstance(side, ModelConfig | FrozenModel)
 
@@ -232,76 +234,6 @@ def _share_a_name(config: LoadedModelConfig, other: ModelConfig) -> bool:
     has_same_weights = config.digest.partition(" ")[0] == other.digest.partition(" ")[0]
     has_other_site = (config.site, config.head) != (other.site, other.head)
     return not (has_same_weights and has_other_site)
-
-
-# ---- recorded states
-
-
-def recorded(side: object, argument: str, number: int) -> str | RecordedArrays:
-    """Return recorded states of stimuli: the path of their file, or arrays in memory.
-
-    Args:
-        side: A path, an array, or arrays by the names of layers.
-        argument: The name of the argument, which errors have.
-        number: Which of the recorded sides it is, from 1, by which tables call arrays.
-    """
-    if isinstance(side, str | os.PathLike):
-        return os.fspath(side)
-    layers: dict[str, Tensor] = {}
-    if isinstance(side, Mapping):
-        for name, states in side.items():
-            place = f"{argument}[{name!r}]"
-            _check_layer_name(name, layers, argument, place)
-            layers[str(name)] = _layer_states(states, place)
-        if not layers:
-            raise ConfigError(f"{argument} has no layers: give an array for each, by its name")
-    else:
-        layers[UNNAMED_LAYER] = _layer_states(side, argument)
-    name_in_tables = "arrays" if number == 1 else f"arrays{number}"
-    return RecordedArrays(name_in_tables, argument, layers)
-
-
-def _check_layer_name(name: object, earlier: Container[str], argument: str, place: str) -> None:
-    """Check that a layer has a name of its own.
-
-    Args:
-        earlier: The names of the layers before it.
-        argument: The name of the argument.
-        place: The argument with the name of the layer.
-    """
-    is_name = isinstance(name, str | int) and not isinstance(name, bool)
-    if not is_name or str(name) in ("", *RESERVED) or str(name) in earlier:
-        raise ConfigError(f"{place}: a layer has a name or a number of its own, but none of {', '.join(RESERVED)}")
-    written = str(name)
-    if plain_line(written) != written or len(written) > LONGEST_NAME:
-        raise ConfigError(
-            f"{argument}[{written[:LONGEST_IN_MESSAGE]!r}]: the name of a layer has at most "
-            f"{LONGEST_NAME} letters, and no line breaks, control characters or halves of surrogate "
-            "pairs"
-        )
-
-
-def _layer_states(states: object, place: str) -> Tensor:
-    try:
-        tensor = tensor_of(states, Float, place).detach().cpu()
-    except ValueError as error:
-        raise ConfigError(error) from None
-    if tensor.ndim < 2 or not tensor.numel():
-        raise ConfigError(
-            f"{place} has shape {tuple(tensor.shape)}: give states of (stimuli, width) or (layers, stimuli, width)"
-        )
-    if tensor.dtype.itemsize < FLOAT32_BYTES:  # NumPy has no bfloat16
-        return tensor.float()
-    return tensor
-
-
-def numbered_rows(arrays: RecordedArrays) -> pd.DataFrame:
-    """Return stimuli that stand for the rows of arrays, whose order alone is known."""
-    states = next(iter(arrays.layers.values()))
-    count = states.shape[-2]
-    if count < 2:
-        raise ConfigError(f"{arrays.argument} has 1 row, and nothing to compare it with: give at least 4")
-    return pd.DataFrame({"text": list(map(str, range(count))), "row": np.arange(count) / count})
 
 
 # ---- texts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import one_line
-from thinkalike.store import Job, Result
+from thinkalike.store import Result, StoredJob
 
 if TYPE_CHECKING:
     import wandb
@@ -114,7 +114,7 @@ def wandb_run(mode: str, store: Path, options: RunOptions) -> wandb.Run:
 
 @contextlib.contextmanager
 def tracked(
-    config: LoggerConfig, job: Job, inputs: Mapping[str, object], settings: Mapping[str, object]
+    config: LoggerConfig, job: StoredJob, inputs: Mapping[str, object], settings: Mapping[str, object]
 ) -> Iterator[Wandb]:
     """Log a job while this is open; the environment variable WANDB_MODE takes precedence."""
     options = RunOptions(

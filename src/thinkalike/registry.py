@@ -9,13 +9,15 @@ Other packages have such rows as entry points, see `thinkalike.catalogue`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 
+from thinkalike.former_columns import FormerColumns
+
 
 @dataclass(frozen=True)
-class Place:
+class ObjectReference:
     """Names an object of a module, which is imported when it is first used."""
 
     module: str
@@ -35,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry(Place):
+class KindEntry(ObjectReference):
     """An instrument, or a measure of layer pairs.
 
     Attributes:
@@ -46,7 +48,7 @@ class Entry(Place):
 
     kind: str
     title: str = ""
-    through: Place | None = None
+    through: ObjectReference | None = None
 
 
 @dataclass(frozen=True)
@@ -60,35 +62,152 @@ class Registered:
             adds settings to it.
         conf: By name the path of a folder of configuration groups.
         experiment: A function from the name of an experiment to its instrument.
+        former_columns: By the kind of a result, how earlier versions named its tables, columns and
+            numbers.
     """
 
-    tasks: tuple[Entry, ...] = ()
-    measures: tuple[Entry, ...] = ()
-    subjects: tuple[Entry, ...] = ()
-    settings: Mapping[str, Place] = field(default_factory=dict)
-    conf: Mapping[str, Place] = field(default_factory=dict)
-    experiment: Place | None = None
+    tasks: tuple[KindEntry, ...] = ()
+    measures: tuple[KindEntry, ...] = ()
+    subjects: tuple[KindEntry, ...] = ()
+    settings: Mapping[str, ObjectReference] = field(default_factory=dict)
+    conf: Mapping[str, ObjectReference] = field(default_factory=dict)
+    experiment: ObjectReference | None = None
+    former_columns: Mapping[str, FormerColumns] = field(default_factory=dict)
 
 
-OF_STATES = Place("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
-OF_OUTPUTS = Place("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
+OF_STATES = ObjectReference("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
+OF_OUTPUTS = ObjectReference("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
 # makes an instrument of FILE.py:NAME
-OF_USER = Place("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
+OF_USER = ObjectReference("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
 
 
-def _by_states(module: str, name: str, kind: str, title: str) -> Entry:
+def _by_states(module: str, name: str, kind: str, title: str) -> KindEntry:
     """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares states."""
-    return Entry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
+    return KindEntry(f"thinkalike.measures.{module}", name, kind, title, through=OF_STATES)
 
 
-def _by_outputs(name: str, kind: str, title: str) -> Entry:
+def _by_outputs(name: str, kind: str, title: str) -> KindEntry:
     """Return the row of a `LayerMeasure` of `thinkalike.measures` that compares outputs."""
-    return Entry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
+    return KindEntry("thinkalike.measures.outputs", name, kind, title, through=OF_OUTPUTS)
 
 
-def _instrument(module: str, name: str, kind: str, title: str = "") -> Entry:
+def _instrument(module: str, name: str, kind: str, title: str = "") -> KindEntry:
     """Return the row of an instrument of `thinkalike.instruments`."""
-    return Entry(f"thinkalike.instruments.{module}", name, kind, title)
+    return KindEntry(f"thinkalike.instruments.{module}", name, kind, title)
+
+
+# ---- what earlier versions called tables, columns and numbers, see `thinkalike.former_columns`
+
+OF_TEXT: FormerColumns = {"effective_sample_size": "effective_documents"}
+OF_RULER: FormerColumns = {
+    "value_forward": "there",
+    "value_backward": "back",
+    "above_local_mixing": "beyond",
+    "source_local_mixing": "source_mixing",
+    "target_local_mixing": "target_mixing",
+    "source_random_control": "source_untrained",
+    "target_random_control": "target_untrained",
+    "source_equivalent_bits": "source_bits",
+    "target_equivalent_bits": "target_bits",
+    "calibration_points.csv": "rungs.csv",
+    "calibration_point": "rung",
+}
+
+
+def _of_layer_pairs(kind: str) -> FormerColumns:
+    """Return the former names of a measure of layer pairs."""
+    return {
+        **OF_TEXT,
+        **OF_RULER,
+        "equivalent_bits.csv": "readings.csv",
+        f"lowest_{kind}": f"least_{kind}",
+        f"highest_{kind}": f"greatest_{kind}",
+        "conditional_on": "given",
+        "including_massive_activations": "with_massive",
+        "null_mean": "null",
+        "p_corrected": "p_of_largest",
+        "lowest_p_corrected": "largest_p",
+    }
+
+
+def _former_columns(measures: tuple[KindEntry, ...]) -> dict[str, FormerColumns]:
+    """Return the former names of the core, by the kind of a result.
+
+    Args:
+        measures: The measures of the core.
+    """
+    of_layer_pairs = {"cka", "r2", "distance"}
+    of_layer_pairs |= {entry.kind for entry in measures if entry.through is not None}
+    by_kind = {kind: _of_layer_pairs(kind) for kind in of_layer_pairs}
+    by_kind["r2"] = {**by_kind["r2"], "r2_forward": "plain", "r2_backward": "plain_back"}
+    by_kind["stitching"] = {
+        **OF_TEXT,
+        "equivalent_bits": "reading",
+        "upper_bound_of_gain": "left_to_gain",
+        "residual_r2": "similarity",
+        "residual_r2_forward": "similarity_there",
+        "residual_r2_backward": "similarity_back",
+        "above_local_mixing": "similarity_beyond",
+        "local_mixing": "similarity_mixing",
+    }
+    by_kind["ruler"] = {
+        **OF_TEXT,
+        **OF_RULER,
+        "residual_r2": "shared",
+        "equivalent_bits_of_source": "bits_of_source",
+        "equivalent_bits_of_target": "bits_of_target",
+    }
+    by_kind["loss"] = OF_TEXT
+    by_kind["diff"] = {
+        **OF_TEXT,
+        "relative_weight_change": "weights",
+        "onset": "entering",
+        "restoring_effect": "goes",
+        "transplanting_effect": "comes",
+        "table.mean_effect": "share",
+        "outputs.mean_effect": "share",
+        "directions.share_of_change": "share",
+        "table.weight_change_beyond_control": "beyond",
+        "words.change_beyond_null": "beyond",
+        "tokens.null_mean": "null",
+        "modules": "parts",
+        "p_of_farthest_module": "part_p",
+        "kl_of_compared_tokens": "kl_of_part",
+        "compared_tokens": "tokens_of_part",
+    }
+    by_kind["lineage"] = {
+        "source_module": "source_part",
+        "target_module": "target_part",
+        "similar_units": "alike",
+        "lowest_p_corrected": "least_p_corrected",
+        "relations.units_in_place": "shared",
+        "relations.lowest_p_corrected": "least_p",
+    }
+    by_kind["mlem"] = {
+        "split_half_reference": "reference",
+        "split_half_reference_of_words": "reference_of_words",
+        "share_of_reference": "share",
+        "conditional_on_word": "given_word",
+        "including_massive_activations": "with_massive",
+        "p_corrected": "p_of_largest",
+        "levels.other_level": "other",
+    }
+    by_kind["rsa"] = {
+        "highest_similarity": "greatest_similarity",
+        "conditional_on_word": "given_word",
+        "including_massive_activations": "with_massive",
+        "p_corrected": "p_of_largest",
+    }
+    by_kind["trajectory"] = {
+        **OF_TEXT,
+        "similarity.csv": "likeness.csv",
+        "similarity.other_step": "other",
+        "similarity_to_last": "to_last",
+        "similarity_to_previous": "to_previous",
+        "similarity_settles": "likeness_settles",
+        "features.null_threshold": "null",
+    }
+    return by_kind
 
 
 CORE = Registered(
@@ -113,16 +232,17 @@ CORE = Registered(
         _by_outputs("Disagreement", "disagreement", "disagreement of the top token"),
         _instrument("ruler.instrument", "Ruler", "ruler"),
         _instrument("distance", "Distance", "distance", "relative distance of states"),
-        _instrument("loss", "Loss", "loss"),
-        _instrument("diff.instrument", "Diff", "diff"),
-        _instrument("lineage.instrument", "Lineage", "lineage"),
+        _instrument("loss", "LossInstrument", "loss"),
+        _instrument("diff.instrument", "DiffInstrument", "diff"),
+        _instrument("lineage.instrument", "LineageInstrument", "lineage"),
         _instrument("mlem.instrument", "FeatureProfiles", "mlem", "MLEM"),
         _instrument("rsa.instrument", "RSA", "rsa", "RSA"),
-        _instrument("trajectory.instrument", "Trajectory", "trajectory"),
+        _instrument("trajectory.instrument", "TrajectoryInstrument", "trajectory"),
     ),
 )
+CORE = replace(CORE, former_columns=_former_columns(CORE.measures))
 # comes with the package; its folder may be deleted
-STUDIES = Place("thinkalike.contrib.registry", "STUDIES")
+STUDIES = ObjectReference("thinkalike.contrib.registry", "STUDIES")
 
 
 def studies() -> Registered:
@@ -135,7 +255,7 @@ def studies() -> Registered:
     return of_studies
 
 
-def layer_measures(*through: Place) -> list[Entry]:
+def layer_measures(*through: ObjectReference) -> list[KindEntry]:
     """Return the entries of the core that name a `LayerMeasure`.
 
     Args:

@@ -1,6 +1,6 @@
 """Results in memory: a job without a store writes nothing to disk; its result can be saved later.
 
-`UnkeptJob` takes the place of `store.Job` while a job runs, and makes an `UnkeptResult`, which has
+`UnkeptJob` takes the place of `store.StoredJob` while a job runs, and makes an `UnkeptResult`, which has
 everything that a result in a folder has: a table has the very columns and types that its file
 would give back.
 """
@@ -134,7 +134,6 @@ class UnkeptResult(Result):
             _instrument=instrument,
             _record=_as_json(record),
             config=_as_json(config),
-            table=tables_as_read["table"],
             tables=tables_as_read,
             arrays=dict(arrays),
             _tensors=dict(tensors),
@@ -162,6 +161,14 @@ class UnkeptResult(Result):
     @property
     def place(self) -> str:
         return "this result"
+
+    @property
+    def location(self) -> str:
+        return "not kept: this result is in memory; result.save(FOLDER) keeps it"
+
+    def _read_table(self, name: str) -> pd.DataFrame:
+        """Return the table that a file, such as table.csv, would have."""
+        return self.tables[name.removesuffix(".csv")]
 
     @property
     def instrument(self) -> ResultInstrument:

@@ -24,7 +24,7 @@ from thinkalike.errors import ConfigError, DataError, checked_path
 from thinkalike.global_state import isolated
 from thinkalike.inputs import Model, StimulusTable, Text, stimuli_config, text_config
 from thinkalike.models.assembly import at_sites
-from thinkalike.models.families import LONGEST
+from thinkalike.models.families import DEFAULT_CONTEXT
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_tokenizer
 from thinkalike.models.model_config import configured
@@ -250,7 +250,7 @@ def _reader(model: Model) -> Reader | FrozenModel:
     bos = config.bos
     if bos is None:
         bos = puts_bos(tokenizer)
-    return Reader(config.called, tokenizer, config.context or LONGEST, bos)
+    return Reader(config.called, tokenizer, config.context or DEFAULT_CONTEXT, bos)
 
 
 def _rows(

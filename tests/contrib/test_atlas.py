@@ -50,9 +50,9 @@ def test_six_models_run_once_per_batch_for_four_measures(cli, words, six, forwar
     assert len({module for module, *_ in forwards}) == 6
     assert len(forwards) == 6 * (12 + 4 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others 4 of their own"
     assert [len(results_in(tmp_path / "store", kind)) for kind in kinds] == [15] * 4
-    assert list(result.table) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
-    assert len(result.table) == result.scalars["layer_pairs"] == 15 * DEPTH**2
-    assert result.table["jsd"].notna().sum() == 15, "predictions are those of the last layers"
+    assert list(result.details) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
+    assert len(result.details) == result.scalars["layer_pairs"] == 15 * DEPTH**2
+    assert result.details["jsd"].notna().sum() == 15, "predictions are those of the last layers"
     assert [again.folder for again in results(cli("analyze.py", *words))] == [result.folder]
     assert len(forwards) == 6 * 20, "what is there is not computed again"
 
@@ -68,10 +68,10 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
         for one in results(cli("analyze.py", *alone)):
             (part,) = [each for each in results_in(tmp_path / "atlas", measure) if each.key == one.key]
             assert part.fingerprint() == one.fingerprint()
-            first = one.table.iloc[0]
+            first = one.details.iloc[0]
             cells, across = (
                 table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
-                for table in (result.table, one.table)
+                for table in (result.details, one.details)
             )
             assert cells[measure].tolist() == across["value"].tolist()
     drawn = {path.name for path in (result.folder / "figures").iterdir()}

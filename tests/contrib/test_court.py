@@ -34,7 +34,7 @@ from thinkalike.measures.ridge import both_ways
 from thinkalike.models.load import load_model
 from thinkalike.states.mixing import BAGS, TokenMixing
 from thinkalike.store import Result
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 LAYER = 1
@@ -49,7 +49,7 @@ def bench(tmp_path_factory):
     )
 
     def train(module, data, name):
-        fit(module, data, Run(folder / name, torch.device("cpu"), TrainerConfig()))
+        fit(module, data, TrainingRun(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other seed": tiny.frozen(4)}
     documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)

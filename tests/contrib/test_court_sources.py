@@ -18,7 +18,7 @@ from thinkalike.contrib.court.token_means import NGRAM_CODES, TrigramMeans, othe
 from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
 from thinkalike.models.load import load_model
 from thinkalike.models.variants import fresh, twin, variant
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32
@@ -49,7 +49,7 @@ def setting(tmp_path_factory):
         module.steps = data.steps = min(module.steps, 20)
         data.tokens_per_step = 512
         seen.append((name, (module, data)))
-        fit(module, data, Run(folder / name, torch.device("cpu"), TrainerConfig()))
+        fit(module, data, TrainingRun(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
     report = drawn(8, 2)

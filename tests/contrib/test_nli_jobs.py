@@ -36,7 +36,7 @@ from thinkalike.job import Work
 from thinkalike.job.inputs import key_of
 from thinkalike.models.load import load_model
 from thinkalike.processes import Interrupted, heeded
-from thinkalike.store import Job
+from thinkalike.store import StoredJob
 
 BATCH = 200
 
@@ -224,7 +224,7 @@ def encoded(models, few):
 @pytest.fixture
 def work(tmp_path):
     with contextlib.ExitStack() as opened:
-        job = Job(str(tmp_path), "population", "x")
+        job = StoredJob(str(tmp_path), "population", "x")
         opened.enter_context(job.running())
         yield Work(job, {}, {}, opened)
 

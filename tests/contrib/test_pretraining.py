@@ -17,7 +17,7 @@ from thinkalike.instruments.trajectory.checkpoints import steps_of
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, train_tokenizer
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",
@@ -27,7 +27,7 @@ SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
+    return TrainingRun(tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from thinkalike.measures.round_trips import both_directions
 from thinkalike.models.load import load_model
 from thinkalike.models.operations import operations
 from thinkalike.store import Result
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 CONTEXT = 16
@@ -59,7 +59,7 @@ def fits_of(seeds, factors=(1.0,), k=4) -> list[SAEFit]:
 
 
 def run(module, folder, every=50) -> SAETraining:
-    fit(module, module.data(ROWS), Run(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=every)))
+    fit(module, module.data(ROWS), TrainingRun(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=every)))
     module.evaluate(len(module.config.looks) - 1)
     return module
 

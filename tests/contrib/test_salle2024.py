@@ -101,7 +101,7 @@ def test_scores_are_judged_by_the_worst_layer(tmp_path):
     assert "a 0.80, b 0.80" in found.numbers, "of no known reference"
     assert "all 12 together" in found.numbers
     scores = second.result.tables["scores"]
-    scores["share"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
+    scores["share_of_reference"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
     assert "b 0.80 (50% of its split-half reference)" in salle2024_profiles._predicts([first, second]).numbers
     second.result.arrays["scores"][3] -= 1.0
     assert salle2024_profiles._predicts([first, second]).verdict == "does not hold"

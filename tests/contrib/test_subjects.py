@@ -355,7 +355,7 @@ def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli)
     vectors = distance_vectors(layers)
     np.testing.assert_allclose(done.result.table["value"], compare(vectors, vectors, comparator).flatten(), atol=1e-12)
     assert "p" in done.result.table
-    assert "Most alike" in done.stdout
+    assert "Most similar" in done.stdout
 
 
 @pytest.mark.ci_slow

@@ -21,7 +21,7 @@ def formed(folder, starts, onset, noise):
     def rise(start):
         return np.clip(np.log2(1 + np.array(steps)) - math.log2(1 + start) + noise, 0, 1)
 
-    table = [{"step": step, "layer": layer, "to_last": value}
+    table = [{"step": step, "layer": layer, "similarity_to_last": value}
              for layer, start in enumerate(starts) for step, value in zip(steps, rise(start), strict=True)]  # fmt: skip
     losses = {"step": steps, "loss": 7 - 4 * rise(16)}
     onsets = [{"layer": 0, "feature": "Gender", "onset": onset}, {"layer": 0, "feature": "Length", "onset": math.nan}]

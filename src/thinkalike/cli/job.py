@@ -231,7 +231,7 @@ def _forecast(config: JobConfig, chosen_keys: Sequence[str]) -> JobConfig:
     import torch
 
     from thinkalike.budget import offered, within
-    from thinkalike.forecast import forecast, in_words, show
+    from thinkalike.forecast import duration_in_words, forecast, show
     from thinkalike.screen import aside
 
     if config.threads:
@@ -244,5 +244,5 @@ def _forecast(config: JobConfig, chosen_keys: Sequence[str]) -> JobConfig:
             show(plan, seconds)
     offer = offered(config, chosen_keys, seconds)
     if offer:
-        log.info("about %s on this machine%s", in_words(seconds), offer)
+        log.info("about %s on this machine%s", duration_in_words(seconds), offer)
     return config

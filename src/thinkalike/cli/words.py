@@ -85,7 +85,7 @@ def _check_config_path(folder: str | None) -> None:
         return
     whole_path = os.path.abspath(os.path.expanduser(folder))
     raise ConfigError(
-        f"--config-path={short(folder)} must be a whole path, {short(whole_path)}; "
+        f"--config-path={short(folder)} must be a whole path, {whole_path}; "
         "--config-dir takes a short one, and leaves the folder of this package in place"
     )
 

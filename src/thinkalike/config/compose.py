@@ -491,7 +491,7 @@ class Loader(ConfigLoaderImpl):
         self.given = parsed
         self.given_keys = set()
         self.given_texts = {}
-        self.notes.environment |= _environment_of(overrides)
+        self.notes.environment |= _environment_named_in(overrides)
         for override in parsed:
             _check_key(override)
             _check_option(override.key_or_group, override.value())
@@ -599,6 +599,8 @@ class Loader(ConfigLoaderImpl):
             key = override.key_or_group
             if f"'{key}'" in message or f"{key}={short(override.value())}" in message:
                 return True
+            if message.startswith((f"{key}:", f"{key}.")):
+                return True
             is_addition = override.is_add() or override.is_force_add()
             if is_addition and re.search(rf"\b{re.escape(key)}\b", message):
                 return True
@@ -699,8 +701,22 @@ def _environment_of(overrides: Iterable[str]) -> set[str]:
     """
     names: set[str] = set()
     for word in overrides:
+        if "$" not in word:
+            continue
         for override in _parsed(word):
             names |= environment_in(_values_of(override))
+    return names
+
+
+def _environment_named_in(overrides: Iterable[str]) -> set[str]:
+    """Return the names of the environment variables that the overrides of a person read.
+
+    What has another form names none: Hydra's own settings may have any.
+    """
+    names: set[str] = set()
+    for word in overrides:
+        with contextlib.suppress(ConfigError):
+            names |= _environment_of([word])
     return names
 
 
@@ -1241,16 +1257,19 @@ def checked(
     """
     try:
         return _checked(composed, overrides, choices)
-    except ConfigError as error:
-        file = _file_of(str(error), overrides)
-        if not file:
-            raise
-        raise ConfigError(f"{file}: {error}") from error
+    except (ConfigError, *COMPOSING_ERRORS) as error:
+        message = str(error)
+        if not isinstance(error, ConfigError):
+            message = explained(error)
+        file = _file_of(message, overrides)
+        if file:
+            message = f"{file}: {message}"
+        raise ConfigError(message) from error
 
 
 def _file_of(message: str, overrides: Sequence[str]) -> str:
     """Return the file of the user that sets what a message begins with, such as seed=x; or ""."""
-    beginning = re.match(r"'?([\w.]+)('|=)", message)
+    beginning = re.match(r"'?([\w.]+)('|=|:)", message)
     loader = _loader()
     if beginning is None or loader is None:
         return ""
@@ -1289,7 +1308,7 @@ def _checked(
     )
 
     # Texts that are put together from others may read what no file is seen to read.
-    for name in sorted(environment_in(settings) - _environment_of(overrides)):
+    for name in sorted(environment_in(settings) - _environment_named_in(overrides)):
         raise ConfigError(f"the configuration reads {_may_be_secret(name)}")
     resolved = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     assert isinstance(resolved, dict)

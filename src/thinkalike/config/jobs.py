@@ -65,7 +65,7 @@ class JobConfig(Checked):
     threads: int | None = setting(None, least=1, most=1024, in_key=False)
     # random seed
     seed: int = setting(0, least=0, most=SEEDS)
-    # folder in which results are kept; null, from Python only: the result stays in memory
+    # folder of stored results; null, from Python only: the result stays in memory
     store: Annotated[FilePath, AfterValidator(_of_one_line)] | None = setting(
         "results", in_key=False
     )
@@ -75,8 +75,8 @@ class JobConfig(Checked):
     wait: bool = setting(True, in_key=False)
     # print how much work the job is, and do nothing
     dry_run: bool = setting(False, in_key=False)
-    # time on this machine, such as 90s, 10min or 2h; chooses the layers, the amount of text, the
-    # steps and the kind of map that you did not set
+    # time budget on this machine, such as 90s, 10min or 2h; chooses the layers, the amount of
+    # text, the steps and the kind of map that you did not set
     budget: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(s|min|h)$")] | None = setting(
         None, in_key=False
     )

@@ -96,8 +96,8 @@ class ModelConfig(Checked, part="model"):
 
     # name of the model in tables and figures; null: no model is chosen
     name: str = setting(None, by_recipe=True)
-    # architecture, which decides how the model is cut into blocks; auto: as the checkpoint's
-    # config.json says
+    # model family (architecture), which decides how the model is cut into blocks; auto: as the
+    # checkpoint's config.json says
     family: str = "auto"
     # repository of the model on the Hugging Face hub, ORG/NAME
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None
@@ -118,13 +118,13 @@ class ModelConfig(Checked, part="model"):
     device_map: DeviceMap | ModuleMap | None = setting(None, in_key=False)
     # load the weights in 8 or 4 bits with bitsandbytes
     quantization: Literal["8bit", "4bit"] | None = None
-    # which half of an encoder-decoder model is used
+    # side of an encoder-decoder model that is used
     side: Literal["encoder", "decoder"] | None = setting(None, in_memory=True)
     # data set that data=auto stands for; null: that of the other model, or pydoc
     corpus: str | None = "stdlib"
     # begin every row with the BOS token; null: only if the tokenizer adds it to a text by itself
     bos: bool | None = setting(False, in_memory=True)
-    # tokens in a row; null: as many as the model takes, 1024 at most
+    # context length, the tokens in a row; null: as many as the model takes, 1024 at most
     context: int | None = setting(None, least=2, most=CONTEXT, in_memory=True)
     # whether this project trained the model and ships it
     mini: bool = False
@@ -135,7 +135,7 @@ class ModelConfig(Checked, part="model"):
     # attention head that is read at site=z; null: all heads concatenated; all: each head
     # separately
     head: int | Literal["all"] | None = setting(None, least=0, in_memory=True)
-    # accept a model that predicts an English sentence worse than a uniform guess
+    # accept an implausible model, which predicts an English sentence worse than a uniform guess
     implausible: bool = setting(False, in_key=False, in_memory=True)
 
     def __post_init__(self) -> None:
@@ -249,11 +249,12 @@ class DataConfig(Checked, part="data"):
     # field by which documents are grouped for intervals, or "file" or "folder"; null: every
     # document counts separately
     group: str | None = setting(None, in_key=False)
-    # tokens in a row; null: as many as both models take
+    # context length, the tokens in a row; null: as many as both models take
     context: int | None = setting(None, least=2, most=CONTEXT)
     # begin every row with the BOS token; null: as the source model expects
     bos: bool | None = None
-    # begin every row at the start of a document, and drop the rest of the previous one
+    # align rows with documents: begin every row at the start of a document, and drop the rest of
+    # the previous one
     aligned: bool | None = None
     # number of tokens that maps are fitted on; null: as many as the steps of training read
     fit_tokens: int | None = setting(None, least=1, most=COUNTS)
@@ -261,7 +262,7 @@ class DataConfig(Checked, part="data"):
     evaluation_tokens: int | None = setting(None, by_recipe=True, least=2, most=COUNTS)
     # share of the documents that is held out for evaluation
     evaluation_share: float | None = setting(None, above=0, below=1)
-    # also fit on the evaluation documents, as Brown et al. (2023) did
+    # fit and evaluate on the same split of the documents, as Brown et al. (2023) did
     same_split: bool | None = setting(None, by_recipe=True)
     # folder that keeps the tokenized text; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
     cache: FilePath | None = setting(None, in_key=False)
@@ -329,7 +330,7 @@ class StimuliConfig(Checked, part="stimuli"):
     path: FilePath | None = setting(None, in_key=False)
     # names of the features that are analysed; null: all
     features: list[str] | None = None
-    # type of each feature: nominal, ordinal, numeric, continuous, or the list of its levels in
+    # kind of each feature: nominal, ordinal, numeric, continuous, or the list of its levels in
     # order
     kinds: dict[str, str | list[Any]] | None = None
     # for kind=table: which columns hold text, word, start, stop, sentence and id
@@ -337,9 +338,9 @@ class StimuliConfig(Checked, part="stimuli"):
     # which token of a word (or text) gives its state: the last, the first such as [CLS], or the
     # mean over all
     token: Literal["last", "mean", "first"] = "last"
-    # number of stimuli that are drawn at random; null: all are used
+    # size of a random sample of the stimuli; null: all are used
     sample: int | None = setting(None, least=1, most=COUNTS)
-    # features whose combinations are equally frequent in the sample
+    # features that are balanced: their combinations are equally frequent in the sample
     balance: list[str] = field(default_factory=list)
     # random seed of the sentences and of the sample
     seed: int = setting(0, least=0, most=SEEDS)

@@ -56,7 +56,12 @@ def references_in(text: str) -> list[Reference]:
         return []
     references: list[Reference] = []
     reader = _ReferenceReader(text, references)
-    visitor = GrammarVisitor(reader.of_setting, reader.of_resolver, memo=None)
+    # Any value that can be a part of a text serves the visitor in place of a node.
+    visitor = GrammarVisitor(
+        reader.of_setting,  # type: ignore[arg-type]
+        reader.of_resolver,
+        memo=None,
+    )
     try:
         visitor.visit(parse(text))
     except RecursionError:

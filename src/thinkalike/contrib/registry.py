@@ -1,28 +1,32 @@
 """What contrib adds to the command line: instruments, model settings, groups and experiments."""
 
-from thinkalike.registry import Entry, Place, Registered
+from thinkalike.registry import KindEntry, ObjectReference, Registered
 
 STUDIES = Registered(
     tasks=(
-        Entry("thinkalike.contrib.pretraining.instrument", "MiniPretraining", "pretrain"),
-        Entry("thinkalike.contrib.populations.finetuning", "ClassifierFinetuning", "nli"),
-        Entry("thinkalike.contrib.sae.instrument", "SparseAutoencoders", "sae"),
+        KindEntry("thinkalike.contrib.pretraining.instrument", "MiniPretraining", "pretrain"),
+        KindEntry("thinkalike.contrib.populations.finetuning", "ClassifierFinetuning", "nli"),
+        KindEntry("thinkalike.contrib.sae.instrument", "SparseAutoencoders", "sae"),
     ),
     measures=(
-        Entry("thinkalike.contrib.transfer.probes", "CarriedProbes", "probes"),
-        Entry("thinkalike.contrib.transfer.steering", "Steering", "steering"),
-        Entry("thinkalike.contrib.populations.population", "Population", "population"),
-        Entry("thinkalike.contrib.court.job", "Court", "court"),
-        Entry("thinkalike.contrib.atlas.job", "Atlas", "atlas"),
+        KindEntry("thinkalike.contrib.transfer.probes", "CarriedProbes", "probes"),
+        KindEntry("thinkalike.contrib.transfer.steering", "Steering", "steering"),
+        KindEntry("thinkalike.contrib.populations.population", "Population", "population"),
+        KindEntry("thinkalike.contrib.court.job", "Court", "court"),
+        KindEntry("thinkalike.contrib.atlas.job", "Atlas", "atlas"),
     ),
     subjects=(
-        Entry("thinkalike.contrib.subjects.mlem", "SubjectsMLEM", "mlem"),
-        Entry("thinkalike.contrib.subjects.rsa", "SubjectsRSA", "rsa"),
+        KindEntry("thinkalike.contrib.subjects.mlem", "SubjectsMLEM", "mlem"),
+        KindEntry("thinkalike.contrib.subjects.rsa", "SubjectsRSA", "rsa"),
     ),
     settings={
-        "model.populations": Place("thinkalike.contrib.populations.config", "NumberedModel"),
-        "model.pretraining": Place("thinkalike.contrib.pretraining.settings", "PretrainedModel"),
+        "model.populations": ObjectReference(
+            "thinkalike.contrib.populations.config", "NumberedModel"
+        ),
+        "model.pretraining": ObjectReference(
+            "thinkalike.contrib.pretraining.settings", "PretrainedModel"
+        ),
     },
-    conf={"contrib": Place("thinkalike.contrib", "CONF")},
-    experiment=Place("thinkalike.contrib.papers", "experiment_named"),
+    conf={"contrib": ObjectReference("thinkalike.contrib", "CONF")},
+    experiment=ObjectReference("thinkalike.contrib.papers", "experiment_named"),
 )

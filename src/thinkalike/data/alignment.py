@@ -51,7 +51,7 @@ FIRST_COMBINING_CODE = 0x300
 
 WHITE_SPACE_CODES = [code for code in range(0x3001) if chr(code).isspace()]
 
-REMEDY = "or use task=stitch or words (measure=cka measure.unit=word)"
+HOW_TO_COMPARE_WORDS = "or use task=stitch or words (measure=cka measure.unit=word)"
 """What compares models whose tokenizers differ."""
 
 Positions = NDArray[np.int64]
@@ -298,7 +298,7 @@ def check_same_tokenizer(source: Any, target: Any) -> None:
     if differing:
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({', '.join(differing)}); "
-            f"choose models of one tokenizer, {REMEDY}"
+            f"choose models of one tokenizer, {HOW_TO_COMPARE_WORDS}"
         )
 
 
@@ -333,7 +333,7 @@ def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> Non
             raise ModelError(
                 f"{source.name} and {target.name} cut a text into different tokens: where one has "
                 f"{source_piece!r}, the other has {target_piece!r}; choose models that cut texts "
-                f"alike, {REMEDY}"
+                f"alike, {HOW_TO_COMPARE_WORDS}"
             )
 
 

@@ -169,6 +169,7 @@ class _Sentence:
 
 
 def _unexpected_id(number: str, form: str, next_word: int) -> ValueError:
+    """Return the error for a word whose ID is not the next number of its sentence."""
     return ValueError(
         f"the ID is {number[:40]} of {form!r} where {next_word} is due; empty lines divide "
         "sentences"

@@ -93,7 +93,7 @@ def read_corpus(
             corpus = source.pack(data, tokenizer, context, bos, limits)
         else:
             corpus = pack(data, TokenizerReader(tokenizer, bos), context, limits)
-        return _cache_entry(corpus)
+        return _named_tensors(corpus)
 
     tokenizers = [tokenizer]
     if source is not None:
@@ -165,7 +165,7 @@ def _cache_name(
     return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
 
 
-def _cache_entry(corpus: Corpus) -> CacheEntry:
+def _named_tensors(corpus: Corpus) -> CacheEntry:
     """Return a corpus as named tensors; `_corpus_of` is the inverse."""
     tensors: dict[str, Tensor] = {}
     for side, rows in {"fit": corpus.fit, "report": corpus.report}.items():
@@ -183,6 +183,7 @@ def _cache_entry(corpus: Corpus) -> CacheEntry:
 
 
 def _corpus_of(entry: CacheEntry) -> Corpus:
+    """Return the corpus of a cache entry; `_named_tensors` is the inverse."""
     return Corpus(
         fit=_rows_of(entry.tensors, "fit"),
         report=_rows_of(entry.tensors, "report"),
@@ -191,6 +192,7 @@ def _corpus_of(entry: CacheEntry) -> Corpus:
 
 
 def _rows_of(tensors: dict[str, Tensor], side: str) -> TokenRows:
+    """Return the rows of one split, "fit" or "report", from the tensors of a cache entry."""
     token_ids = tensors[f"{side}.tokens"]
     documents = tensors[f"{side}.documents"]
     if f"{side}.source_tokens" not in tensors:

@@ -205,6 +205,7 @@ def _stdlib_documents() -> list[str]:
 
 
 def _stdlib_files() -> list[Path]:
+    """Return the Python files of the standard library in the order of their paths."""
     files: list[Path] = []
     for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
         subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS
@@ -250,6 +251,7 @@ def _grammar_sentences(count: int) -> Iterator[str]:
 
 
 def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
+    """Yield the documents of texts that were passed in memory."""
     grouping = _Grouping(config.group)
     for number, record in enumerate(config.records.rows, 1):
         text = _text_of(record, config.field or "text", f"texts line {number}")
@@ -257,6 +259,7 @@ def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
 
 
 def _documents_of_files(config: DataConfig) -> Iterator[str]:
+    """Yield the documents of the user's files, file by file."""
     paths = files_of(config)
     root = os.path.commonpath([path.parent.absolute() for path in paths])
     grouping = _Grouping(config.group, root)
@@ -266,6 +269,7 @@ def _documents_of_files(config: DataConfig) -> Iterator[str]:
 
 
 def _documents_of_hub(config: DataConfig) -> Iterator[str]:
+    """Yield the documents of a data set of the hub, which is streamed."""
     options: dict[str, Any] = {"split": config.split or "train", "revision": config.revision}
     if config.hub_files:
         options["data_files"] = list(config.hub_files)
@@ -325,6 +329,10 @@ def text_fingerprint(config: DataConfig) -> str:
 
 
 def _hub_fingerprint(config: DataConfig) -> str:
+    """Return a fingerprint of the text of a data set of the hub.
+
+    It is a hash of the commit and of all settings that choose or split the text.
+    """
     commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
     entries = [
         SPLIT_VERSION,

@@ -71,9 +71,9 @@ def near_duplicates(
     shingle_counts = np.array([len(hashes) for hashes in documents], np.int64)
     hashes, document_indices = _concatenated(documents)
     known_hashes, hash_indices = np.unique(hashes, return_inverse=True)
-    ones = np.ones(len(hash_indices), np.int64)
+    once_each = np.ones(len(hash_indices), np.int64)
     occurrences = csr_array(
-        (ones, (hash_indices, document_indices)), (len(known_hashes), len(documents))
+        (once_each, (hash_indices, document_indices)), (len(known_hashes), len(documents))
     )
 
     most_shared = np.zeros(len(documents), np.int64)  # shingles that any one original shares
@@ -82,9 +82,9 @@ def near_duplicates(
         hash_indices = np.searchsorted(known_hashes, hashes)
         hash_indices = np.minimum(hash_indices, len(known_hashes) - 1)
         is_known = known_hashes[hash_indices] == hashes
-        ones = np.ones(int(is_known.sum()), np.int64)
+        once_each = np.ones(int(is_known.sum()), np.int64)
         original_occurrences = csr_array(
-            (ones, (original_indices[is_known], hash_indices[is_known])),
+            (once_each, (original_indices[is_known], hash_indices[is_known])),
             (len(batch), len(known_hashes)),
         )
         shared = original_occurrences @ occurrences  # (originals, documents)

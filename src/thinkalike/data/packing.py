@@ -129,6 +129,7 @@ class RowPacker:
 
     @property
     def is_full(self) -> bool:
+        """Return whether no further row is needed; without a limit there is always room."""
         if self.most_rows is None:
             return False
         return len(self.tokens) >= self.most_rows * self.text_width
@@ -189,7 +190,7 @@ def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextL
     if limits.fit_tokens is not None:
         total_tokens = limits.fit_tokens + limits.evaluation_tokens
     with doing("tokenising, token", total_tokens) as activity:
-        report = _fill(fit, report, split, reader, limits.document_bytes, activity)
+        report = _fill_rows(fit, report, split, reader, limits.document_bytes, activity)
 
     fit_rows, dropped_from_fit = fit.rows()
     report_rows, dropped_from_report = report.rows()
@@ -256,7 +257,7 @@ class _TokenisedDocument:
     group: str | None
 
 
-def _fill(
+def _fill_rows(
     fit: RowPacker,
     report: RowPacker,
     split: DocumentSplit,

@@ -403,6 +403,7 @@ class PairedReader:
     def _add(
         self, document_hash: int, text: str, target: TokenisedText, source: TokenisedText
     ) -> None:
+        """Add a document that both tokenizers have cut into tokens, and align their tokens."""
         target_ids = np.array([*target.ids, self.end], np.int32)
         source_ids = np.array([*source.ids, self.source_end], np.int32)
         self._documents.append(_ReadDocument(target_ids, source_ids, align(text, target, source)))

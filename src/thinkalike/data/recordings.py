@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,12 +37,12 @@ UNNAMED_LAYER = "states"
 
 
 @dataclass(frozen=True)
-class _FileContents:
+class FileContents:
     """The arrays of a file by name, and the ids and runs of its rows if it has them."""
 
     arrays: dict[str, Tensor]
-    ids: Any
-    runs: Any
+    ids: np.ndarray | None
+    runs: np.ndarray | None
 
 
 class Recording(NamedTuple):
@@ -90,10 +90,10 @@ def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> R
         )
 
     is_in_order = contents.ids.shape == () and str(contents.ids) == IN_ORDER
-    row_ids = stimuli.ids if is_in_order else _texts_in(contents.ids, f"{path}: {IDS}")
+    row_ids = stimuli.ids if is_in_order else _labels_as_text(contents.ids, f"{path}: {IDS}")
     row_runs = ["1"] * len(row_ids)
     if contents.runs is not None:
-        row_runs = _texts_in(contents.runs, f"{path}: {RUNS}")
+        row_runs = _labels_as_text(contents.runs, f"{path}: {RUNS}")
     if len(row_runs) != len(row_ids):
         raise DataError(
             f"{path}: runs has {len(row_runs)} rows, but ids has {len(row_ids)}; give one run for "
@@ -122,11 +122,23 @@ def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = N
     return f"{recorded}: {layer}"
 
 
-def _contents_of(recorded: str | Path | RecordedArrays) -> _FileContents:
+def _contents_of(recorded: str | Path | RecordedArrays) -> FileContents:
+    """Return the arrays of a recording, a file or arrays in memory, with its ids and runs."""
     if isinstance(recorded, RecordedArrays):
-        return _FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
-    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
-    contents: _FileContents = read_by_ending(Path(recorded), readers)
+        return FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
+    return contents_of_path(Path(recorded))
+
+
+def contents_of_path(path: Path) -> FileContents:
+    """Return the arrays of a file, or of a folder of .npy files, which are called by their names.
+
+    Raises:
+        DataError: It cannot be read, or has no such file.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors, ".npy": _read_npy}
+    contents: FileContents = read_by_ending(path, readers)
     return contents
 
 
@@ -166,7 +178,31 @@ def _rows_of_run(
     return [row_of_id[stimulus] for stimulus in stimuli.ids]
 
 
-def _read_npz(path: Path) -> _FileContents:
+def _read_folder(folder: Path) -> FileContents:
+    """Return the array of each .npy file of a folder by its name without the ending."""
+    labels: dict[str, np.ndarray] = {}
+    arrays: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.npy"), key=lambda path: natural_order(path.stem)):
+        with errors_name_file(path):
+            array = np.load(path)  # which runs no code: it loads no pickles
+            if path.stem in (IDS, RUNS):
+                labels[path.stem] = array
+            else:
+                arrays[path.stem] = _native(array)
+    return FileContents(arrays, labels.get(IDS), labels.get(RUNS))
+
+
+def _read_npy(path: Path) -> FileContents:
+    return FileContents({UNNAMED_LAYER: _native(np.load(path))}, None, None)
+
+
+def _native(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor; torch reads no foreign byte order."""
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _read_npz(path: Path) -> FileContents:
+    """Read the arrays, the ids and the runs of an archive of NumPy."""
     arrays: dict[str, np.ndarray] = {}
     with np.load(path) as file:
         # By the names in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
@@ -180,14 +216,11 @@ def _read_npz(path: Path) -> _FileContents:
             arrays[name] = array
     ids = arrays.pop(IDS, None)
     runs = arrays.pop(RUNS, None)
-    tensors = {}
-    for name, array in arrays.items():
-        native_order = array.dtype.newbyteorder("=")  # torch reads no foreign byte order
-        tensors[name] = torch.from_numpy(array.astype(native_order))
-    return _FileContents(tensors, ids, runs)
+    return FileContents({name: _native(array) for name, array in arrays.items()}, ids, runs)
 
 
-def _read_safetensors(path: Path) -> _FileContents:
+def _read_safetensors(path: Path) -> FileContents:
+    """Read the arrays of a safetensors file; ids and runs are arrays or stand in its metadata."""
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         arrays = {name: file.get_tensor(name) for name in names}
@@ -203,10 +236,10 @@ def _read_safetensors(path: Path) -> _FileContents:
         elif name in metadata:
             text = metadata[name]
             labels[name] = np.array(text if text == IN_ORDER else json.loads(text))
-    return _FileContents(arrays, labels.get(IDS), labels.get(RUNS))
+    return FileContents(arrays, labels.get(IDS), labels.get(RUNS))
 
 
-def _texts_in(labels: np.ndarray, location: str) -> list[str]:
+def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
     """Return ids or runs as text.
 
     Args:

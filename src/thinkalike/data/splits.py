@@ -91,6 +91,7 @@ class DocumentSplit:
             yield document.text, document.is_for_report
 
     def _remember(self, document: _SplitDocument) -> None:
+        """Remember the shingles of a document, by which near duplicates are found later."""
         if document.is_for_report:
             self._report_shingles.append(shingles(document.text))
         else:
@@ -136,16 +137,22 @@ def training_texts(config: DataConfig) -> Iterator[str]:
 def _without_copies(
     config: DataConfig, counts: Counter[str], evaluation_share: float
 ) -> Iterator[_SplitDocument]:
-    """Yield each document unless it is empty or a copy, and count those in `counts`."""
-    known: set[tuple[bool, str]] = set()
+    """Yield each document unless it is empty or a copy of an earlier one of the same split.
+
+    Args:
+        config: The settings of the text.
+        counts: Gets how many documents were left out, as "duplicate_documents".
+        evaluation_share: The share of documents for the evaluation text.
+    """
+    earlier_keys: set[tuple[bool, str]] = set()
     for document in _split_documents(config, evaluation_share):
         content = document_fingerprint(canonical(document.text))
         key = (document.is_for_report, content)
         is_empty = not document.text.strip()
-        if is_empty or key in known:
+        if is_empty or key in earlier_keys:
             counts["duplicate_documents"] += 1
         else:
-            known.add(key)
+            earlier_keys.add(key)
             yield document
 
 

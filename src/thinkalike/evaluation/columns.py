@@ -47,5 +47,5 @@ def document_counts(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
     """
     return {
         "documents": float((counts > 0).sum()),
-        "effective_documents": effective_number(counts),
+        "effective_sample_size": effective_number(counts),
     }

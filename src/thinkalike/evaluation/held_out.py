@@ -86,7 +86,7 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
 
     Returns:
         `loss` with `loss_low` and `loss_high`, its interval over documents; `unigram_entropy` of
-        the predicted tokens, in nats; and `documents` and `effective_documents`, see
+        the predicted tokens, in nats; and `documents` and `effective_sample_size`, see
         `columns.document_counts`.
 
     Raises:

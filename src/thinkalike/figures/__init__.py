@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from thinkalike.figures.style import close as close
     from thinkalike.figures.style import heatmap as heatmap
     from thinkalike.figures.style import line as line
+    from thinkalike.figures.style import png_of as png_of
     from thinkalike.figures.style import save as save
     from thinkalike.figures.style import shown as shown
     from thinkalike.figures.trajectories import trajectory as trajectory
@@ -44,6 +45,7 @@ MODULE_OF_NAME = {
     "close": "style",
     "heatmap": "style",
     "line": "style",
+    "png_of": "style",
     "save": "style",
     "shown": "style",
     "trajectory": "trajectories",

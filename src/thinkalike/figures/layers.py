@@ -5,22 +5,32 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
 
 from thinkalike.figures.style import (
+    COLUMN,
+    PAGE,
+    SMALL,
+    VALUE_WIDTH,
     canvas,
     check_axes,
     colour_of,
+    colour_range,
+    colours_of,
     heatmap,
+    in_lines,
     line,
     save,
+    show_missing,
     shown,
     ticks,
+    width_of,
+    write_title,
     write_values,
 )
 
@@ -30,12 +40,24 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from numpy.typing import ArrayLike
 
-BELOW = "#4a90d9"  # the colour of values below the scale
 MARKERS = "osD^vP*X"
-MOST_WRITTEN = 36  # cells whose values are written
-MOST_WRITTEN_SIMILARITIES = 64
-LABEL_DISTANCE = 0.04  # of the height of the ruler's scale, between the names of two rungs
 SHORT_NAME = 6  # letters of the name of a layer
+MOST_BESIDE_EMBEDDING = 7  # ticks at an axis that may begin with the embedding
+MOST_TICKS = 6  # at an axis of a panel that shares its row
+
+# inches
+BESIDE_MATRIX = 1.25  # the names of layers and the colours on both sides of a matrix
+BESIDE_PANEL = 0.6  # the names of layers of a panel that shares its row
+ABOVE_AND_BELOW = 1.0  # the names of layers and a title
+COLOURBAR_HEIGHT = 0.5
+TALLEST_MATRIX = 4.0
+SHORTEST_MATRIX = 0.7
+ROW_HEIGHT = 0.15  # of a layer in a figure of components
+
+LABEL_DISTANCE = 0.075  # of the height of the ruler's axis, between the names of two lines
+HEADROOM = 1.08  # the end of an axis, of the greatest value
+COPY_COLOUR = "0.6"
+CONTROL_COLOUR = "0.2"
 
 
 def layer_heatmaps(
@@ -44,29 +66,77 @@ def layer_heatmaps(
     file: str,
     label: str,
     scale: tuple[float, float] = (0.0, 1.0),
-    across: int = 3,
     about: str = "",
 ) -> None:
-    """Draw the layer pairs of every pair of models in a table, on one scale.
+    """Draw the layer pairs of every pair of models in a table, with one scale of colours.
 
     Args:
-        label: of the colours.
-        scale: the ends of the colours; values below are blue.
-        across: how many panels are in a row.
-        about: a title that says what the numbers are about.
+        table: A row for each layer pair, with source, target, source_layer, target_layer, value.
+        folder: Where the figure is written.
+        file: Its name there.
+        label: The name and unit of the values.
+        scale: The range of the measure.
+        about: How much was compared, which is written below the names of the models.
     """
     pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))
-    height = -(-len(pairs) // across)
-    width = min(len(pairs), across)
-    with canvas(2.3 * width + 0.9, 2.5 * height, height, width, squeeze=False) as (figure, panels):
+    models = list(dict.fromkeys([name for pair in pairs for name in pair]))
+    matrices = []
+    for source, target in pairs:
+        rows = table[(table["source"] == source) & (table["target"] == target)]
+        matrices.append(_matrix(rows))
+    norm = Normalize(*colour_range(table["value"].to_numpy(float), scale))
+
+    across = _panels_across(len(pairs))
+    width = PAGE if across > 2 else COLUMN
+    if across == 1:
+        inches = width - BESIDE_MATRIX
+    else:
+        inches = width / across - BESIDE_PANEL
+    height, heights = _heights(matrices, across, inches)
+    with canvas(width, height, len(heights), across, squeeze=False, height_ratios=heights) as (
+        figure,
+        panels,
+    ):
         for axes in panels.flat[len(pairs) :]:
             axes.set_axis_off()
-        for axes, (source, target) in zip(panels.flat, pairs, strict=False):
-            rows = table[(table["source"] == source) & (table["target"] == target)]
-            image = _draw_matrix(axes, _matrix(rows), scale, source, target)
-        _add_colorbar(figure, panels, image, label, scale[0], table["value"].min())
-        figure.suptitle(about, fontsize=8)
+        for axes, cells, (source, target) in zip(panels.flat, matrices, pairs, strict=False):
+            image = _draw_matrix(axes, cells, norm, source, target, inches)
+        _add_colorbar(figure, panels, image, label, is_below=across > 1)
+        write_title(figure, panels[0, 0], _title(label, models), about)
         save(figure, folder, file)
+
+
+def _panels_across(n_panels: int) -> int:
+    """Return how many panels are in a row: two in a column of a paper, three on a page."""
+    if n_panels <= 4:
+        return min(n_panels, 2)
+    return 3
+
+
+def _heights(
+    matrices: list[pd.DataFrame], across: int, inches: float
+) -> tuple[float, list[float]]:
+    """Return the height of a figure of matrices in inches, and that of each row.
+
+    Args:
+        matrices: The panels, row by row.
+        across: How many are in a row.
+        inches: The width of the widest matrix.
+    """
+    heights = []
+    for first in range(0, len(matrices), across):
+        tallest = max(len(cells) / cells.shape[1] for cells in matrices[first : first + across])
+        height = min(max(inches * tallest, SHORTEST_MATRIX), TALLEST_MATRIX)
+        heights.append(height + BESIDE_PANEL)
+    below = COLOURBAR_HEIGHT if across > 1 else 0.0
+    return sum(heights) + below + 0.4, heights
+
+
+def _title(label: str, models: list[str]) -> str:
+    """Return a measure with the models that it compares; many are on the axes alone."""
+    if len(models) > 2:
+        return f"{label} of {len(models)} models"
+    return f"{label}: {' and '.join(models)}"
 
 
 def _matrix(rows: pd.DataFrame) -> pd.DataFrame:
@@ -83,24 +153,24 @@ def components(
     scale: tuple[float, float] = (0.0, 1.0),
     about: str = "",
 ) -> None:
-    """Draw a measure at each component of each layer; `about` says what the numbers are about."""
+    """Draw a measure at each component of each layer; `about` says which models and how much."""
     rows, columns = cells.shape
-    width = max(0.3 * columns + 2, 4.4)
-    height = max(0.15 * rows + 1.5, 2.8)
-    with canvas(width, height) as (figure, axes):
-        image = _draw_matrix(axes, cells, scale, "both models", "")
+    height = min(max(ROW_HEIGHT * rows, SHORTEST_MATRIX), TALLEST_MATRIX) + ABOVE_AND_BELOW
+    norm = Normalize(*colour_range(cells.to_numpy(float), scale))
+    with canvas(COLUMN, height) as (figure, axes):
+        inches = COLUMN - BESIDE_MATRIX
+        image = _draw_matrix(axes, cells, norm, "both models", "", inches, inches / columns)
         ticks(
             axes.xaxis,
             list(cells.columns),
             columns,
-            fontsize=7,
             rotation=45,
             ha="right",
             rotation_mode="anchor",
         )
-        axes.set(aspect="auto", xlabel="component")
-        _add_colorbar(figure, axes, image, label, scale[0], float(np.nanmin(cells.to_numpy())))
-        axes.set_title(about, fontsize=8)
+        axes.set(aspect="auto", xlabel="component", ylabel="layer of both models")
+        _add_colorbar(figure, axes, image, label)
+        write_title(figure, axes, about)
         save(figure, folder, file)
 
 
@@ -117,26 +187,42 @@ def layer_pairs(
     check_axes(ax)
     cells = pd.DataFrame(np.asarray(values))
     rows, columns = cells.shape
+    inches = COLUMN - BESIDE_MATRIX
     with contextlib.ExitStack() as style:
         if ax is None:
             style.enter_context(shown())
-            _, ax = style.enter_context(canvas(0.3 * columns + 2.5, 0.3 * rows + 2))
+            height = inches * min(rows / columns, 1.5) + ABOVE_AND_BELOW
+            _, ax = style.enter_context(canvas(COLUMN, height))
         assert ax is not None
-        image = _draw_matrix(ax, cells, scale, "source", "target")
+        norm = Normalize(*colour_range(cells.to_numpy(float), scale))
+        image = _draw_matrix(ax, cells, norm, "source", "target", inches)
         figure: Figure = ax.figure  # type: ignore[assignment]
-        _add_colorbar(figure, ax, image, label, scale[0], cells.to_numpy().min())
+        _add_colorbar(figure, ax, image, label)
     return figure, ax
 
 
 def _draw_matrix(
-    axes: Axes, cells: pd.DataFrame, scale: tuple[float, float], source: str, target: str
+    axes: Axes,
+    cells: pd.DataFrame,
+    norm: Normalize,
+    source: str,
+    target: str,
+    inches: float,
+    cell_width: float | None = None,
 ) -> AxesImage:
-    """Draw a matrix of layers, with its values if it is small."""
-    colours = matplotlib.colormaps["magma"].with_extremes(under=BELOW)
-    image = heatmap(axes, cells, Normalize(*scale), colours)
-    if cells.size <= MOST_WRITTEN:
-        write_values(axes, cells.to_numpy(), image)
-    axes.set(xlabel=f"{target}, layer", ylabel=f"{source}, layer")
+    """Draw a matrix of layers, with its values if they can be read.
+
+    Args:
+        inches: The width of the axes.
+        cell_width: Of one cell in inches; by default cells are squares.
+    """
+    image = heatmap(axes, cells, norm, "magma", MOST_TICKS)
+    if cell_width is None:
+        cell_width = inches / max(cells.shape)
+    if cell_width >= VALUE_WIDTH:
+        write_values(axes, np.ma.asarray(image.get_array()), image)
+    axes.set_xlabel(in_lines(f"layer of {target}", inches))
+    axes.set_ylabel(in_lines(f"layer of {source}", inches))
     return image
 
 
@@ -145,26 +231,13 @@ def _add_colorbar(
     panels: Axes | np.ndarray,
     image: AxesImage,
     label: str,
-    lowest: float,
-    least: float,
+    is_below: bool = False,
 ) -> None:
-    """Add the scale of colours beside panels.
-
-    Args:
-        lowest: the lower end of the scale.
-        least: the least of all values; the scale shows whether it is below its end.
-    """
-    extend = "neither"
-    if least < lowest:
-        extend = "min"
-    figure.colorbar(
-        image,
-        ax=panels,  # type: ignore[arg-type]
-        label=label,
-        extend=extend,
-        shrink=0.8,
-        aspect=30,
-    )
+    """Add the scale of colours beside panels, or below them."""
+    place: dict[str, object] = {"shrink": 0.8, "aspect": 25}
+    if is_below:
+        place = {"location": "bottom", "shrink": 0.7, "aspect": 35}
+    figure.colorbar(image, ax=panels, label=label, **place)  # type: ignore[arg-type]
 
 
 def similarity(
@@ -176,147 +249,188 @@ def similarity(
     """Draw the similarity of all layers of all models, a panel per measure of it.
 
     Args:
-        matrices: tables of layer pairs, by the name of the measure.
-        below: draws further axes under each panel, given the name of the measure.
-        about: a title that says what the numbers are about.
+        matrices: Tables of layer pairs, by the name of the measure.
+        folder: Where the figure is written.
+        below: Draws further axes under each panel, given the name of the measure.
+        about: How much was compared.
     """
     rows = 1
-    height = 4.2
+    width = width_of(len(matrices))
+    height = 2.9
     if below:
         rows = 2
-        height = 8.0
-    with canvas(4.8 * len(matrices), height, rows, len(matrices), squeeze=False) as (
-        figure,
-        panels,
-    ):
+        height = 6.6
+    with canvas(width, height, rows, len(matrices), squeeze=False) as (figure, panels):
         for column, (title, table) in enumerate(matrices.items()):
             axes = panels[0][column]
             image = _draw_blocks(axes, table)
-            axes.set_title(title)
-            figure.colorbar(image, ax=axes, shrink=0.75)
+            _add_colorbar(figure, axes, image, title, is_below=len(matrices) > 1)
             if below:
                 below(panels[1][column], title)
-        figure.suptitle(about, fontsize=8)
+        first = next(iter(matrices.values()))
+        models = list(first["source"].unique())
+        named = _title("Similarity of layers", models)
+        write_title(figure, panels[0][0], named, about)
         engine = figure.get_layout_engine()
         if engine:  # a user's figure may have none
             # The names of models reach further than the engine knows.
-            engine.set(w_pad=0.15)  # type: ignore[call-arg]
+            engine.set(w_pad=0.08)  # type: ignore[call-arg]
         save(figure, folder, "similarity")
 
 
 def _draw_blocks(axes: Axes, table: pd.DataFrame) -> AxesImage:
-    """Draw the matrix of all layers of all models, with lines between the models."""
+    """Draw the matrix of all layers of all models, with lines between the models.
+
+    Colours are from the least to the greatest value; where there are negative values, white is 0.
+    """
     layers = table[["source", "source_layer"]].drop_duplicates()
     layer_names = list(layers["source_layer"])
-    values = table["value"].to_numpy().reshape(len(layers), len(layers))
-    image = axes.imshow(values, origin="lower", cmap="RdBu_r", norm=Normalize(-1, 1))
-    if values.size <= MOST_WRITTEN_SIMILARITIES:
-        write_values(axes, values, image)
+    values = table["value"].to_numpy(float).reshape(len(layers), len(layers))
+    cells = pd.DataFrame(values, index=layer_names, columns=layer_names)
+    norm, colours = colours_of(values, (-1.0, 1.0))
+    image = heatmap(axes, cells, norm, colours)
+    if (COLUMN - BESIDE_MATRIX) / len(layers) >= VALUE_WIDTH:
+        write_values(axes, np.ma.asarray(image.get_array()), image)
 
     layer_counts = layers.groupby("source", sort=False).size()
     ends = layer_counts.cumsum()
-    for end in ends[:-1]:
-        axes.axhline(end - 0.5, color="black", linewidth=1)
-        axes.axvline(end - 0.5, color="black", linewidth=1)
+    # Above the diagonal there is nothing.
+    starts = ends - layer_counts
+    for start, end in zip(starts[:-1], ends[:-1], strict=True):
+        axes.plot([-0.5, end - 0.5], [end - 0.5, end - 0.5], color="0.5", linewidth=0.8)
+        axes.plot(
+            [end - 0.5, end - 0.5], [start - 0.5, len(layers) - 0.5], color="0.5", linewidth=0.8
+        )
+    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(-0.5, len(layers) - 0.5))
 
-    model_font = 8
-    if len(layer_counts) > 3:
-        model_font = 6
     middles = ends - layer_counts / 2 - 0.5
     for axis in (axes.xaxis, axes.yaxis):
-        ticks(axis, layer_names, 16, fontsize=6)
+        ticks(axis, layer_names, 12, fontsize=6)
         model_names = [str(name) for name in layer_counts.index]
-        axis.set_ticks(middles, model_names, minor=True, fontsize=model_font)
+        axis.set_ticks(middles, model_names, minor=True, fontsize=SMALL)
 
     # The names of models stand beyond those of the layers.
-    pad = 16
+    pad = 14
     if max(len(str(name)) for name in layer_names) > SHORT_NAME:
-        pad = 40
+        pad = 36
     axes.tick_params(which="minor", length=0, pad=pad)
     axes.tick_params(which="minor", axis="x", labelrotation=30)
     for name in axes.get_xticklabels(minor=True):
         name.set(ha="right", rotation_mode="anchor")
-    axes.spines[:].set_visible(False)
+    axes.set(xlabel="layer, by model", ylabel="layer, by model")
     return image
 
 
-def changes(shares: pd.DataFrame, layers: pd.DataFrame, folder: Path, about: str = "") -> None:
-    """Draw what a change did: the share of KL of each part of a model, and the distance of states.
+def changes(
+    shares: pd.DataFrame, layers: pd.DataFrame, folder: Path, names: str = "", about: str = ""
+) -> None:
+    """Draw what a change did: the share of KL of each module, and the distance of states by layer.
 
-    Colours are by the square root of the share, from 0 to 1; a share below 0 is blue.
+    Red is a share above 0, blue one below 0.
 
     Args:
-        shares: one row per component and layer.
-        layers: the relative distance of states by layer, with its interval.
-        about: a title that says which models.
+        shares: One row per component and layer.
+        layers: The relative distance of states by layer, with its interval.
+        folder: Where the figure is written.
+        names: Both models.
+        about: How much was compared.
     """
     cells = shares.pivot_table(
-        index="component", columns="layer", values="share", sort=False, dropna=False
+        index="component", columns="layer", values="mean_effect", sort=False, dropna=False
     )
-    colours = matplotlib.colormaps["magma_r"].with_extremes(under=BELOW, bad="0.9")
-    scale = PowerNorm(0.5, 0, 1)
-    with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
-        image = left.imshow(cells.to_numpy(), aspect="auto", cmap=colours, norm=scale)
-        left.set_yticks(range(len(cells)), cells.index, fontsize=7)
-        ticks(left.xaxis, cells.columns, fontsize=7)
-        left.set(xlabel="layer", title="share of KL(base ‖ changed)")
-        marked_shares = [0, 0.01, 0.1, 0.25, 0.5, 1]
-        figure.colorbar(image, ax=left, ticks=marked_shares, format="%g", extend="min")
+    values = cells.to_numpy(float)
+    largest = min(float(np.nanmax(np.abs(values))), 1.0)
+    height = ROW_HEIGHT * len(cells) + 3.1
+    with canvas(COLUMN, height, 2, 1) as (figure, (upper, lower)):
+        norm = Normalize(-largest, largest)
+        image = upper.imshow(np.ma.masked_invalid(values), aspect="auto", cmap="RdBu_r", norm=norm)
+        is_missing = np.isnan(values)
+        if is_missing.any():
+            show_missing(upper, is_missing, "the model has no such module")
+        upper.set_yticks(range(len(cells)), list(cells.index))
+        ticks(upper.xaxis, cells.columns, MOST_BESIDE_EMBEDDING)
+        upper.set(xlabel="layer", ylabel="module")
+        bar = figure.colorbar(
+            image,
+            ax=upper,
+            extend=_beyond(values, largest),
+            label="mean effect\n[share of KL]",
+            aspect=12,
+        )
+        least = max(float(np.nanmin(values)), -largest)
+        most = min(float(np.nanmax(values)), largest)
+        bar.ax.set_ylim(min(least, 0.0), max(most, 0.0))
 
         ends = ("distance_low", "distance_high")
-        line(right, layers, "distance", ends, "distance", colour_of(0), "o-")
-        ticks(right.xaxis, layers["layer"], fontsize=7)
-        right.set(xlabel="layer", title="distance of states (accumulates)", ylim=(0, None))
-        figure.suptitle(about, fontsize=8)
+        line(lower, layers, "distance", ends, "distance", colour_of(0), "o-")
+        ticks(lower.xaxis, layers["layer"], MOST_BESIDE_EMBEDDING)
+        lower.set(xlabel="layer", ylabel="relative distance\nof states")
+        lower.set_ylim(0, HEADROOM * layers["distance_high"].max())
+        write_title(figure, upper, names, about)
         save(figure, folder, "diff")
 
 
-def profiles(
-    table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3, about: str = ""
-) -> None:
+def _beyond(values: np.ndarray, largest: float) -> Literal["neither", "min", "max", "both"]:
+    """Return at which ends values lie beyond a scale of colours."""
+    if np.nanmin(values) < -largest and np.nanmax(values) > largest:
+        return "both"
+    if np.nanmin(values) < -largest:
+        return "min"
+    if np.nanmax(values) > largest:
+        return "max"
+    return "neither"
+
+
+def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, about: str = "") -> None:
     """Draw the importance of each feature against layer, a panel per model, above held-out scores.
 
     Scores have their split-half references beside them, where they are known. Layers of equal
-    relative depth stand below each other; `about` says what the numbers are about.
+    relative depth stand below each other; `about` says how much was compared.
     """
     models = list(dict.fromkeys(table["model"]))
     features = list(dict.fromkeys(table["feature"]))
+    across = _panels_across(len(models))
     rows = -(-len(models) // across)
-    columns = min(len(models), across)
-    heights = (3, 1) * rows
-    with canvas(
-        3.0 * columns + 1.4, 4.2 * rows, 2 * rows, columns, squeeze=False, height_ratios=heights
-    ) as (figure, panels):
+    width = PAGE if across > 2 else COLUMN
+    heights = (2, 1) * rows
+    legend_height = 0.14 * -(-(len(features) + 2) // 3)
+    height = 2.8 * rows + legend_height + 0.3
+    with canvas(width, height, 2 * rows, across, squeeze=False, height_ratios=heights) as (
+        figure,
+        panels,
+    ):
         panel_pairs = []  # the panel of importances, and that of scores below it
-        for row, column in np.ndindex(rows, columns):
+        for row, column in np.ndindex(rows, across):
             panel_pairs.append((panels[2 * row, column], panels[2 * row + 1, column]))
         for upper, lower in panel_pairs[len(models) :]:
             upper.set_axis_off()
             lower.set_axis_off()
 
         first_upper, first_lower = panel_pairs[0]
-        for (upper, lower), model in zip(panel_pairs, models, strict=False):
-            if upper is not first_upper:
+        for number, (model, (upper, lower)) in enumerate(zip(models, panel_pairs, strict=False)):
+            if number > 0:
                 upper.sharey(first_upper)
                 lower.sharey(first_lower)
+            is_first_of_row = number % across == 0
             importances = table[table["model"] == model]
             held_out = scores[scores["model"] == model]
             _draw_importances(upper, importances, features)
             _draw_scores(lower, held_out)
-            upper.tick_params(labelbottom=False)
+            upper.tick_params(labelbottom=False, labelleft=is_first_of_row)
+            lower.tick_params(labelleft=is_first_of_row)
             upper.set_title(model)
             for axes in (upper, lower):
-                ticks(axes.xaxis, list(held_out["layer"]))
+                ticks(axes.xaxis, list(held_out["layer"]), MOST_TICKS)
 
         for row in range(rows):
-            panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
+            panels[2 * row, 0].set_ylabel("importance [drop of ρ]")
             panels[2 * row + 1, 0].set_ylabel("held-out ρ")
         curves = {}
         for axes in panel_pairs[0]:
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
                 curves[name] = handle
-        figure.legend(list(curves.values()), list(curves), loc="outside right upper", fontsize=8)
-        figure.suptitle(about, fontsize=8)
+        figure.legend(list(curves.values()), list(curves), loc="outside lower center", ncols=3)
+        write_title(figure, first_upper, _title("Feature importance", models), about)
         save(figure, folder, "profiles")
 
 
@@ -330,14 +444,14 @@ def _draw_importances(axes: Axes, importances: pd.DataFrame, features: list[str]
 
 def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
     band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
-    if "reference" in scores:
+    if "split_half_reference" in scores:
         axes.plot(
             range(len(scores)),
-            scores["reference"],
+            scores["split_half_reference"],
             linewidth=1,
             color="0.3",
             linestyle="--",
-            label="its split-half reference",
+            label="split-half reference",
         )
     axes.set_xlabel("layer")
 
@@ -345,86 +459,125 @@ def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
 def band(axes: Axes, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
     """Draw a column against the rows, with the band from `low` to `high`."""
     positions = range(len(rows))
-    axes.plot(positions, rows[column], label=label, markersize=3.5, linewidth=1.2, **style)
+    axes.plot(positions, rows[column], label=label, markersize=3, linewidth=1.0, **style)
     colour = style["color"]
     axes.fill_between(positions, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
 
 
 def ruler(
-    table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Path, label: str
+    table: pd.DataFrame,
+    rungs: pd.DataFrame,
+    documents: float,
+    folder: Path,
+    label: str,
 ) -> None:
-    """Draw the values of layer pairs beside the rungs of the ruler, a panel for each model.
+    """Draw the values of layer pairs beside the calibration points, a panel for each model.
 
     Args:
-        table: the layer pairs, with intervals over documents.
-        rungs: the value of each rung of each layer.
-        documents: over how many documents the intervals are.
-        label: of the vertical axis.
+        table: The layer pairs, with intervals over documents.
+        rungs: The value of each calibration point of each layer.
+        documents: Over how many documents the intervals are.
+        folder: Where the figure is written.
+        label: The name of the measure, at the vertical axis.
     """
     # the models that have a reading, and on which side of the layer pairs they are
     side_of_model = {}
     for side in ("target", "source"):
-        if table[f"{side}_bits"].notna().any():
+        if table[f"{side}_equivalent_bits"].notna().any():
             side_of_model[table[side].iloc[0]] = side
-    model_names = dict.fromkeys([table["source"].iloc[0], table["target"].iloc[0]])
+    source = table["source"].iloc[0]
+    target = table["target"].iloc[0]
+    model_names = dict.fromkeys([source, target])
     models = [model for model in model_names if model in side_of_model]
-    pair_names = []
-    for source_layer, target_layer in zip(
-        table["source_layer"], table["target_layer"], strict=True
-    ):
-        pair_names.append(f"{source_layer} → {target_layer}")
+    pair_names = pairs_in_words(table)
 
-    width = 3.6 * len(models) + 0.6
-    with canvas(width, 3.4, 1, len(models), squeeze=False, sharey=True) as (figure, panels):
-        for axes, model in zip(panels[0], models, strict=True):
+    height = 1.9 * len(models) + 1.1
+    with canvas(COLUMN, height, len(models), 1, squeeze=False) as (figure, panels):
+        for axes, model in zip(panels[:, 0], models, strict=True):
             of_model = rungs[rungs["model"] == model]
-            rung_cells = of_model.pivot(index="layer", columns="rung", values="value")
+            rung_cells = of_model.pivot(index="layer", columns="calibration_point", values="value")
             layers = table[f"{side_of_model[model]}_layer"]
+            both = f"{source} and {target}"
+            line(axes, table, "value", ("low", "high"), both, colour_of(0), "o-")
+            axes.autoscale(tight=False)
             _draw_rungs(axes, rung_cells.loc[layers])
-            line(axes, table, "value", ("low", "high"), "both models", colour_of(0), "o-")
-            lowest = min(-0.02, table["low"].min())
-            axes.set(title=f"beside copies of {model}", ylim=(lowest, 1.02))
-            axes.set_xlabel(f"layers; intervals over {documents:.0f} documents")
-            ticks(axes.xaxis, pair_names, 6)
-        panels[0][0].set_ylabel(label)
-        panels[0][0].legend(loc="upper right")
+            axes.set(title=f"beside changed copies of {model}", ylabel=label)
+            ticks(axes.xaxis, pair_names, MOST_TICKS)
+        panels[-1, 0].set_xlabel(in_lines(f"layer of {source} → layer of {target}", COLUMN - 0.6))
+        handles = [
+            *panels[0, 0].get_legend_handles_labels()[0],
+            Line2D([], [], color=COPY_COLOUR, label="a model and its copy, rounded to n bits"),
+            Line2D([], [], color=CONTROL_COLOUR, linestyle=":", label="a model and a control"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=1)
+        intervals = f"bars: 95 % intervals over {documents:.0f} documents"
+        write_title(figure, panels[0, 0], _title(label, list(model_names)), intervals)
         save(figure, folder, "ruler")
 
 
+def pairs_in_words(table: pd.DataFrame) -> list[str]:
+    """Return the layer pairs of a table as an axis calls them, such as 7→4."""
+    names = []
+    for source, target in zip(table["source_layer"], table["target_layer"], strict=True):
+        names.append(f"{source}→{target}")
+    return names
+
+
 def _draw_rungs(axes: Axes, rungs: pd.DataFrame) -> None:
-    """Draw a line for each rung, from the lowest to the highest; their names do not overlap.
+    """Draw a line for each calibration point, with its name at the right end of the line.
 
     Args:
-        rungs: rows are layer pairs, and columns rungs.
+        rungs: Rows are layer pairs, and columns calibration points.
     """
     last = len(rungs) - 1
-    label_height = -1.0
-    for name in rungs.iloc[-1].sort_values().index:
-        values = rungs[name]
-        if name == "untrained":
-            axes.plot(values.to_numpy(), linewidth=1, color="0.2", linestyle=":")
+    ends = rungs.iloc[-1].sort_values()
+    for name in ends.index:
+        values = rungs[name].to_numpy()
+        if str(name).endswith(" bits"):
+            axes.plot(values, linewidth=1, color=COPY_COLOUR, zorder=1)
         else:
-            axes.plot(values.to_numpy(), linewidth=1, color="0.6")
-        label_height = max(float(values.iloc[-1]), label_height + LABEL_DISTANCE)
+            axes.plot(values, linewidth=1, color=CONTROL_COLOUR, linestyle=":", zorder=1)
+
+    bottom, top = axes.get_ylim()
+    distance = LABEL_DISTANCE * (top - bottom)
+    heights = spread_apart(ends.to_numpy(float), distance, top)
+    for name, height in zip(ends.index, heights, strict=True):
         axes.annotate(
             str(name),
-            (last, label_height),
-            xytext=(4, 0),
+            (last, height),
+            xytext=(5, 0),
             textcoords="offset points",
             va="center",
-            fontsize=7,
+            fontsize=SMALL,
         )
+
+
+def spread_apart(heights: np.ndarray, distance: float, highest: float) -> np.ndarray:
+    """Move ascending heights so that each two are a distance apart.
+
+    >>> spread_apart(np.array([0.0, 0.25, 1.0]), 0.5, 1.0)
+    array([0. , 0.5, 1. ])
+    """
+    moved = heights.copy()
+    for number in range(1, len(moved)):
+        moved[number] = max(moved[number], moved[number - 1] + distance)
+    if len(moved) and moved[-1] > highest:
+        moved[-1] = highest
+        for number in range(len(moved) - 2, -1, -1):
+            moved[number] = min(moved[number], moved[number + 1] - distance)
+    return moved
 
 
 def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
     """Draw the relative distance of two models' states against the layer.
 
-    `about` says what the numbers are about.
+    `about` says how much was compared.
     """
     first = table.iloc[0]
-    with canvas(5.2, 2.9) as (figure, axes):
+    with canvas(COLUMN, 2.3) as (figure, axes):
         line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
-        ticks(axes.xaxis, list(table["source_layer"]), 15, fontsize=7)
-        axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
-        axes.set_title(f"{first.source} → {first.target}\n{about}", fontsize=8)
+        ticks(axes.xaxis, list(table["source_layer"]), 12)
+        axes.set(xlabel="layer", ylabel="relative distance of states")
+        axes.set_ylim(0, HEADROOM * table["high"].max())
+        write_title(figure, axes, f"{first.source} → {first.target}", about)
         save(figure, folder, "distance")

@@ -11,13 +11,23 @@ from matplotlib.colors import Normalize
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from thinkalike.figures.style import canvas, save, write_values
+from thinkalike.figures.style import (
+    COLUMN,
+    SMALL,
+    VALUE_WIDTH,
+    canvas,
+    heatmap,
+    save,
+    write_title,
+    write_values,
+)
 
-# Up to so many models, the matrix has the values written into it.
-FEW_MODELS = 8
+# inches
+PER_MODEL = 0.2
+BESIDE_MATRIX = 1.8  # the names of models and the colours on both sides of the matrix
+TALLEST_PANEL = 3.3
 
-# Inches of a model in the figure.
-PER_MODEL = 0.32
+LEAST_HEIGHT = 0.05  # of the tree's axis, which ends beyond its highest joint
 
 
 def family(relations: pd.DataFrame, folder: Path) -> None:
@@ -26,21 +36,24 @@ def family(relations: pd.DataFrame, folder: Path) -> None:
     Each joint of the tree has the smallest p-value between the models on both sides of it.
 
     Args:
-        relations: A row for each pair of models, with source, target, shared and least_p.
+        relations: A row for each pair of models, with source, target, units_in_place and
+            lowest_p_corrected.
         folder: Where the figure is written.
     """
     names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
-    shared = square_matrix(relations, names, "shared", diagonal=1.0)
-    p_values = square_matrix(relations, names, "least_p", diagonal=0.0)
-    size = PER_MODEL * len(names) + 1.6
-    with canvas(2 * size + 1, size, 1, 2) as (figure, (left, right)):
-        image = left.imshow(shared, cmap="magma", norm=Normalize(0, 1))
-        if len(names) <= FEW_MODELS:
-            write_values(left, shared, image)
-        left.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-        left.set_yticks(range(len(names)), names, fontsize=7)
-        figure.colorbar(image, ax=left, label="share of units in place", shrink=0.8)
-        draw_tree(right, shared, p_values, names)
+    shared = square_matrix(relations, names, "units_in_place", diagonal=1.0)
+    p_values = square_matrix(relations, names, "lowest_p_corrected", diagonal=0.0)
+    size = PER_MODEL * len(names) + 1.2
+    height = min(size, TALLEST_PANEL) + size
+    with canvas(COLUMN, height, 2, 1) as (figure, (upper, lower)):
+        cells = pd.DataFrame(shared, index=names, columns=names)
+        image = heatmap(upper, cells, Normalize(0, 1), "magma", len(names))
+        if (COLUMN - BESIDE_MATRIX) / len(names) >= VALUE_WIDTH:
+            write_values(upper, np.ma.asarray(image.get_array()), image)
+        figure.colorbar(image, ax=upper, label="share of units in place", shrink=0.8, aspect=20)
+        draw_tree(lower, shared, p_values, names)
+        about = "p-values at the joints are corrected for all pairs of blocks"
+        write_title(figure, upper, f"Units in place of {len(names)} models", about)
         save(figure, folder, "family")
 
 
@@ -63,8 +76,9 @@ def draw_tree(axes: Axes, shared: np.ndarray, p_values: np.ndarray, names: list[
     """Draw the average-linkage tree of 1 - share, with a p-value at each joint below 1."""
     joints = linkage(squareform(1 - shared, checks=False), "average")
     tree = dendrogram(joints, labels=names, orientation="right", ax=axes, color_threshold=0)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set(xlabel="1 - share of units in place", xlim=(1.05, -0.02))
+    axes.tick_params(axis="y", labelsize=SMALL)
+    farthest = max(float(joints[:, 2].max()), LEAST_HEIGHT)
+    axes.set(xlabel="1 − share of units in place", xlim=(1.3 * farthest, -0.02 * farthest))
 
     members = [[number] for number in range(len(names))]
     p_of_height: dict[float, list[float]] = {}

@@ -1,9 +1,15 @@
-"""How all figures look, and what several of them are made of."""
+"""How all figures look, and what several of them are made of.
+
+A figure is as wide as a column of a paper, or as a page where it has three panels or more in a
+row. No text is smaller than 6 points at that width.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +20,50 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 
 from thinkalike.errors import ConfigError, short
 
 if TYPE_CHECKING:
-    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.colors import Colormap
     from matplotlib.image import AxesImage
 
+COLUMN = 3.3
+"""The width of a figure in one column of a paper, in inches."""
+
+PAGE = 6.9
+"""The width of a figure across both columns, in inches."""
+
+TITLE_SIZE = 7.5  # points
+SMALL = 6.5  # points, of ticks, legends and names beside lines
+VALUE_SIZE = 6  # points, of the numbers in cells
+VALUE_WIDTH = 0.23  # inches of a cell that has a number
+LONG_WORD = 6  # letters
+LETTER_WIDTH = 0.56  # of the size of a font, about, in English text
+POINTS_PER_INCH = 72
+SCREEN_DPI = 180  # of a figure in a notebook, where 3.3 inches at 100 would be small
+
 STYLE: dict[str, object] = {
-    "font.size": 9,
+    "font.size": 7.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 9,
+    "axes.titlesize": TITLE_SIZE,
+    "figure.titlesize": TITLE_SIZE,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.2,
     "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "legend.columnspacing": 1.2,
     "svg.fonttype": "none",  # text stays text, to be set in a paper's own font
     "svg.hashsalt": "thinkalike",
 }
@@ -35,9 +71,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers c
 MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
 COLORBAR = "<colorbar>"  # how matplotlib labels the axes of one
 EMBEDDING = "-1"  # the layer of the embedding in tables
+PIXELS_PER_INCH = 110  # of a figure in a notebook
 LONG_NAME = 6  # letters; longer names of layers, such as 3.attn_out, are rotated
 # weights of red, green and blue in how bright a colour looks
 BRIGHTNESS = (0.3, 0.6, 0.1)
+
+MISSING = "0.85"  # the grey of cells without a value
+LEAST_SPAN = 0.05  # of a measure's range, which colours span at least: less is noise
 
 ShownFigures = dict[str, tuple[Figure, Axes | list[Axes]]]
 
@@ -91,7 +131,7 @@ def _figure(place: Axes | None, width: float, height: float) -> Figure:
         return Figure(figsize=(width, height), layout="constrained")
     from matplotlib import pyplot
 
-    return pyplot.figure(figsize=(width, height), layout="constrained")
+    return pyplot.figure(figsize=(width, height), dpi=SCREEN_DPI, layout="constrained")
 
 
 def _axes_in_place(place: Axes, rows: int, columns: int, **options: Any) -> Any:
@@ -139,6 +179,14 @@ def check_axes(ax: object) -> None:
         )
 
 
+def png_of(figure: Figure) -> bytes:
+    """Return a figure as a PNG file, and close it: a notebook would show it a second time."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=PIXELS_PER_INCH)
+    close([figure])
+    return file.getvalue()
+
+
 def close(figures: Iterable[Figure]) -> None:
     """Close figures of a screen, which a notebook would show beside the one that is asked for."""
     from matplotlib import pyplot
@@ -147,29 +195,132 @@ def close(figures: Iterable[Figure]) -> None:
         pyplot.close(figure)
 
 
+def width_of(panels: int) -> float:
+    """Return the width of a figure with so many panels in a row: a column's, or a page's."""
+    if panels == 1:
+        return COLUMN
+    return PAGE
+
+
+def write_title(figure: Figure, axes: Axes, *lines: str) -> None:
+    """Write a title over a whole figure, or over axes of the user's; long lines are wrapped.
+
+    Args:
+        figure: The figure.
+        axes: Its first axes.
+        lines: What is compared, and then how much of it and what intervals are; "" is left out.
+    """
+    paragraphs = [paragraph for text in lines for paragraph in text.splitlines()]
+    title = "\n".join(in_lines(paragraph, figure.get_figwidth()) for paragraph in paragraphs)
+    if _screen is not None and _screen.place is not None:
+        axes.set_title(title, fontsize=TITLE_SIZE)
+    else:
+        figure.suptitle(title, fontsize=TITLE_SIZE)
+
+
+def in_lines(text: str, inches: float) -> str:
+    """Return a title or the label of an axis in lines that fit into a width."""
+    letters = inches * POINTS_PER_INCH / (LETTER_WIDTH * TITLE_SIZE)
+    lines = max(math.ceil(len(text) / letters), 1)
+    if lines == 1:
+        return text
+
+    # Lines of about one length, so that no word stands alone below the others.
+    balanced = len(text) / lines + LONG_WORD
+    width = int(max(min(letters, balanced), 1))
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False))
+
+
+def colour_range(values: np.ndarray, scale: tuple[float, float]) -> tuple[float, float]:
+    """Return the ends of the colours: the least and the greatest value.
+
+    Args:
+        values: Of all panels; some may be NaN.
+        scale: The range of the measure. Colours span at least a twentieth of it, so that noise
+            does not look like a pattern.
+    """
+    finite = values[np.isfinite(values)]
+    if finite.size == 0:
+        return scale
+    lowest = float(finite.min())
+    highest = float(finite.max())
+    least_span = LEAST_SPAN * (scale[1] - scale[0])
+    return lowest, max(highest, lowest + least_span)
+
+
+def colours_of(values: np.ndarray, scale: tuple[float, float]) -> tuple[Normalize, str]:
+    """Return the scale of colours of values and the name of the colours.
+
+    Where there are negative values, white is 0, and both ends are as far from it.
+    """
+    lowest, highest = colour_range(values, scale)
+    if lowest < 0:
+        farthest = max(-lowest, highest)
+        return Normalize(-farthest, farthest), "RdBu_r"
+    return Normalize(lowest, highest), "magma"
+
+
+def lower_half(values: np.ndarray) -> np.ndarray:
+    """Return a matrix without what mirrors across its diagonal; another matrix stays as it is.
+
+    The cells above the diagonal of a symmetric matrix are masked.
+    """
+    rows, columns = values.shape
+    if rows != columns or rows == 1 or not np.allclose(values, values.T, equal_nan=True):
+        return values
+    mirrored = np.triu(np.ones(values.shape, dtype=bool), 1)
+    return np.ma.array(values, mask=mirrored)
+
+
 def heatmap(
-    axes: Axes, cells: pd.DataFrame, scale: Normalize, colours: str | Colormap
+    axes: Axes,
+    cells: pd.DataFrame,
+    scale: Normalize,
+    colours: str | Colormap,
+    most_ticks: int = 8,
 ) -> AxesImage:
-    """Draw a matrix of layers, rows the source's, columns the target's, layer 0 at the bottom."""
-    image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
+    """Draw a matrix of layers, rows the source's, columns the target's, layer 0 at the bottom.
+
+    Half of a symmetric matrix is drawn. Cells without a value are grey.
+    """
+    colour_map = matplotlib.colormaps[colours] if isinstance(colours, str) else colours
+    values = cells.to_numpy(dtype=float)
+    drawn = lower_half(values)
+    is_missing = np.isnan(np.ma.filled(drawn, 0.0))
+    image = axes.imshow(np.ma.masked_invalid(drawn), origin="lower", norm=scale, cmap=colour_map)
+    if is_missing.any():
+        show_missing(axes, is_missing)
     longest = max(cells.shape)
-    ticks(axes.xaxis, cells.columns, 8 * len(cells.columns) / longest)
-    ticks(axes.yaxis, cells.index, 8 * len(cells.index) / longest)
+    ticks(axes.xaxis, cells.columns, most_ticks * len(cells.columns) / longest)
+    ticks(axes.yaxis, cells.index, most_ticks * len(cells.index) / longest)
     axes.spines[:].set_visible(False)
     return image
+
+
+def show_missing(axes: Axes, is_missing: np.ndarray, reason: str = "not computed") -> None:
+    """Draw cells without a value in grey below an image, with a legend that says why."""
+    rows, columns = np.nonzero(is_missing)
+    for row, column in zip(rows, columns, strict=True):
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, facecolor=MISSING, linewidth=0))
+    grey = Patch(facecolor=MISSING, label=reason)
+    figure = axes.figure
+    if not figure.legends:  # a panel before this one may have it
+        figure.legend(handles=[grey], loc="outside lower left")
 
 
 def write_values(axes: Axes, values: np.ndarray, image: AxesImage) -> None:
     """Write each cell's number, in black or white, whichever can be read on its colour."""
     assert image.cmap is not None
-    for (row, column), value in np.ndenumerate(values):
+    visible = np.ma.masked_invalid(values)
+    for (row, column), value in np.ma.ndenumerate(visible, compressed=True):
         red, green, blue, _ = image.cmap(image.norm(value))
         brightness = BRIGHTNESS[0] * red + BRIGHTNESS[1] * green + BRIGHTNESS[2] * blue
         colour = "white"
         if brightness > 0.5:
             colour = "black"
-        text = f"{value:.2f}"
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
+        text = f"{value:.2f}".replace("-0.00", "0.00")
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=VALUE_SIZE)
 
 
 def line(
@@ -197,8 +348,9 @@ def line(
         fmt=style,
         color=colour,
         label=label,
-        capsize=3,
-        markersize=4,
+        capsize=2,
+        markersize=3,
+        elinewidth=0.8,
     )
 
 
@@ -227,7 +379,7 @@ def colour_of(number: int) -> str:
 def layer_name(layer: object) -> str:
     """Return a layer as figures call it."""
     if str(layer) == EMBEDDING:
-        return "embed"
+        return "emb"
     return str(layer)
 
 

@@ -9,20 +9,42 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from numpy.typing import ArrayLike
 
-from thinkalike.figures.style import canvas, colour_of, save
+from thinkalike.figures.style import (
+    COLUMN,
+    canvas,
+    colour_of,
+    colour_range,
+    heatmap,
+    save,
+    write_title,
+)
 
 MOST_LAYERS = 6  # whose curves are drawn
 MOST_STEPS = 8  # about as many are written at an axis
 Steps = TypeVar("Steps", np.ndarray, range)
 
 
-def trajectory(table: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
+def trajectory(
+    table: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
+    folder: Path,
+    names: str = "",
+    about: str = "",
+) -> None:
     """Draw the checkpoints of a training run in three panels.
 
-    On the left, the CKA of all pairs of checkpoints in the middle layer; then the similarity to
-    the last checkpoint with the loss; on the right, the accuracies of features with their onsets.
+    On top, the CKA of all pairs of checkpoints in the middle layer; then the similarity to the
+    last checkpoint with the loss; below, the accuracies of features with their onsets.
+
+    Args:
+        table: The similarity of each layer at each step to the last.
+        tables: Those of the result: similarity, losses, features and onsets.
+        folder: Where the figure is written.
+        names: The run.
+        about: How much was compared, and what the bands are.
     """
     layers = sorted(table["layer"].unique())
     steps = table["step"].unique()
@@ -32,21 +54,25 @@ def trajectory(table: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folder: 
         if "layer" in layer_table:
             of_middle_layer[name] = layer_table[layer_table["layer"] == middle]
 
-    with canvas(10.5, 3.6, 1, 3) as (figure, (left, centre, right)):
-        likeness = of_middle_layer["likeness"]
-        cells = likeness.pivot(index="step", columns="other", values="value")
-        image = left.imshow(cells.to_numpy(), origin="lower", vmin=0, vmax=1, cmap="magma")
-        for axis in (left.xaxis, left.yaxis):
-            axis.set_ticks(_few(range(len(steps))), _few(steps), fontsize=7, rotation=45)
-        left.set(title=f"CKA of checkpoints, layer {middle}", xlabel="step", ylabel="step")
-        figure.colorbar(image, ax=left, shrink=0.8)
+    with canvas(COLUMN, 7.2, 3, 1) as (figure, (upper, centre, lower)):
+        likeness = of_middle_layer["similarity"]
+        cells = likeness.pivot(index="step", columns="other_step", values="value")
+        norm = Normalize(*colour_range(cells.to_numpy(float), (0.0, 1.0)))
+        image = heatmap(upper, cells, norm, "magma")
+        for axis in (upper.xaxis, upper.yaxis):
+            axis.set_ticks(_few(range(len(steps))), _few(steps))
+        upper.tick_params(axis="x", labelrotation=45)
+        upper.set(title=f"two checkpoints, layer {middle}", xlabel="step", ylabel="step")
+        figure.colorbar(image, ax=upper, label="CKA", shrink=0.8, aspect=20)
 
         _draw_similarity(centre, table, tables["losses"], layers)
-        _draw_accuracies(right, of_middle_layer["features"], of_middle_layer["onsets"])
-        right.set(title=f"held-out accuracy, layer {middle}; dots: onset", ylim=(0, 1))
-        for axes in (centre, right):
+        _draw_accuracies(lower, of_middle_layer["features"], of_middle_layer["onsets"])
+        lower.set(title=f"features in layer {middle}; dots: onset", ylim=(0, 1))
+        lower.set_ylabel("balanced accuracy, held out")
+        for axes in (centre, lower):
             label_steps(axes, steps)
-            axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+            axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+        write_title(figure, upper, names, about)
         save(figure, folder, "trajectory")
 
 
@@ -57,12 +83,13 @@ def _draw_similarity(
     stride = -(-len(layers) // MOST_LAYERS)
     for number, layer in enumerate(layers[::stride]):
         rows = table[table["layer"] == layer]
-        _draw_curve(axes, rows, "to_last", f"layer {layer}", colour_of(number))
+        _draw_curve(axes, rows, "similarity_to_last", f"layer {layer}", colour_of(number))
     loss_axes = axes.twinx()
     assert isinstance(loss_axes, Axes)
     _draw_curve(loss_axes, losses, "loss", "loss", "black", "--")
-    loss_axes.set_ylabel("loss [nats per token], dashed")
-    axes.set(title="CKA with the last checkpoint", ylim=(None, 1.02))
+    loss_axes.set_ylabel("loss (dashed) [nats per token]")
+    loss_axes.spines["right"].set_visible(True)
+    axes.set(title="each checkpoint and the last", ylabel="CKA", ylim=(None, 1.02))
 
 
 def _draw_accuracies(axes: Axes, features: pd.DataFrame, onsets: pd.DataFrame) -> None:
@@ -74,7 +101,7 @@ def _draw_accuracies(axes: Axes, features: pd.DataFrame, onsets: pd.DataFrame) -
         _draw_curve(axes, rows, "accuracy", str(feature), colour)
         # It is empty if the feature cannot be decoded at the end.
         onset = rows[rows["step"] == onset_of[feature]]
-        axes.plot(step_position(onset["step"]), onset["accuracy"], "o", color=colour, markersize=6)
+        axes.plot(step_position(onset["step"]), onset["accuracy"], "o", color=colour, markersize=4)
 
 
 def step_position(steps: ArrayLike) -> np.ndarray:
@@ -90,8 +117,8 @@ def _few(steps: Steps) -> Steps:
 
 def label_steps(axes: Axes, steps: np.ndarray) -> None:
     """Write some steps at the horizontal axis."""
-    axes.set_xticks(step_position(_few(steps)), _few(steps), fontsize=7, rotation=45)
-    axes.set_xlabel("step")
+    axes.set_xticks(step_position(_few(steps)), _few(steps), rotation=45)
+    axes.set_xlabel("step, logarithmic")
 
 
 def _draw_curve(
@@ -99,7 +126,7 @@ def _draw_curve(
 ) -> None:
     """Draw a column against the steps, with the band of its interval."""
     positions = step_position(rows["step"])
-    axes.plot(positions, rows[name], style, color=colour, label=label, linewidth=1.2)
+    axes.plot(positions, rows[name], style, color=colour, label=label, linewidth=1.0)
     low = rows[f"{name}_low"]
     high = rows[f"{name}_high"]
     axes.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -47,12 +47,13 @@ class CKAConfig(WithNull):
     kind: str = "cka"
     # estimator of HSIC; biased is larger where rows are few
     estimator: Literal["unbiased", "biased"] = "unbiased"
-    # how batches are combined: the ratio of the mean HSICs, or the mean of the ratios as in Brown
-    # et al. (2023)
+    # how batches are aggregated: the ratio of the mean HSICs, or the mean of the ratios as in
+    # Brown et al. (2023)
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"
-    # linear, or rbf with the median distance as bandwidth
+    # kernel of HSIC: linear, or rbf with the median distance as bandwidth
     kernel: Literal["linear", "rbf"] = "linear"
-    # what a row is: a token, a whole row of text (sample), or its mean over tokens
+    # how text is flattened into the rows that are compared: each token, a whole row of text
+    # (sample), or its mean over tokens
     flatten: Literal["token", "sample", "mean"] = "token"
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:

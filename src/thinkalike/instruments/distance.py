@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,10 +20,14 @@ from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfi
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.shifts import LayerShifts, ShiftEstimate
 from thinkalike.models.families import Layer
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.states.source import StateSource
 from thinkalike.store import Headline, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass
@@ -92,18 +96,23 @@ class Distance(
         if "components" in result.tables:
             super().draw(result, folder)
         else:
-            figures.shifts(result.table, folder, rows_of(result))
+            about = f"{rows_of(result)}\nbars: 95 % intervals over documents"
+            figures.shifts(result.details, folder, about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the layers first whose states differ most."""
+        return ranked_rows(table, "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        row = result.table.iloc[int(result.table["value"].argmax())]
-        return [Headline.with_ends("greatest_distance", row["value"], row["low"], row["high"])]
+        row = result.details.iloc[int(result.details["value"].argmax())]
+        return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
     def show(self, result: Result) -> None:
         if "components" in result.tables:
             super().show(result)
             return
 
-        table = result.table
+        table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
         rows = table.iloc[few(len(table))]

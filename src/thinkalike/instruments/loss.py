@@ -5,18 +5,21 @@ It is the measure that --help composes, so it imports torch only to run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.budget_ladder import halvings
 from thinkalike.job.setting_groups import FIT_TEXT, left_in_key
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
 
 if TYPE_CHECKING:
     from thinkalike.models.shapes import Shapes
+
+FEWEST_TOKENS = 2048  # that a budget leaves
 
 
 @dataclass
@@ -26,7 +29,7 @@ class LossConfig(MeasureConfig):
     kind: str = "loss"
 
 
-class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
+class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
@@ -34,6 +37,14 @@ class Loss(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("model", "d
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT)
+
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer tokens."""
+        if config.data.evaluation_tokens:
+            for tokens in halvings(config.data.evaluation_tokens, least=FEWEST_TOKENS):
+                yield {"data.evaluation_tokens": tokens}
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         from thinkalike.measures.losses import bytes_of_logits
@@ -79,5 +90,6 @@ def show_loss(result: Result) -> None:
     model = result.provenance["models"][0]["name"]
     show_text(
         f"The loss of {model} on {result.config['data']['name']} is {loss} nats per token over "
-        f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
+        f"{number_of_documents(numbers)}; predicting each token by its frequency alone would give "
+        f"{numbers['unigram_entropy']:.4f} (the unigram entropy)."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
+from thinkalike.job.budget_ladder import halvings
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
 from thinkalike.states.batches import StateBatches, array_batches
@@ -51,6 +52,9 @@ FEWEST_SENTENCES = 10
 TOKENS_PER_SENTENCE = 8
 """About how many tokens a sentence of the grammars has."""
 
+FEWEST_STIMULI = 250
+"""A budget leaves at least so many stimuli."""
+
 BYTES_PER_NUMBER = 12
 """The bytes of a number of a state, which is in memory in float32 and in float64."""
 
@@ -74,7 +78,7 @@ class StimulusDistanceConfig(MeasureConfig):
     # drop excludes the stimuli with massive activations, which alone would decide a layer; keep
     # includes them
     massive: Literal["drop", "keep"] = "drop"
-    # number of words at the beginning of each text that are excluded
+    # number of words to skip at the beginning of each text
     skip_first: int = setting(0, least=0, most=CONTEXT)
 
 
@@ -136,6 +140,15 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             f"{layers} layers"
         )
         return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
+
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield all stimuli, and then fewer of them."""
+        yield {}
+        stimuli = len(read_stimuli(config.stimuli))
+        for sample in halvings(stimuli, least=min(FEWEST_STIMULI, stimuli))[1:]:
+            yield {"stimuli.sample": sample}
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all stimuli, as they are and in float64."""

@@ -147,9 +147,9 @@ class LayerR2(
 
         values = {
             "value": residual[:, :, 0],
-            "back": residual[:, :, 1],
-            "plain": plain[:, :, 0],
-            "plain_back": plain[:, :, 1],
+            "value_backward": residual[:, :, 1],
+            "r2_forward": plain[:, :, 0],
+            "r2_backward": plain[:, :, 1],
         }
         columns: dict[str, Tensor] = {}
         for name, replicates in values.items():
@@ -175,14 +175,14 @@ class LayerR2(
         Results of earlier versions are of the states as they are.
         """
         label = super().label(result)
-        if "plain" in result.table:
+        if "r2_forward" in result.details:
             return label
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
         super().show(result)
-        if "plain" in result.table:
-            plain = at_equal_depth(result.table)["plain"]
+        if "r2_forward" in result.details:
+            plain = at_equal_depth(result.details)["r2_forward"]
             least = f"{plain.min():.2f}"
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"

@@ -34,3 +34,15 @@ LADDER = (
     Rung(5, 128),
     Rung(2, 128),
 )
+
+
+def halvings(amount: int, least: int) -> list[int]:
+    """Return an amount, half of it, a quarter, and so on, down to the least.
+
+    >>> halvings(2048, least=500)
+    [2048, 1024, 512, 500]
+    """
+    amounts = [amount]
+    while amounts[-1] > least:
+        amounts.append(max(amounts[-1] // 2, least))
+    return amounts

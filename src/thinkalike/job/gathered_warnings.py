@@ -37,6 +37,7 @@ class GatheredWarnings(logging.Handler):
         LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Note a warning, and mark it as `again` if the same text was logged before."""
         text = record.getMessage()
         if text.startswith(WARNING):
             record.again = getattr(record, "again", False) or text in self._texts
@@ -89,6 +90,7 @@ class GatheredWarnings(logging.Handler):
 
 
 def _all_names(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
+    """Return the names of all models, without repetition."""
     names: set[str] = set()
     for models in models_by_file.values():
         names.update(models)

@@ -36,10 +36,10 @@ def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
     """
     by_part: dict[str, str] = {}
     models: list[ModelConfig] = []
-    for part in ("model", "target"):
-        model: ModelConfig | None = getattr(config, part) if part in parts else None
+    for side in ("model", "target"):
+        model: ModelConfig | None = getattr(config, side) if side in parts else None
         if model is not None:
-            by_part[part] = checkpoint_fingerprint(model)
+            by_part[side] = checkpoint_fingerprint(model)
             models.append(model)
     if models:
         by_part["labels"] = ", ".join(told_apart(models))

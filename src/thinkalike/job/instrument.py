@@ -32,9 +32,11 @@ from thinkalike.job.outcome import Outcome
 from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES
 from thinkalike.job.work import Work
 from thinkalike.models.labels import told_apart
+from thinkalike.screen import gathered_sentences
 from thinkalike.store import Headline, Result, first_scalar
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -96,12 +98,12 @@ class Instrument(ABC, Generic[Config]):
         if not kind:
             return  # what several kinds have in common
 
-        parts = {item.name for item in fields(config)}
-        unknown = set(reads) - parts
+        names_of_parts = {item.name for item in fields(config)}
+        unknown = set(reads) - names_of_parts
         if unknown:
             raise TypeError(
                 f"{cls.__name__} reads {sorted(unknown)}, "
-                f"and {config.__name__} has {sorted(parts)}"
+                f"and {config.__name__} has {sorted(names_of_parts)}"
             )
         cls.kind = kind
         cls.reads = tuple(reads)
@@ -131,25 +133,28 @@ class Instrument(ABC, Generic[Config]):
         read. So a kind overrides this method only if jobs inside it read more than itself, see
         `keys_of_part`.
         """
-        of_parts = {"activations"} if self.takes_activations else set()
-        for part in self.reads:
-            of_parts |= self.keys_of_part(config, part)
+        keys = set(OF_EVERY_JOB)
+        keys |= self.keys_of_part(config, "logger")
+        keys_of_kind = {"activations"} if self.takes_activations else set()
+        for part_name in self.reads:
+            keys_of_kind |= self.keys_of_part(config, part_name)
 
         unread = self.unread(config)
-        read = {
-            key for key in of_parts if key not in unread and key.partition(".")[0] not in unread
-        }
-        return OF_EVERY_JOB | self.keys_of_part(config, "logger") | read
+        for key in keys_of_kind:
+            part_name = key.partition(".")[0]
+            if key not in unread and part_name not in unread:
+                keys.add(key)
+        return frozenset(keys)
 
     def keys_of_part(self, config: Config, part: str) -> set[str]:
         """Return the key of a part, and those of its settings that jobs of this kind can read."""
         keys = {part}
         schema = getattr(config, part, None)
         if isinstance(schema, Checked):
-            read = schema.settings_read()
+            names_read = schema.settings_read()
             for item in fields_of(schema):
                 is_of_kind = declared_of(item).only_for in (None, self.kind)
-                if is_of_kind and item.name in read:
+                if is_of_kind and item.name in names_read:
                     keys.add(f"{part}.{item.name}")
         return keys if self.takes_sites else keys - OF_SITES
 
@@ -215,10 +220,10 @@ class Instrument(ABC, Generic[Config]):
         A part whose states were recorded has no name, and runs nothing.
         """
         models = {}
-        for part in ("model", "target"):
-            model: ModelConfig | None = getattr(config, part) if part in self.reads else None
+        for side in ("model", "target"):
+            model: ModelConfig | None = getattr(config, side) if side in self.reads else None
             if model is not None and model.name:
-                models[part] = model
+                models[side] = model
         return models
 
     def shapes_of(self, config: Config) -> dict[str, Shape | None]:
@@ -228,8 +233,8 @@ class Instrument(ABC, Generic[Config]):
         models = self.models_of(config)
         labels = told_apart(list(models.values()))
         shapes = {}
-        for (part, model), label in zip(models.items(), labels, strict=True):
-            shapes[part] = shape_of(model, label)
+        for (name, model), label in zip(models.items(), labels, strict=True):
+            shapes[name] = shape_of(model, label)
         return shapes
 
     def passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
@@ -297,12 +302,38 @@ class Instrument(ABC, Generic[Config]):
         figures.close(unused)
         return figure, axes
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+        from thinkalike import figures
+
+        if type(self).draw is Instrument.draw:
+            return None
+        try:
+            figure, _ = self.plot(result)
+        except ResultError:  # there is nothing to draw in this very result
+            return None
+        return figures.png_of(figure)
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
         text = io.StringIO()
         with contextlib.redirect_stdout(text), reporting_damage(result):
             self.show(result)
         return text.getvalue()
+
+    def sentences(self, result: Result) -> Sequence[str]:
+        """Return the sentences of the screen, without its tables and maps."""
+        with gathered_sentences() as sentences, reporting_damage(result):
+            self.show(result)
+        return sentences
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of the table of a result, first those that a reader asks for first.
+
+        By default they keep their order. A table of many columns may lose some of them here; see
+        `thinkalike.ranking`.
+        """
+        return table
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the numbers that summarise a result, the most important one first.

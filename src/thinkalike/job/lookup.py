@@ -5,6 +5,7 @@ from __future__ import annotations
 from thinkalike import catalogue
 from thinkalike.config import JobConfig, completing
 from thinkalike.job.instrument import AnyInstrument, as_instrument
+from thinkalike.registry import CORE
 
 
 def instrument_of(config: JobConfig) -> AnyInstrument:
@@ -20,3 +21,9 @@ def instrument_of_measure(kind: str) -> AnyInstrument:
 def instrument_of_task(task: str) -> AnyInstrument:
     """Return the instrument of `task=TASK`."""
     return as_instrument(catalogue.instrument(catalogue.TASKS[task]))
+
+
+def measures_of_states() -> list[str]:
+    """Return the measures of the core that compare arrays of states, which no model computed."""
+    kinds = [entry.kind for entry in CORE.measures]
+    return [kind for kind in kinds if instrument_of_measure(kind).takes_activations]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from thinkalike.errors import ModelError, ResourceError, chain, one_line, panicked
 from thinkalike.processes import Interrupted
-from thinkalike.store import Job
+from thinkalike.store import StoredJob
 from thinkalike.unkept import UnkeptJob
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
@@ -21,7 +21,7 @@ MORE_SPACE = "free some space, or choose other places with store=DIR and data.ca
 
 
 @contextlib.contextmanager
-def explaining_machine_errors(job: Job | UnkeptJob) -> Iterator[None]:
+def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
     """Say in one line what the machine lacks, and whether the job can be resumed."""
     try:
         yield

@@ -63,6 +63,10 @@ class Outcome:
         return replace(self, table=_with_unbounded_ends(self.table, math.nan), tables=tables)
 
     def _check_is_finite(self) -> None:
+        """Raise an error if a headline number, a column or an array is not finite.
+
+        The ends of intervals in tables may be infinite.
+        """
         for name, value in self.scalars.items():
             self._check_values(f"the headline number {name}", value)
 

@@ -29,7 +29,7 @@ from thinkalike.job.planning import PlannedJob, RunFacts, plan
 from thinkalike.job.provenance import PACKAGES
 from thinkalike.job.work import Work, phase_of_all
 from thinkalike.processes import ProcessGroup, counted, doing, together
-from thinkalike.store import Job, Result
+from thinkalike.store import Result, StoredJob
 
 # environment variable of jobs that an agent of a W&B sweep starts
 WANDB_AGENT = "WANDB_SWEEP_ID"
@@ -123,7 +123,7 @@ def perform_all(
         results |= _stored_results(missing, shown)
         missing = [job for job in missing if job.key not in results]
         if missing:
-            results |= _run(missing, len(requested), warnings, opened, shown)
+            results |= _run_missing(missing, len(requested), warnings, opened, shown)
     return [results[job.key] for job in requested]
 
 
@@ -186,7 +186,7 @@ class _Running:
     work: Work
 
 
-def _run(
+def _run_missing(
     missing: Sequence[PlannedJob],
     requested: int,
     warnings: GatheredWarnings,
@@ -202,7 +202,7 @@ def _run(
     began = time.monotonic()
     running = opened.enter_context(_begun(missing, requested))
     for job in running:
-        if isinstance(job.planned.job, Job):
+        if isinstance(job.planned.job, StoredJob):
             names = [model.called for model in job.planned.models.values()]
             warnings.keep_beside(job.planned.job.states, names)
 
@@ -238,7 +238,7 @@ def _begun(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running
     first = jobs[0]
     if first.config.force and first.is_of_first_process:
         for job in jobs:
-            if isinstance(job.job, Job):
+            if isinstance(job.job, StoredJob):
                 shutil.rmtree(job.job.states, ignore_errors=True)
     torch.manual_seed(first.instrument.seed(first.config))  # the jobs of a sweep share a process
     if first.config.threads:

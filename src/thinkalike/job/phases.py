@@ -44,6 +44,11 @@ class Phases:
         return {name: round(value, 2) for name, value in self._seconds.items() if name}
 
     def _turn_to(self, name: str | None) -> None:
+        """Add the time since the last turn to the current phase, and begin another.
+
+        Args:
+            name: The phase that begins; None: time belongs to no phase from now on.
+        """
         now = time.monotonic()
         self._seconds[self._current] += now - self._since
         self._current = name

@@ -27,14 +27,19 @@ from thinkalike.loggers import Wandb
 from thinkalike.plugins import check_trusted, digest, named_in
 from thinkalike.processes import ProcessGroup, rank
 from thinkalike.screen import aside
-from thinkalike.store import Job, Result
+from thinkalike.store import Result, StoredJob
 from thinkalike.unkept import UnkeptJob, UnkeptResult
 
-# parts of the configuration that every job reads
+# Parts of the configuration that every job reads.
 ALWAYS_READ = ("store", "force", "wait", "seed", "threads", "trainer", "logger")
-MANY_TOKENS = 2**18  # embedded minis read as many in minutes
+
+# A job that reads more tokens may take long: embedded minis read this many in minutes.
+MOST_TOKENS_OF_QUICK_JOB = 2**18
+
 SIDES: Sequence[str] = ("model", "target")
-OF_SEVERAL_JOBS = ("experiment", "models", "activations")
+
+# Settings of which any makes a command stand for several jobs, or for one without models.
+SETTINGS_OF_OTHER_JOBS = ("experiment", "models", "activations")
 
 
 @dataclass(frozen=True)
@@ -42,24 +47,25 @@ class PlannedJob:
     """A job whose key is known.
 
     Attributes:
-        instrument: The kind of the job.
-        config: Its configuration, with everything decided.
-        read: That of `Instrument.as_read`, which has the settings that the job reads.
-        inputs: What it reads besides its settings.
+        instrument: The instrument that does the job.
+        config: The configuration of the job, with everything decided.
+        config_as_read: The same, with a default in place of each setting that the job does not
+            read, see `Instrument.as_read`.
+        inputs: What the job reads besides its settings.
         contents: The fingerprint of each of the inputs.
-        entered: The settings that are in the key.
+        key_settings: The settings that are in the key.
         plugins: The digests of the user's files of code, by FILE.py:NAME.
-        job: The place of its result.
+        job: The place of its result in the store, or in memory.
     """
 
     instrument: AnyInstrument
     config: JobConfig
-    read: JobConfig
+    config_as_read: JobConfig
     inputs: Mapping[str, Input]
     contents: dict[str, str]
-    entered: dict[str, object]
+    key_settings: dict[str, object]
     plugins: dict[str, str]
-    job: Job | UnkeptJob
+    job: StoredJob | UnkeptJob
 
     @property
     def key(self) -> str:
@@ -74,7 +80,7 @@ class PlannedJob:
     @cached_property
     def models(self) -> Mapping[str, ModelConfig]:
         """The models that run; for the checkpoints of a run, the hub is asked which there are."""
-        return self.instrument.models_of(self.read)
+        return self.instrument.models_of(self.config_as_read)
 
     def check(self) -> str:
         """Check what can be known of models before they are loaded.
@@ -89,7 +95,7 @@ class PlannedJob:
             raise ConfigError(ONE_SITE.format("model.site", self.instrument.kind))
 
         reads = self.instrument.reads
-        check_models({side: getattr(self.read, side) for side in SIDES if side in reads})
+        check_models({side: getattr(self.config_as_read, side) for side in SIDES if side in reads})
 
         if "data" not in reads:
             return ""
@@ -104,9 +110,10 @@ class PlannedJob:
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
-        shown = (*self.instrument.reads, *ALWAYS_READ)
-        settings = as_settings(self.read)
-        settings = {name: part if name in shown else None for name, part in settings.items()}
+        parts_read = (*self.instrument.reads, *ALWAYS_READ)
+        settings = dict(as_settings(self.config_as_read))
+        for name in settings.keys() - set(parts_read):
+            settings[name] = None
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if self.is_of_first_process:
             work.tracker = work.opened.enter_context(self.tracked(settings))
@@ -120,7 +127,7 @@ class PlannedJob:
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
-        assert isinstance(self.job, Job), "a job without a store has no logger"
+        assert isinstance(self.job, StoredJob), "a job without a store has no logger"
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
@@ -146,7 +153,7 @@ class PlannedJob:
         record = {
             "version": self.instrument.version,
             "scalars": outcome.scalars,
-            "settings": with_present_names(self.entered),
+            "settings": with_present_names(self.key_settings),
             "provenance": provenance,
         }
         tables = {"table": outcome.table, **outcome.tables}
@@ -195,40 +202,53 @@ class RunFacts:
 
 
 def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
-    """Return a job with its key, after the jobs whose results it reads are done."""
+    """Return a job with its key. The jobs whose results it reads are done first.
+
+    Raises:
+        ConfigError: The job cannot be done with these settings.
+    """
     is_analysis = isinstance(config, AnalyzeConfig)
     if is_analysis and config.trainer.strategy == "ddp" and not instrument.is_shared:
         raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
     if getattr(config, "budget", None):
         raise ConfigError(
-            f"budget={config.budget} is for a command line: "
+            f"budget={config.budget} is for a command line or a function: "
             "choose layers and the amount of text here"
         )
 
     config = instrument.completed(config)
     inputs: dict[str, Input] = {**instrument.inputs(config), **instrument.prepare(config)}
-    read = instrument.as_read(config)
-    entered = instrument.key_settings(config)
-    plugins = _plugins_of(instrument, read)
+    config_as_read = instrument.as_read(config)
+    key_settings = instrument.key_settings(config)
+    plugins = _plugins_of(instrument, config_as_read)
     if plugins:
         inputs["plugins"] = " ".join(sorted(plugins.values()))
 
     contents = contents_of(inputs)
-    key = key_of(instrument.kind, instrument.version, entered, contents)
-    job: Job | UnkeptJob
+    key = key_of(instrument.kind, instrument.version, key_settings, contents)
+    job: StoredJob | UnkeptJob
     if config.store is None:
         job = UnkeptJob(instrument.kind, key, instrument)
     else:
-        job = Job(config.store, instrument.kind, key)
-    return PlannedJob(instrument, config, read, inputs, contents, entered, plugins, job)
+        job = StoredJob(config.store, instrument.kind, key)
+    return PlannedJob(
+        instrument=instrument,
+        config=config,
+        config_as_read=config_as_read,
+        inputs=inputs,
+        contents=contents,
+        key_settings=key_settings,
+        plugins=plugins,
+        job=job,
+    )
 
 
 def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     """Return the user's files of code that a job runs, by FILE.py:NAME, each with its digest."""
     settings = as_settings(config)
-    parts = [part for name, part in settings.items() if name in instrument.reads]
+    settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
-    for name in named_in(parts):
+    for name in named_in(settings_read):
         check_trusted(name)  # a `Stitch` trusts any kind that it is given
         digests[name] = digest(name)
     return digests
@@ -240,7 +260,10 @@ def is_stored(instrument: AnyInstrument, config: JobConfig) -> bool:
 
 
 def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
-    """Return whether the store has the result; False where only further jobs, or the hub, tell."""
+    """Return whether it is known at once that the store has the result of a job.
+
+    It is False as well where only further jobs, or the hub, would tell.
+    """
     if type(instrument).prepare is not Instrument.prepare:
         return False
     try:
@@ -250,13 +273,16 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
 
 
 def may_take_long(config: JobConfig) -> bool:
-    """Return whether a job is to be done whose models are no minis, or that reads much text."""
-    if any(getattr(config, setting, None) for setting in OF_SEVERAL_JOBS):
+    """Return whether a job that is not stored has models that are no minis, or reads much text.
+
+    It is False for a command of several jobs.
+    """
+    if any(getattr(config, setting, None) for setting in SETTINGS_OF_OTHER_JOBS):
         return False
     (job,) = asked_for(config)
     kind = instrument_of(job)
     is_of_minis = all(model.mini for model in kind.models_of(job).values())
-    is_long = _tokens_read(job) > MANY_TOKENS or not is_of_minis
+    is_long = _tokens_read(job) > MOST_TOKENS_OF_QUICK_JOB or not is_of_minis
     return is_long and not is_known_done(kind, job)
 
 

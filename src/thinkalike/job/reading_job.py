@@ -18,20 +18,22 @@ class ReadingJob:
     """A job, and the settings that it reads.
 
     Attributes:
-        kind: Its instrument.
-        read: The keys of `Instrument.settings_read`.
+        kind: The instrument of the job.
+        config: The configuration of the job.
+        keys_read: The keys of the settings that the job reads, by `Instrument.settings_read`.
     """
 
     kind: AnyInstrument
     config: JobConfig
-    read: frozenset[str]
+    keys_read: frozenset[str]
 
     @classmethod
     def of(cls, config: JobConfig, kind: AnyInstrument | None = None) -> ReadingJob:
         """Return the job of a configuration.
 
         Args:
-            kind: Its instrument, if the configuration alone does not say it.
+            config: The configuration.
+            kind: The instrument of the job; None: the one that the configuration names.
         """
         if kind is None:
             kind = instrument_of(config)
@@ -45,15 +47,17 @@ class ReadingJob:
         and a default that the job has as well.
         """
         key = key_of_setting(key)
-        part, _, name = key.partition(".")
-        if key in self.read:
+        part_name, _, name = key.partition(".")
+        if key in self.keys_read:
             return self._has_requested_value(key, requested)
-        if part not in self.kind.reads:
+        if part_name not in self.kind.reads:
             return False
         is_left_to_recipe = bool(name) and value_at(requested, key) is None
         return is_left_to_recipe or self._holds_anyway(key, requested)
 
     def _has_requested_value(self, key: str, requested: JobConfig) -> bool:
+        """Return whether the job has the requested value, or one that was left open."""
+        """Return whether the job has the requested value, or one that was left open."""
         value = value_at(requested, key)
         if value is None or value == "auto":  # further settings decide it
             return True
@@ -70,23 +74,26 @@ class ReadingJob:
     def values(self) -> dict[str, object]:
         """Return the settings that the job reads, by key, unless they have their defaults."""
         settings = flat(key_settings(self.kind.as_read(self.config)))
-        return {key: value for key, value in settings.items() if key_of_setting(key) in self.read}
+        return {
+            key: value for key, value in settings.items() if key_of_setting(key) in self.keys_read
+        }
 
     def parts(self) -> list[str]:
         """Return the parts of the configuration that the job reads, first those of its kind."""
-        read = {key.partition(".")[0] for key in self.read - OF_EVERY_JOB}
-        read -= {"logger", "activations"}
-        in_order = [item.name for item in fields(self.config) if item.name in read]
+        names = {key.partition(".")[0] for key in self.keys_read - OF_EVERY_JOB}
+        names -= {"logger", "activations"}
+        in_order = [item.name for item in fields(self.config) if item.name in names]
         return list(dict.fromkeys([*self.kind.reads, *in_order]))
 
 
 def _is_default(key: str, config: JobConfig) -> bool:
     """Return whether a configuration has the default for a key."""
-    part, _, name = key.partition(".")
+    part_name, _, name = key.partition(".")
     if name:
-        schema = getattr(config, part)
+        schema = getattr(config, part_name)
     else:
-        schema, name = config, part
+        schema = config
+        name = part_name
     (item,) = (item for item in fields(schema) if item.name == name)
     return bool(getattr(schema, item.name) == default_of(item))
 

@@ -85,6 +85,7 @@ class _Request:
 
     @classmethod
     def of(cls, config: JobConfig) -> _Request:
+        """Return the request of a configuration: its jobs, or those of its experiment."""
         is_experiment = (
             isinstance(config, AnalyzeConfig)
             and config.experiment is not None
@@ -153,17 +154,18 @@ def _with_recipe(config: JobConfig, key: str, value: str) -> JobConfig:
 def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
     """Return what to say of a setting of a command line that no job reads."""
     kinds = _kinds(jobs)
-    part = key.partition(".")[0]
-    parts: dict[str, None] = {}
+    part_name = key.partition(".")[0]
+    parts_read: dict[str, None] = {}
     for job in jobs:
-        parts |= dict.fromkeys(job.parts())
+        parts_read |= dict.fromkeys(job.parts())
 
     if key in OF_SITES and not any(job.kind.takes_sites for job in jobs):
         return ConfigError(ONE_SITE.format(key, kinds))
-    if part not in parts:
+    if part_name not in parts_read:
         setting = "model@target" if key == "target" else key
         return ConfigError(
-            f"{setting}= is not read by {kinds} with these settings; it reads {', '.join(parts)}"
+            f"{setting}= is not read by {kinds} with these settings; "
+            f"it reads {', '.join(parts_read)}"
         )
     if key in REPORT_TEXT:
         amounts = _amounts(jobs)
@@ -185,6 +187,8 @@ def _amounts(jobs: Sequence[ReadingJob]) -> list[str]:
 
 
 def _kinds(jobs: Sequence[ReadingJob]) -> str:
+    """Return the kinds of jobs in words, such as "cka, rsa"."""
+    """Return the kinds of jobs in words, such as "cka, rsa"."""
     return ", ".join(dict.fromkeys(job.kind.kind for job in jobs))
 
 
@@ -205,11 +209,10 @@ def _check_listed_models(config: JobConfig) -> None:
         for name in entry:
             if name == "model":
                 continue
-            readers = [
-                job.reads(f"{part}.{name}", job.config)
-                for job, part in _occurrences(model, name, jobs)
-            ]
-            if readers and not any(readers):
+            is_read = []
+            for job, side in _occurrences(model, name, jobs):
+                is_read.append(job.reads(f"{side}.{name}", job.config))
+            if is_read and not any(is_read):
                 raise ConfigError(
                     f"models: {name} of {model.called} has no effect on {kind.kind}; leave it out"
                 )
@@ -218,13 +221,15 @@ def _check_listed_models(config: JobConfig) -> None:
 def _occurrences(
     model: ModelConfig, name: str, jobs: Sequence[ReadingJob]
 ) -> Iterator[tuple[ReadingJob, str]]:
-    """Yield the jobs that a listed model is in, each with its part of their configuration.
+    """Yield each job that compares a listed model, with the side, "model" or "target".
 
     Args:
+        model: The listed model.
         name: A setting, whose value tells the model from those of the same name.
+        jobs: The jobs.
     """
     value = getattr(model, name)
-    for job, part in itertools.product(jobs, ("model", "target")):
-        side = getattr(job.config, part)
-        if side.called == model.called and getattr(side, name) == value:
-            yield job, part
+    for job, side in itertools.product(jobs, ("model", "target")):
+        compared = getattr(job.config, side)
+        if compared.called == model.called and getattr(compared, name) == value:
+            yield job, side

@@ -12,7 +12,7 @@ from thinkalike.job.inputs import Inputs
 from thinkalike.job.phases import Phases
 from thinkalike.loggers import Wandb
 from thinkalike.processes import ProcessGroup, doing
-from thinkalike.store import Job, newest_state, read_state, write_state
+from thinkalike.store import StoredJob, newest_state, read_state, write_state
 from thinkalike.unkept import UnkeptJob
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Work:
         phase: Times phases, as in `with work.phase("loading"): ...`; the rest is "computing".
     """
 
-    job: Job | UnkeptJob
+    job: StoredJob | UnkeptJob
     settings: dict[str, object]
     inputs: Inputs
     opened: contextlib.ExitStack

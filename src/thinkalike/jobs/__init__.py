@@ -11,7 +11,17 @@ by name or as objects, see `thinkalike.inputs`.
 """
 
 from thinkalike.jobs.base import Job
-from thinkalike.jobs.kinds import Compare, Diff, Lineage, Loss, Mlem, Rsa, Stitch, Trajectory
+from thinkalike.jobs.kinds import (
+    Compare,
+    Diff,
+    Lineage,
+    Loss,
+    Mlem,
+    Rsa,
+    Ruler,
+    Stitch,
+    Trajectory,
+)
 from thinkalike.jobs.running import run
 
 __all__ = [
@@ -22,6 +32,7 @@ __all__ = [
     "Loss",
     "Mlem",
     "Rsa",
+    "Ruler",
     "Stitch",
     "Trajectory",
     "run",

@@ -4,7 +4,7 @@ Annotations are evaluated here, as those of inherited fields are read where a su
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
@@ -14,7 +14,8 @@ from thinkalike.former_names import present_name
 from thinkalike.inputs import Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
-from thinkalike.jobs.plain_values import checked_plain, plain
+from thinkalike.jobs.plain_values import checked_plain, plain_value
+from thinkalike.state_arguments import is_states
 
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
@@ -31,6 +32,8 @@ class Job:
 
     Args:
         threads: CPU threads; None takes torch's default.
+        budget: the time that there is on this machine, such as "90s", "10min" or "2h": it chooses
+            layers, text, stimuli, steps and the kind of map where these are left open.
         store: the folder in which its result is kept and found again; None: the result stays in
             memory.
         force: do it again if the store has its result.
@@ -56,14 +59,15 @@ class Job:
         return super().__new__(cls)
 
     threads: int | None = None
+    budget: str | None = None
     store: Folder | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
         self._check_paths()
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        values = {name: value for name, value in vars(self).items() if value is not None}
         try:
-            vars(self).update(checked_numbers(type(self).__init__, given))
+            vars(self).update(checked_numbers(type(self).__init__, values))
         except ValueError as error:
             raise ConfigError(error) from None
         for name, default in self.defaults().items():
@@ -97,8 +101,6 @@ class Job:
         A single one stands for both sides.
         """
         first: object = getattr(self, self.SIDES[0])
-        if isinstance(first, list):
-            return {f"{self.SIDES[0]}[{number}]": side for number, side in enumerate(first)}
         sides = {}
         for name in self.SIDES:
             side: object = getattr(self, name)
@@ -116,7 +118,7 @@ class Job:
         settings = {}
         for name, default in self.defaults().items():
             value = getattr(self, name)
-            if value is not None and value != plain(default):
+            if value is not None and value != plain_value(default):
                 settings[name] = value
         return settings
 
@@ -143,8 +145,7 @@ class Job:
         if not sides:
             raise ConfigError(f"{self.SIDES[0]} is empty: give a list of models or of arrays")
         for name, side in sides.items():
-            is_states = isinstance(side, str | os.PathLike | Mapping) or hasattr(side, "__array__")
-            if not (is_states or is_model(side)):
+            if not (is_states(side) or is_model(side)):
                 raise ConfigError(
                     f"{name} is {type(side).__name__}: "
                     "give a name, (model, tokenizer), a bridge or arrays"
@@ -166,9 +167,15 @@ class TextJob(Job):
         field: the field of records that holds the text.
         group: the field of records whose documents intervals take together.
         context: tokens of a row; None takes what the models can.
+        bos: whether each row begins with the token of the beginning; None: as the models expect.
+        aligned: whether each row begins with a document.
+        evaluation_share: the share of documents that numbers are of; the rest is fitted on.
     """
 
     texts: Text | None = None
     field: str | None = None
     group: str | None = None
     context: int | None = None
+    bos: bool | None = None
+    aligned: bool | None = None
+    evaluation_share: float | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinkalike import plugins
+from thinkalike.budget import within
 from thinkalike.config import AnalyzeConfig, DataConfig, JobConfig, StimuliConfig
 from thinkalike.config.completing import open_job
 from thinkalike.config.groups import Settings, unset_settings
@@ -17,15 +18,15 @@ from thinkalike.inputs import (
     StimulusTable,
     is_model,
     model_configs,
-    numbered_rows,
-    recorded,
     stimuli_config,
     text_config,
 )
 from thinkalike.instruments import check_read
 from thinkalike.job.instrument import AnyInstrument
+from thinkalike.job.lookup import measures_of_states
 from thinkalike.jobs.base import Job
 from thinkalike.jobs.kinds import Compare, Stitch
+from thinkalike.state_arguments import GivenStates, numbered_rows, states_given
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
 OF_MODELS = ("site", "head")  # fields that are settings of the models
@@ -38,14 +39,15 @@ Recording = str | RecordedArrays
 
 def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
     """Return the configuration of a job, in which everything is left open that it does not say."""
+    _check_takes_states(job, instrument)
     sides = _Sides.of(job)
     settings = _by_part(job, instrument)
-    _check_sides(job, instrument, sides, settings)
+    _check_sides(job, sides, settings)
     stimuli = job.stimuli_given
     if sides.recordings and stimuli is None:
         stimuli = _stimuli_of_rows(job, sides, settings)
 
-    parts: dict[str, object] = {
+    values: dict[str, object] = {
         "data": text_config(job.texts_given, settings["data"]),
         "store": None if job.store is None else os.fspath(job.store),
         "force": job.force,
@@ -55,24 +57,25 @@ def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
     if isinstance(job, Stitch):
         schema = StitchJob
         stitch_settings = unset_settings(StitchConfig) | settings["stitch"]
-        parts["stitch"] = made(StitchConfig, stitch_settings, "stitch.")
+        values["stitch"] = made(StitchConfig, stitch_settings, "stitch.")
     else:
         schema = instrument.config
         measure_settings = unset_settings(instrument.settings) | settings["measure"]
-        parts["measure"] = made(instrument.settings, measure_settings, "measure.")
-        parts["stimuli"] = stimuli_config(stimuli, settings["stimuli"])
+        values["measure"] = made(instrument.settings, measure_settings, "measure.")
+        values["stimuli"] = stimuli_config(stimuli, settings["stimuli"])
     if sides.recordings:
-        parts["activations"] = sides.recordings
+        values["activations"] = sides.recordings
     models = model_configs(sides.models, settings["model"])
     is_target = sides.is_target(len(models))
     if models and not is_target:
-        parts["model"] = models[0]
+        values["model"] = models[0]
     if models:
-        parts["target"] = models[-1]
-    config = open_job(schema, **parts)
+        values["target"] = models[-1]
+    config = open_job(schema, **values)
 
-    check_read(_keys_given(job, stimuli, sides, settings, is_target), config)
-    return config
+    keys = _keys_given(job, stimuli, sides, settings, is_target)
+    check_read(keys, config)
+    return within(config, keys)
 
 
 @dataclass(frozen=True)
@@ -81,16 +84,20 @@ class _Sides:
 
     Attributes:
         models: The models by the names of their arguments.
-        recordings: Recorded states, each once.
+        states: Those that are states, each once.
         begins_with_model: Whether the first of the arguments is a model.
     """
 
     models: Mapping[str, object]
-    recordings: Sequence[Recording]
+    states: Sequence[GivenStates]
     begins_with_model: bool
 
     @classmethod
     def of(cls, job: Job) -> _Sides:
+        """Return the models and the recordings that a job compares.
+
+        A side that is given twice is recorded once.
+        """
         models = {}
         states: dict[int, tuple[str, object]] = {}  # by identity, with the first of their names
         sides = job.sides()
@@ -99,10 +106,16 @@ class _Sides:
                 models[name] = side
             else:
                 states.setdefault(id(side), (name, side))
-        recordings = []
+        has_stimuli = job.stimuli_given is not None
+        in_order = []
         for number, (name, side) in enumerate(states.values(), 1):
-            recordings.append(recorded(side, name, number))
-        return cls(models, recordings, next(iter(sides)) in models)
+            in_order.append(states_given(side, name, number, has_stimuli))
+        return cls(models, in_order, next(iter(sides)) in models)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """The states as configurations have them."""
+        return [states.recording for states in self.states]
 
     def is_target(self, different_models: int) -> bool:
         """Return whether the model beside recordings is the target.
@@ -114,17 +127,23 @@ class _Sides:
         return not (len(self.recordings) == 1 and self.begins_with_model)
 
 
-def _check_sides(
-    job: Job, instrument: AnyInstrument, sides: _Sides, settings: SettingsByPart
-) -> None:
+def _check_takes_states(job: Job, instrument: AnyInstrument) -> None:
+    """Raise a ConfigError for states where models are needed, before any file is read."""
+    has_states = not all(map(is_model, job.sides().values()))
+    if has_states and not instrument.takes_activations:
+        raise ConfigError(
+            f"{job.does} runs models, which arrays of states cannot replace; arrays go with "
+            f"{', '.join(measures_of_states())}"
+        )
+
+
+def _check_sides(job: Job, sides: _Sides, settings: SettingsByPart) -> None:
     """Raise a ConfigError for sides that the job does not take, or settings that they lack."""
     count = len(sides.models)
     if count > 2:
         raise ConfigError(
             f"{job.does} compares two models at most, and not {count}: call it for each pair"
         )
-    if sides.recordings and not instrument.takes_activations:
-        raise ConfigError(f"{job.does} runs models, and states that are given cannot run")
     if sides.models:
         return
     without_effect = [*settings["model"]]
@@ -143,7 +162,7 @@ def _keys_given(
     settings: SettingsByPart,
     is_target: bool,
 ) -> list[str]:
-    """Return the keys of all that a job gives, as a command line would have them."""
+    """Return the keys of the settings that a job sets, as a command line would name them."""
     keys = []
     if job.texts_given is not None:
         keys.append("data")
@@ -152,10 +171,11 @@ def _keys_given(
     different = {id(model) for model in sides.models.values()}
     if len(different) > 1:
         keys.append("target")
-    for part, values in settings.items():
-        if part == "model" and is_target:
-            part = "target"
-        keys += [f"{part}.{name}".lstrip(".") for name in values]
+    for part_name, values in settings.items():
+        prefix = part_name
+        if part_name == "model" and is_target:
+            prefix = "target"
+        keys += [f"{prefix}.{name}".lstrip(".") for name in values]
     return keys
 
 
@@ -174,7 +194,7 @@ def check_measure(job: Job, instrument: AnyInstrument) -> None:
         )
 
 
-def trust_plugins_of(job: Job) -> None:
+def trust_plugins_of_job(job: Job) -> None:
     """Let the files of code be run that a job names, because a person wrote the job."""
     values = list(job.settings().values())
     if isinstance(job, Compare):
@@ -184,10 +204,10 @@ def trust_plugins_of(job: Job) -> None:
 
 def _by_part(job: Job, instrument: AnyInstrument) -> SettingsByPart:
     """Return the settings of a job that differ from their defaults, by part."""
-    by_part: SettingsByPart = {part: {} for part in ("", *PARTS)}
+    by_part: SettingsByPart = {part_name: {} for part_name in ("", *PARTS)}
     for field, value in job.settings().items():
-        part, _, name = setting_of(field, job.does, instrument).rpartition(".")
-        by_part[part][name] = value
+        part_name, _, name = setting_of(field, job.does, instrument).rpartition(".")
+        by_part[part_name][name] = value
     return by_part
 
 
@@ -206,29 +226,29 @@ def setting_of(field: str, does: str, instrument: AnyInstrument) -> str:
     else:
         schemas["measure"] = instrument.settings
     schemas |= {"data": DataConfig, "stimuli": StimuliConfig}
-    for part, schema in schemas.items():
+    for part_name, schema in schemas.items():
         if field in _names_of(schema) - {"seed"}:  # the seed is that of the job
-            return f"{part}.{field}"
+            return f"{part_name}.{field}"
     if field not in _names_of(StitchJob if does == "stitch" else AnalyzeConfig):
         raise ConfigError(f"{field} is no setting of {does}; leave it out")
     return field
 
 
 def _names_of(schema: type[Checked]) -> set[str]:
+    """Return the names of the settings of a schema."""
+    """Return the names of the settings of a schema."""
     return {item.name for item in fields_of(schema)}
 
 
 def _stimuli_of_rows(job: Job, sides: _Sides, settings: SettingsByPart) -> StimulusTable:
     """Return stimuli that stand for the rows of arrays that were given without any."""
-    for part, values in settings.items():
+    for part_name, values in settings.items():
         for name in values:
-            setting = f"{part}.{name}"
-            if part == "stimuli" or setting in OF_WORDS:
+            setting = f"{part_name}.{name}"
+            if part_name == "stimuli" or setting in OF_WORDS:
                 raise ConfigError(
                     f"{setting} has no effect on arrays without stimuli; leave it out"
                 )
-    arrays = [states for states in sides.recordings if isinstance(states, RecordedArrays)]
-    are_all_in_memory = len(arrays) == len(sides.recordings)
-    if job.does == "mlem" or sides.models or not are_all_in_memory:
+    if job.does == "mlem" or sides.models:
         raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
-    return numbered_rows(arrays[0])
+    return numbered_rows(sides.states)

@@ -66,7 +66,6 @@ class Stitch(TextJob):
     tokens_per_step: int | None = None
     fit_tokens: int | None = None
     evaluation_tokens: int | None = None
-    evaluation_share: float | None = None
     scale: str = "auto"
     recipe: str = "default"
     seed: int = 0
@@ -90,7 +89,7 @@ class Compare(TextJob):
             bias that a jackknife over documents, or rows of arrays, estimates. The column
             `uncorrected` has the ratio with this bias, which is `thinkalike.cka(X, Y)` of arrays
             in one batch; aggregate="mean_of_ratios" takes no bias off.
-        ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
+        ruler: "bits": `tables["equivalent_bits"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
     >>> result.arrays["value"].shape
@@ -155,6 +154,36 @@ class Compare(TextJob):
 
 
 @dataclass(frozen=True, eq=False)
+class Ruler(TextJob):
+    """How similar are two models, in bits of a rounded copy?
+
+    The table has for each layer pair what a linear map predicts beyond the word, its position and
+    the earlier tokens, and the bits of a copy of either model that is as similar to it.
+
+    Args:
+        words: words of held-out text.
+        calibration_points: what stands beside copies of fewer bits: "layers" of the model itself,
+            states of other "text", or the names of further models.
+
+    >>> result = ruler("gelu-3l-mini", "solu-3l-mini", layers=[[2, 2]], words=8192)
+    >>> list(result.table["target_layer"])
+    [2]
+    """
+
+    SIDES: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    source: Model
+    target: Model | None = None
+    _: KW_ONLY
+    layers: Layers | None = None
+    site: str = "resid_post"
+    words: int = 8192
+    calibration_points: Sequence[str] = ("bits",)
+    massive: str = "drop"
+    scale: str = "auto"
+
+
+@dataclass(frozen=True, eq=False)
 class Mlem(Job):
     """Which features of words explain their distances in each layer?
 
@@ -207,6 +236,11 @@ class Mlem(Job):
             )
         super().__post_init__()
 
+    def sides(self) -> dict[str, object]:
+        if isinstance(self.model, list):
+            return {f"model[{number}]": side for number, side in enumerate(self.model)}
+        return super().sides()
+
 
 @dataclass(frozen=True, eq=False)
 class Rsa(Job):
@@ -231,6 +265,7 @@ class Rsa(Job):
     distance: str = "euclidean"
     comparator: str = "spearman"
     features: Sequence[str] | None = None
+    kinds: Mapping[str, object] | None = None
     columns: Mapping[str, str | None] | None = None
     token: str = "last"
     sample: int | None = None
@@ -280,7 +315,6 @@ class Diff(TextJob):
     pairs: int = 2048
     other: str | None = None
     margin: Mapping[str, float] | None = None
-    evaluation_share: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +323,7 @@ class Loss(TextJob):
 
     The table has its loss beside the entropy of single tokens.
 
-    >>> result = run(Loss("gelu-3l-mini", evaluation_tokens=2048))
+    >>> result = loss("gelu-3l-mini", evaluation_tokens=2048)
     >>> list(result.table["model"])
     ['gelu-3l-mini']
     """
@@ -297,7 +331,6 @@ class Loss(TextJob):
     model: Model
     _: KW_ONLY
     evaluation_tokens: int | None = None
-    evaluation_share: float | None = None
     scale: str = "auto"
 
 
@@ -343,7 +376,12 @@ class Trajectory(TextJob):
     least: int = 20
     permutations: int = 99
     features: Sequence[str] | None = None
+    kinds: Mapping[str, object] | None = None
+    columns: Mapping[str, str | None] | None = None
+    token: str = "last"
     sample: int | None = None
     site: str = "resid_post"
     head: int | None = None
+    fit_tokens: int | None = None
+    evaluation_tokens: int | None = None
     seed: int = 0

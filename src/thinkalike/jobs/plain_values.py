@@ -24,14 +24,14 @@ def checked_plain(name: str, value: object) -> object:
     if count > MOST_ITEMS:
         raise ConfigError(f"{name} holds {count:,} values: give at most {MOST_ITEMS:,}")
     try:
-        return plain(value)
+        return plain_value(value)
     except TypeError as error:
         raise ConfigError(
             f"{name} holds {error}: give text, numbers, True or False, or a list of them"
         ) from None
 
 
-def plain(value: object) -> object:
+def plain_value(value: object) -> object:
     """Return a value with lists for tuples and arrays, dictionaries, and text for paths.
 
     Raises:
@@ -39,15 +39,15 @@ def plain(value: object) -> object:
     """
     to_list = getattr(value, "tolist", None)
     if to_list is not None:  # of NumPy, torch and pandas, whose comparisons are arrays
-        return plain(to_list())
+        return plain_value(to_list())
     if isinstance(value, Mapping):
-        return {plain(name): plain(inner) for name, inner in value.items()}
+        return {plain_value(name): plain_value(inner) for name, inner in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [plain(inner) for inner in value]
+        return [plain_value(inner) for inner in value]
     raise TypeError(type(value).__name__)
 
 

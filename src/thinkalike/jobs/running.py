@@ -10,10 +10,10 @@ from dataclasses import replace
 from thinkalike.global_state import isolated
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.jobs.base import Folder, Job
-from thinkalike.jobs.configuration import check_measure, configuration, trust_plugins_of
+from thinkalike.jobs.configuration import check_measure, configuration, trust_plugins_of_job
 from thinkalike.jobs.wording import naming
 from thinkalike.screen import watched
-from thinkalike.store import Result
+from thinkalike.store import Result, TemporaryResult
 
 
 def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
@@ -30,17 +30,17 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
     """
     if store is not None or force:
         job = replace(job, store=job.store if store is None else store, force=force or job.force)
-    with isolated(), contextlib.ExitStack() as kept, watched():
+    with isolated(), contextlib.ExitStack() as temporary, watched():
         # The first use of an instrument imports libraries, which change the environment.
-        trust_plugins_of(job)
+        trust_plugins_of_job(job)
         instrument = job.instrument
         check_measure(job, instrument)
         with naming(job):
             config = configuration(job, instrument)
             if config.store is None and instrument_of(config).needs_store:
                 folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
-                config = replace(config, store=kept.enter_context(folder))
-            result = run_job(config, shown=False)
-        # The folder of a job that needs one is removed with the result.
-        weakref.finalize(result, kept.pop_all().close)
-    return result
+                config = replace(config, store=temporary.enter_context(folder))
+                result: Result = TemporaryResult(run_job(config, shown=False).folder)
+                weakref.finalize(result, temporary.pop_all().close)
+                return result
+            return run_job(config, shown=False)

@@ -182,19 +182,19 @@ MODULES: dict[str, tuple[str, ...]] = {  # by module, the names that it has
 _HOMES = {name: module for module, names in MODULES.items() for name in names}
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
-if not TYPE_CHECKING:  # a checker is to see a name that is not there
+if not TYPE_CHECKING:  # a type checker should report a name that does not exist
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'thinkalike.measures' has no attribute '{name}'")
-        found = getattr(import_module(f"thinkalike.measures.{_HOMES[name]}"), name)
-        if isfunction(found):
+        attribute = getattr(import_module(f"thinkalike.measures.{_HOMES[name]}"), name)
+        if isfunction(attribute):
             from thinkalike.arguments import takes_arrays
 
-            found = takes_arrays(found)
-            found.__module__ = __name__  # where pickle finds it
-        globals()[name] = found
-        return found
+            attribute = takes_arrays(attribute)
+            attribute.__module__ = __name__  # where pickle looks for it
+        globals()[name] = attribute
+        return attribute
 
 
 def __dir__() -> list[str]:

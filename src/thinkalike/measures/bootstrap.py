@@ -237,8 +237,9 @@ def _resampled(
 def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:
     """Return how often each of n units is drawn in each resample of n with replacement."""
     draws = torch.randint(n, (resamples, n), generator=generator)
-    ones = torch.ones(draws.shape).double()
-    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, draws, ones)
+    one_per_draw = torch.ones(draws.shape).double()
+    counts = torch.zeros(resamples, n, dtype=torch.float64)
+    return counts.scatter_add_(1, draws, one_per_draw)
 
 
 def documents_and_seeds_interval(

@@ -91,7 +91,7 @@ def calibrate(
         reason = why_no_interval(worth, len(counts), "groups", FEWEST_GROUPS_IF_BIASED)
         warnings.warn(reason, stacklevel=2)
     value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
-    estimate = _with_interval(function, X, Y, numbers, value, seed)
+    estimate = _with_jackknife_interval(function, X, Y, numbers, value, seed)
 
     seeds = [seed * permutations + index for index in range(permutations)]
     null = []
@@ -118,7 +118,7 @@ def calibrate(
     )
 
 
-def _with_interval(
+def _with_jackknife_interval(
     function: UserFunction,
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],
@@ -128,13 +128,14 @@ def _with_interval(
 ) -> Estimate:
     """Return the value with its jackknife interval over groups, see `numbered_by_part`."""
     _, counts = numbers.unique(return_counts=True)
-    parts = numbers % JACKKNIFE_PARTS
-    scattered_parts = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
+    part_of_row = numbers % JACKKNIFE_PARTS
+    order = torch.randperm(len(part_of_row), generator=seeded(seed)).to(part_of_row.device)
+    scattered_part_of_row = part_of_row[order]
     replicates: list[float] = []
     scattered: list[float] = []
     if effective_number(counts) >= FEWEST_GROUPS_IF_BIASED:
-        replicates = _values_without_parts(function, X, Y, parts)
-        scattered = _values_without_parts(function, X, Y, scattered_parts)
+        replicates = _values_without_parts(function, X, Y, part_of_row)
+        scattered = _values_without_parts(function, X, Y, scattered_part_of_row)
     reference = torch.tensor(scattered, dtype=torch.float64).mean(0)
     return jackknife(
         value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True
@@ -145,12 +146,12 @@ def _values_without_parts(
     function: UserFunction,
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],
-    parts: Int[Tensor, " n"],
+    part_of_row: Int[Tensor, " n"],
 ) -> list[float]:
     """Return the value without the rows of each part in turn."""
     values = []
-    for part in range(JACKKNIFE_PARTS):
-        remaining = parts != part
+    for part_number in range(JACKKNIFE_PARTS):
+        remaining = part_of_row != part_number
         values.append(_value_of(function, X[remaining], Y[remaining]))
     return values
 

@@ -59,15 +59,27 @@ BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_ro
 class Blocks(NamedTuple):
     """The layers of several models, and which models are compared.
 
-    Two models are compared in the same steps, with operands of the same shapes, in any company: to
-        the bit the same.
+    The values of two models are the same to the bit whichever other models are compared, because
+    each pair is computed in the same steps, with operands of the same shapes.
+
+    Attributes:
+        models: For each model, the indices of its layers in a list of all different layers.
+        pairs: The indices of the two models of each comparison.
     """
 
     models: Sequence[Sequence[int]]
     pairs: Sequence[Pair]
 
-    def by_model(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.stack([parts[place] for place in places]) for places in self.models]
+    def by_model(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
+        """Return for each model the stacked tensors of its layers.
+
+        Args:
+            of_layers: A tensor for each of the different layers.
+        """
+        stacked = []
+        for layer_indices in self.models:
+            stacked.append(torch.stack([of_layers[index] for index in layer_indices]))
+        return stacked
 
 
 def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
@@ -322,20 +334,22 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def _values(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]
     ) -> Tensor:
+        """Return the values of every source layer with every target layer, (l, m)."""
         for name, side in {"sources": sources, "targets": targets}.items():
             if not len(side):
                 raise ValueError(f"{name} is empty: give the states of one layer or more")
         layers = [*sources, *targets]
         depth = len(sources)
         prepared = self.prepared(layers, names)
-        first_place: dict[int, int] = {}
-        for place, layer in enumerate(layers):
-            first_place.setdefault(id(layer), place)
-        places = [first_place[id(layer)] for layer in layers]
+        # A layer that is given twice is compared once.
+        first_index: dict[int, int] = {}
+        for index, layer in enumerate(layers):
+            first_index.setdefault(id(layer), index)
+        indices = [first_index[id(layer)] for layer in layers]
         pairs = [(0, 0), (0, 1), (1, 1)] if self.is_ratio else [(0, 1)]
         with torch.autocast(layers[0].device.type, enabled=False):
             likenesses = self.compare_all(
-                prepared, Blocks([places[:depth], places[depth:]], pairs)
+                prepared, Blocks([indices[:depth], indices[depth:]], pairs)
             )
         if self.is_ratio:
             return self.finish(joined(likenesses, (0, 1)))[:depth, depth:]
@@ -351,17 +365,28 @@ def each_pair(
     blocks: Blocks,
     is_symmetric: bool,
 ) -> dict[Pair, Float[Tensor, "l m *k"]]:
-    """Return the values of every two layers, one by one."""
+    """Return the values of every two layers, one by one.
+
+    Args:
+        compare: The function of two layers.
+        layers: The prepared layers.
+        blocks: The layers of each model, and which models are compared.
+        is_symmetric: Whether `compare` gives the same value in either order, which is computed
+            once.
+    """
     values: dict[Pair, Tensor] = {}
     for a, b in blocks.pairs:
-        # of this pair of models alone, which is so compared alike in any company
-        known: dict[Pair, Tensor] = {}
+        # Values of other pairs of models are not reused, so that the values of two models do not
+        # depend on which other models are compared.
+        of_layers: dict[Pair, Tensor] = {}
         for i, j in product(blocks.models[a], blocks.models[b]):
-            if is_symmetric and (j, i) in known:
-                known[i, j] = known[j, i]
-            elif (i, j) not in known:
-                known[i, j] = compare(layers[i], layers[j])
-        rows = [torch.stack([known[i, j] for j in blocks.models[b]]) for i in blocks.models[a]]
+            if is_symmetric and (j, i) in of_layers:
+                of_layers[i, j] = of_layers[j, i]
+            elif (i, j) not in of_layers:
+                of_layers[i, j] = compare(layers[i], layers[j])
+        rows = []
+        for i in blocks.models[a]:
+            rows.append(torch.stack([of_layers[i, j] for j in blocks.models[b]]))
         values[a, b] = torch.stack(rows)
     return values
 
@@ -401,6 +426,7 @@ def both_in_order(
 
 
 def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
+    """Raise a ValueError unless all layers have the same number of rows."""
     for count, name in zip(counts, names, strict=True):
         if count != counts[0]:
             raise ValueError(
@@ -411,7 +437,9 @@ def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
 
 # ---- a batch of the states of models
 
-APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
+NUMBERS_PER_BATCH = (
+    2**32
+)  # between the numbers of the rows of two batches, where each row is a document
 States = Sequence[Float[Tensor, "... _ _"]]
 
 
@@ -426,6 +454,11 @@ class BatchRows(NamedTuple):
     tokens: Int[Tensor, " n"] | None
 
     def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
+        """Return the labels of some of the rows, by their numbers in the present order.
+
+        The states of layers stay as they are, and `order` tells which of their rows are
+        meant.
+        """
         tokens = None if self.tokens is None else self.tokens[chosen]
         return self._replace(
             order=self.order[chosen], documents=self.documents[chosen], tokens=tokens
@@ -460,10 +493,10 @@ class Batch(NamedTuple):
         """
         layers, names, positions = self._different_layers(sides)
         dtype = common_dtype(layers)
-        places = None
+        token_indices = None
         if self.mask is not None:
-            places = places_of(self.mask)
-        rows = [rows_of(layer.to(dtype), flatten, self.mask, places) for layer in layers]
+            token_indices = places_of(self.mask)
+        rows = [rows_of(layer.to(dtype), flatten, self.mask, token_indices) for layer in layers]
         documents = self._documents(layers[0], flatten)
         tokens = None
         if self.groups is not None:
@@ -507,7 +540,7 @@ class Batch(NamedTuple):
             documents = torch.arange(first[..., 0].numel(), device=first.device).view(
                 first.shape[:-1]
             )
-            documents = documents + self.number * APART
+            documents = documents + self.number * NUMBERS_PER_BATCH
         if flatten == "token" or first.ndim == 2:
             return labels_of_rows(documents, self.mask, first, "documents")
         return documents.to(first.device).flatten(1)[:, 0]

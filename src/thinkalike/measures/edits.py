@@ -99,7 +99,7 @@ class Edit:
         spread: The root mean square of the change over the rows or columns that differ, in
             standard deviations of the base; NaN for a constant base.
         axis: The axis of which only some indices differ; None if all do.
-        places: These indices, in rising order.
+        indices: The indices along `axis` that differ, in rising order.
         amount: The factor, the bits of rounding, the rank, the share of zeros, or that of another
             model in a mixture (in a weighted sum its factor), where the operation has one.
     """
@@ -108,7 +108,7 @@ class Edit:
     size: float
     spread: float
     axis: int | None = None
-    places: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
     amount: float = math.nan
 
 
@@ -119,7 +119,7 @@ def edit(
 ) -> Edit | None:
     """Return what was done to a tensor; None if all entries are equal.
 
-    Where tensors differ in the length of one axis, `Edit.places` are the indices that were added
+    Where tensors differ in the length of one axis, `Edit.indices` are the indices that were added
     or removed.
 
     Args:
@@ -155,7 +155,7 @@ def edit(
     spread = math.nan
     if deviation > 0:
         spread = float(change.square().mean().sqrt()) / deviation
-    return replace(operation, size=size, spread=spread, axis=axis, places=tuple(indices.tolist()))
+    return replace(operation, size=size, spread=spread, axis=axis, indices=tuple(indices.tolist()))
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:

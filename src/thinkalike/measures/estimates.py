@@ -157,16 +157,16 @@ def jackknife(
 def without_parts(
     sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
 ) -> Float[Tensor, " r *s"]:
-    """Return the total of all parts without each part in turn that has rows.
+    """Return the total without each part in turn, for the parts that have rows.
 
-    There are no such totals if the documents are too few for an interval.
+    Without enough documents for an interval the result is empty, r = 0.
 
     Args:
         sums: The sum over the documents of each of the `JACKKNIFE_PARTS` parts.
         documents: The number of the document of each row, by `numbered_by_part`.
     """
-    different, counts = documents.unique(return_counts=True)
-    if not has_interval(effective_number(counts)):
-        different = different[:0]
-    parts = (different % JACKKNIFE_PARTS).unique()
-    return sums.sum(0) - sums[parts]
+    different_documents, row_counts = documents.unique(return_counts=True)
+    if not has_interval(effective_number(row_counts)):
+        different_documents = different_documents[:0]
+    parts_with_rows = (different_documents % JACKKNIFE_PARTS).unique()
+    return sums.sum(0) - sums[parts_with_rows]

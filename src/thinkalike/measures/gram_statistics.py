@@ -14,9 +14,10 @@ from thinkalike.measures.contract import Blocks, Pair
 from thinkalike.measures.hsic import biased_from_sums, unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
 
-# A group of more rows has a Gram matrix that is computed in tiles; the matrices of smaller groups
-# are computed in blocks of so many entries.
+# The Gram matrix of a group of more rows is computed in tiles.
 MOST_ROWS_OF_SMALL_GROUP = 512
+
+# The Gram matrices of smaller groups are computed together, up to this many entries at a time.
 ENTRIES_OF_SMALL_GROUPS = 2**17
 
 # From this many rows on, products of features in float64 cost less than Gram matrices.
@@ -26,13 +27,14 @@ FEWEST_ROWS_FOR_FEATURE_PRODUCTS = 8192
 class GramStatistics(NamedTuple):
     """All that HSIC needs of the Gram matrices of the layers of models, in float64.
 
-    K̃ is K with a zero diagonal. The leading axis p is of sets of rows, such as all rows but those
-    of one part; it may be missing.
+    K and L are the n x n Gram matrices of two layers, and K̃ is K with a zero diagonal. Where the
+    statistics are of several sets of rows, such as all rows but those of one part, the leading
+    axis p has one entry for each set; statistics of a single set have no such axis.
 
     Attributes:
-        products: Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, by the two models whose layers K and L are of.
-        sums: For each model, the sum of each row of K̃; 0 for rows that are left out.
-        diagonals: For each model, the diagonal of K; 0 for rows that are left out.
+        products: Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ for every two layers, by the models that K and L belong to.
+        sums: For each model, the sum of each row of K̃; 0 for rows that a set leaves out.
+        diagonals: For each model, the diagonal of K; 0 for rows that a set leaves out.
     """
 
     products: dict[Pair, Float[Tensor, "*p l m"]]
@@ -50,17 +52,18 @@ class GramStatistics(NamedTuple):
     def rounding(
         self, blocks: Blocks, dtype: torch.dtype, groups: int = 1
     ) -> dict[int, Float[Tensor, " l"]]:
-        """Return what rounding may leave of the unbiased HSIC of each layer with itself.
+        """Return the rounding error that the unbiased HSIC of each layer with itself may have.
 
-        Its terms cancel, so this is the formula with the sign of one term reversed.
+        The terms of the formula cancel, and their rounding errors do not. So the bound is a few
+        units in the last place of the formula with the sign of its second term reversed.
 
         Args:
             blocks: The layers of each model, and which models are compared.
             dtype: The dtype of the Gram matrices.
-            groups: How many groups of one size the rows are.
+            groups: How many groups of equal size the rows consist of.
 
         Returns:
-            A number for each layer of each model that is compared with itself.
+            For each model that is compared with itself, a bound for each of its layers.
         """
         rounding = {}
         for model, target in blocks.pairs:
@@ -90,29 +93,37 @@ def all_hsics(
     Args:
         statistics: The statistics of their symmetric Gram matrices.
         estimator: "unbiased" or "biased".
-        groups: How many groups of one size the rows are.
-        rows: How many rows each set of rows has, where some are left out.
+        groups: How many groups of equal size the rows consist of.
+        rows: How many rows each set of rows has; None if the statistics are of all rows.
     """
-    formula = unbiased_from_sums
-    products = statistics.products
-    sums = statistics.sums
-    if estimator == "biased":  # which is of K, and not of K̃
-        formula = biased_from_sums
+    products = dict(statistics.products)
+    row_sums = list(statistics.sums)
+    if estimator == "biased":
+        # The biased estimator is a sum over K, whose diagonal K̃ lacks.
         diagonals = statistics.diagonals
-        products = {
-            (source, target): of_pair + diagonals[source] @ diagonals[target].mT
-            for (source, target), of_pair in products.items()
-        }
-        sums = [
-            off_diagonal + diagonal for off_diagonal, diagonal in zip(sums, diagonals, strict=True)
-        ]
-    totals = [of_model.unflatten(-1, (groups, -1)).sum(-1) for of_model in sums]
-    n = sums[0].shape[-1] // groups if rows is None else rows
-    products_of_sums = {
-        (source, target): (sums[source] @ sums[target].mT, totals[source] @ totals[target].mT)
-        for source, target in products
-    }
-    return {pair: formula(n, products[pair], *products_of_sums[pair]) for pair in products}
+        for source, target in products:
+            products[source, target] = (
+                products[source, target] + diagonals[source] @ diagonals[target].mT
+            )
+        for model, diagonal in enumerate(diagonals):
+            row_sums[model] = row_sums[model] + diagonal
+
+    rows_per_group: int | Tensor = row_sums[0].shape[-1] // groups
+    if rows is not None:
+        rows_per_group = rows
+    totals = [sums.unflatten(-1, (groups, -1)).sum(-1) for sums in row_sums]  # (*p, l, groups)
+    formula = unbiased_from_sums
+    if estimator == "biased":
+        formula = biased_from_sums
+    hsics = {}
+    for source, target in products:
+        hsics[source, target] = formula(
+            rows_per_group,
+            products[source, target],
+            row_sums[source] @ row_sums[target].mT,
+            totals[source] @ totals[target].mT,
+        )
+    return hsics
 
 
 class Tile(NamedTuple):
@@ -133,9 +144,11 @@ class Tiling(NamedTuple):
     """Cuts the upper triangle of a Gram matrix into tiles.
 
     Attributes:
-        height: The rows of tiles that lie off the diagonal, and of squares on it.
-        width: The columns of tiles that lie off the diagonal.
-        step: The rows of the strips that squares on the diagonal are cut into.
+        height: How many rows a tile off the diagonal has, and a square on the diagonal.
+        width: How many columns a tile off the diagonal has.
+        step: How many rows a tile on the diagonal has. A square on the diagonal is cut into tiles
+            of so many rows, each of which begins on the diagonal, because only the entries above
+            it are needed.
     """
 
     height: int
@@ -148,8 +161,8 @@ class Tiling(NamedTuple):
             end = min(top + self.height, n)
             for row in range(top, end, self.step):
                 yield Tile(row, row, min(self.step, end - row), end - row)
-            for left in range(end, n, self.width):
-                yield Tile(top, left, end - top, min(self.width, n - left))
+            for column in range(end, n, self.width):
+                yield Tile(top, column, end - top, min(self.width, n - column))
 
 
 # 14 MB for 26 layers: a tile stays in the cache between being written and being read.
@@ -159,20 +172,20 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield the parts that some columns belong to, with their slice of these columns.
+    """Yield the number of each part that has some of these columns, with the slice of its columns.
 
     Args:
         sizes: The sizes of the parts, which follow one another.
         first: The first column.
-        count: How many columns there are.
+        count: How many columns there are; slices count from the first.
     """
     start = 0
-    for part, size in enumerate(sizes):
+    for part_number, size in enumerate(sizes):
         stop = start + size
         low = max(start, first) - first
         high = min(stop, first + count) - first
         if low < high:
-            yield part, slice(low, high)
+            yield part_number, slice(low, high)
         start = stop
 
 
@@ -181,39 +194,44 @@ def _feature_products(
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
     """Return `gram_products` from products of features.
 
-    They are <X_g'Y_g, X_h'Y_h> for parts g and h, less Σᵢ K_ii L_ii if g = h.
+    For parts g and h of the rows of X and Y they are <X_g'Y_g, X_h'Y_h>, less Σᵢ K_ii L_ii over
+    the rows of g if g = h.
     """
-    parts = [layer.split([*sizes]) for layer in rows]
+    split_layers = [layer.split([*sizes]) for layer in rows]
     products = {}
     for source, target in blocks.pairs:
         source_layers = blocks.models[source]
         target_layers = blocks.models[target]
-        of_pair = rows[0].new_empty(len(sizes), len(sizes), len(source_layers), len(target_layers))
+        products_of_models = rows[0].new_empty(
+            len(sizes), len(sizes), len(source_layers), len(target_layers)
+        )
         for (row, i), (column, j) in product(enumerate(source_layers), enumerate(target_layers)):
-            crossed = []
-            diagonal = []
-            for x, y in zip(parts[i], parts[j], strict=True):
-                crossed.append((x.T @ y).flatten())
-                diagonal.append((x.square().sum(1) * y.square().sum(1)).sum())
-            flat = torch.stack(crossed)
-            of_pair[..., row, column] = flat @ flat.T - torch.stack(diagonal).diag()
-        products[source, target] = of_pair
+            cross_products = []  # X_g'Y_g of each part g
+            diagonal_products = []  # Σᵢ K_ii L_ii of each part
+            for x, y in zip(split_layers[i], split_layers[j], strict=True):
+                cross_products.append((x.T @ y).flatten())
+                diagonal_products.append((x.square().sum(1) * y.square().sum(1)).sum())
+            flat = torch.stack(cross_products)
+            products_of_layers = flat @ flat.T - torch.stack(diagonal_products).diag()
+            products_of_models[..., row, column] = products_of_layers
+        products[source, target] = products_of_models
     return products
 
 
 def gram_products(
     rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers compared.
+    """Return Σ_{i≠j} K_ij L_ij over i of part g and j of part h, of every two layers compared.
 
-    They come from products of features where these cost less, else tile by tile. The product over
-    pairs of layers is limited by memory bandwidth, so tiles of all layers are written side by
-    side, and small products for each two models read them out of the cache. The tiles of each
-    model have memory of their own that begins at an aligned address, as bits may depend on the
-    alignment.
+    The result of two models has the axes g, h, the layer of K and that of L. It comes from
+    products of features where these cost less, else tile by tile. The product over pairs of layers
+    is limited by memory bandwidth, so the tiles of all layers are written side by side, and small
+    products for each two models read them out of the cache. The tiles of each model have memory of
+    their own that begins at an aligned address, as bits may depend on the alignment.
 
     Args:
-        rows: The rows X of each layer, with K = X X'; they are about centred.
+        rows: The rows X of each layer, with K = X X'. They are nearly centred, which keeps the
+            rounding errors of the sums small.
         blocks: The layers of each model, and which models are compared.
         sizes: The sizes of the parts of the rows, which follow one another.
     """
@@ -230,19 +248,19 @@ def gram_products(
     }
     is_in_part = part_indicators(sizes, rows[0], torch.float64)  # (p, n)
     tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
-    largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
-    memory = [rows[0].new_empty(depth * largest) for depth in depths]
+    most_entries = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)  # of a tile
+    memory = [rows[0].new_empty(depth * most_entries) for depth in depths]
     for tile in tiling.tiles(n):
         grams = _tiles_of_models(rows, blocks, tile, memory)
         # A float32 sum per row of a tile: a longer one loses a digit.
         by_row = [gram.transpose(0, 1) for gram in grams]  # (height, l, width)
         is_row_in_part = is_in_part[:, tile.row : tile.row + tile.height]
-        for part, columns in _parts_of_columns(sizes, tile.column, tile.width):
+        for part_number, columns in _parts_of_columns(sizes, tile.column, tile.width):
             for source, target in blocks.pairs:
                 products = torch.bmm(by_row[source][..., columns], by_row[target][..., columns].mT)
                 by_part = is_row_in_part @ products.double().flatten(1)
                 shape = (depths[source], depths[target])
-                totals[source, target][:, part] += by_part.unflatten(1, shape)
+                totals[source, target][:, part_number] += by_part.unflatten(1, shape)
     # The tiles cover the upper triangle; the lower one has the same products, transposed.
     return {pair: total + total.transpose(0, 1) for pair, total in totals.items()}
 
@@ -253,13 +271,18 @@ def _tiles_of_models(
     tile: Tile,
     memory: Sequence[Float[Tensor, " _"]],
 ) -> list[Float[Tensor, "_ h w"]]:
-    """Return a tile of the Gram matrices of all layers of each model, above the diagonal only.
+    """Compute one tile of the Gram matrices of all layers.
+
+    A tile on the diagonal has zeros on the diagonal and below it.
 
     Args:
         rows: The rows of each layer.
         blocks: The layers of each model.
         tile: The tile.
         memory: Where the tiles of each model are written.
+
+    Returns:
+        The tiles of the layers of each model, which share the model's memory.
     """
     shape = (tile.height, tile.width)
     grams = []
@@ -273,9 +296,9 @@ def _tiles_of_models(
             if layer in computed:
                 gram_of_layer.copy_(computed[layer])
                 continue
-            left = rows[layer][tile.row : tile.row + tile.height]
-            right = rows[layer][tile.column : tile.column + tile.width]
-            computed[layer] = torch.mm(left, right.T, out=gram_of_layer)
+            rows_of_tile = rows[layer][tile.row : tile.row + tile.height]
+            columns_of_tile = rows[layer][tile.column : tile.column + tile.width].T
+            computed[layer] = torch.mm(rows_of_tile, columns_of_tile, out=gram_of_layer)
     if tile.column == tile.row:
         for gram in grams:
             gram.triu_(1)
@@ -285,7 +308,13 @@ def _tiles_of_models(
 def part_indicators(
     sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype
 ) -> Float[Tensor, "p n"]:
-    """Return 1 where a row is of a part, else 0, for consecutive parts of these sizes."""
+    """Return 1 where a row belongs to a part, else 0, for consecutive parts of these sizes.
+
+    Args:
+        sizes: The sizes of the parts.
+        rows: Rows whose number and device are taken.
+        dtype: The dtype of the result.
+    """
     indicators = rows.new_zeros(len(sizes), len(rows), dtype=dtype)
     start = 0
     for indicator, size in zip(indicators, sizes, strict=True):
@@ -312,34 +341,35 @@ def left_out_statistics(
     is_in_part = part_indicators(sizes, rows[0], rows[0].dtype)  # (p, n)
     norms = []
     sums_over_parts = []
-    for layer in rows:  # both of one layer while it is in the cache
+    for layer in rows:  # both are computed while the layer is in the cache
         norms.append(torch.linalg.vector_norm(layer, dim=1).double())
         sums_over_parts.append((layer @ (is_in_part @ layer).T).double())  # (n, p)
     diagonals = [of_model.square() for of_model in blocks.by_model(norms)]  # (l, n)
     to_parts = [of_model.mT for of_model in blocks.by_model(sums_over_parts)]  # (l, p, n)
 
     # For all rows, and without each part: all - 2 (part x all) + (part x part).
-    products_left = {}
-    for pair, of_parts in products.items():
+    products_of_sets = {}
+    for pair, of_parts in products.items():  # (p, p, l, m)
         total = of_parts.sum((0, 1))
-        of_part_itself = of_parts.diagonal().movedim(-1, 0)
-        without = total - of_parts.sum(0) - of_parts.sum(1) + of_part_itself
-        products_left[pair] = torch.cat([total[None], without])
+        part_with_itself = of_parts.diagonal().movedim(-1, 0)
+        without = total - of_parts.sum(0) - of_parts.sum(1) + part_with_itself
+        products_of_sets[pair] = torch.cat([total[None], without])
 
     all_rows = torch.ones_like(is_in_part[:1])
-    is_left = torch.cat([all_rows, 1 - is_in_part]).double()[:, None]  # (1 + p, 1, n)
-    sums_left = []
+    is_in_set = torch.cat([all_rows, 1 - is_in_part]).double()[:, None]  # (1 + p, 1, n)
+    sums_of_sets = []
     for to_part, diagonal in zip(to_parts, diagonals, strict=True):
         row_sums = to_part.sum(1, keepdim=True) - diagonal[:, None]  # (l, 1, n)
-        of_sets = torch.cat([row_sums, row_sums - to_part], 1).movedim(1, 0)  # (1 + p, l, n)
-        sums_left.append(of_sets * is_left)
-    diagonals_left = [diagonal * is_left for diagonal in diagonals]
-    return GramStatistics(products_left, sums_left, diagonals_left)
+        without_part = row_sums - to_part  # K̃ has no diagonal, and such rows are set to 0 below
+        sums_to_sets = torch.cat([row_sums, without_part], 1).movedim(1, 0)  # (1 + p, l, n)
+        sums_of_sets.append(sums_to_sets * is_in_set)
+    diagonals_of_sets = [diagonal * is_in_set for diagonal in diagonals]
+    return GramStatistics(products_of_sets, sums_of_sets, diagonals_of_sets)
 
 
 @torch.no_grad()
 def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> GramStatistics:
-    """Return the statistics of K = X X' for the rows X of each layer, which are about centred."""
+    """Return the statistics of K = X X' for the rows X of each layer, which are nearly centred."""
     sizes = [len(rows[0])]
     products = gram_products(rows, blocks, sizes)
     return left_out_statistics(rows, blocks, sizes, products).of_all_rows()
@@ -349,7 +379,9 @@ def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> G
 def block_statistics(
     rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, groups: int
 ) -> GramStatistics:
-    """Return the statistics of the blocks of K = X X' of groups of one size.
+    """Return the statistics of K = X X' within groups of equal size.
+
+    Products are summed over groups. Entries of K between rows of two groups are left out.
 
     Args:
         rows: The rows X of each layer; those of a group stand side by side.
@@ -358,37 +390,42 @@ def block_statistics(
     """
     size = len(rows[0]) // groups
     is_large = size > MOST_ROWS_OF_SMALL_GROUP
-    groups_at_once = 1 if is_large else max(ENTRIES_OF_SMALL_GROUPS // size**2, 1)
+    groups_at_once = 1
+    if not is_large:
+        groups_at_once = max(ENTRIES_OF_SMALL_GROUPS // size**2, 1)
     rows_at_once = size * groups_at_once
-    parts = []
+    statistics = []  # of the groups that are computed at once
     for layers in zip(*(layer.split(rows_at_once) for layer in rows), strict=True):
         if is_large:
-            parts.append(linear_statistics(layers, blocks))
+            statistics.append(linear_statistics(layers, blocks))
             continue
         grams = []
         for layer in layers:
-            grouped = layer.unflatten(0, (-1, size))  # (g, s, d)
-            grams.append(grouped @ grouped.mT)
-        parts.append(dense_statistics(grams, blocks))
+            rows_of_groups = layer.unflatten(0, (-1, size))  # (g, s, d)
+            grams.append(rows_of_groups @ rows_of_groups.mT)
+        statistics.append(dense_statistics(grams, blocks))
 
-    models = range(len(blocks.models))
     products = {}
     for pair in blocks.pairs:
-        total = parts[0].products[pair]
-        for part in parts[1:]:
-            total = total + part.products[pair]
+        total = statistics[0].products[pair]
+        for of_groups in statistics[1:]:
+            total = total + of_groups.products[pair]
         products[pair] = total
-    return GramStatistics(
-        products,
-        [torch.cat([part.sums[model] for part in parts], 1) for model in models],
-        [torch.cat([part.diagonals[model] for part in parts], 1) for model in models],
-    )
+    sums = []
+    diagonals = []
+    for model in range(len(blocks.models)):
+        sums.append(torch.cat([of_groups.sums[model] for of_groups in statistics], 1))
+        diagonals.append(torch.cat([of_groups.diagonals[model] for of_groups in statistics], 1))
+    return GramStatistics(products, sums, diagonals)
 
 
 def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks) -> GramStatistics:
-    """Return the statistics of symmetric Gram matrices, of one group or of several.
+    """Return the statistics of symmetric Gram matrices, which are differentiable.
 
-    They are differentiable.
+    Args:
+        grams: The Gram matrix of each layer; or those of several groups of rows, whose products
+            are summed, and whose sums and diagonals follow one another.
+        blocks: The layers of each model, and which models are compared.
     """
     diagonals = []
     off_diagonals = []

@@ -24,7 +24,8 @@ class HalvedMoments:
     """`Moments` of both halves of the documents.
 
     Args:
-        pairs, both: See `Moments`.
+        pairs: The layer pairs.
+        both: Whether maps are fitted in both directions, see `Moments`.
     """
 
     def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
@@ -46,9 +47,9 @@ class HalvedMoments:
 
     def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of all rows."""
-        return reduce(PairStatistics.joined, self.parts(pair))
+        return reduce(PairStatistics.joined, self.statistics_of_halves(pair))
 
-    def parts(self, pair: LayerPair) -> list[PairStatistics]:
+    def statistics_of_halves(self, pair: LayerPair) -> list[PairStatistics]:
         """Return the statistics of each half.
 
         Raises:
@@ -61,18 +62,19 @@ class HalvedMoments:
         return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
-        """Return the λ of a map with or without a constant."""
-        parts = self.parts(pair)
+        """Return the λ of a map with or without a constant, see `penalty_of`."""
+        halves = self.statistics_of_halves(pair)
         if not bias:
-            parts = [part.about_zero() for part in parts]
-        return float(penalty_of(parts, *bases_of(parts)))
+            halves = [half.about_zero() for half in halves]
+        basis, bases_of_halves = bases_of(halves)
+        return float(penalty_of(halves, basis, bases_of_halves))
 
 
 def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the half, 0 or 1, of each row.
 
-    Halves are of whole documents. Where one document has most of the rows, they are the first and
-    the second half of all rows.
+    Each document is in one half. Where a half would have less than a quarter of the rows, because
+    one document has most of them, the halves are the first and the second half of all rows.
 
     Args:
         documents: The number of the document of each row.
@@ -81,14 +83,16 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     halves = torch.zeros(n).long()
     if len(documents.unique()) > 1:
         halves = stimulus_folds(n, 2, groups=documents)
-    is_even = n / 4 <= int(halves.sum()) <= 3 * n / 4
-    if not is_even:
+    is_balanced = n / 4 <= int(halves.sum()) <= 3 * n / 4
+    if not is_balanced:
         halves = torch.arange(n) * 2 // max(n, 1)
     return halves.to(documents.device)
 
 
-def _selected(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
+def _selected(states_of_layers: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
     """Return these rows of the states of each layer."""
-    if isinstance(side, Mapping):
-        return {layer: states[rows.to(states.device)] for layer, states in side.items()}
-    return [states[rows.to(states.device)] for states in side]
+    if isinstance(states_of_layers, Mapping):
+        return {
+            layer: states[rows.to(states.device)] for layer, states in states_of_layers.items()
+        }
+    return [states[rows.to(states.device)] for states in states_of_layers]

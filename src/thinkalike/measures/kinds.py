@@ -67,7 +67,7 @@ def kind_of(column: pd.Series) -> str:
     return "numeric"
 
 
-class Columns(NamedTuple):
+class FeatureColumns(NamedTuple):
     """The features of a table, by which later tables are read.
 
     Attributes:
@@ -83,7 +83,7 @@ class Columns(NamedTuple):
 
     @classmethod
     @in_plain_lines()
-    def of(cls, X: object, kinds: Kinds = "auto") -> Columns:
+    def of(cls, X: object, kinds: Kinds = "auto") -> FeatureColumns:
         """Describe a table as `MLEM.fit` takes it; warn of features that are taken for continuous.
 
         Args:
@@ -103,7 +103,7 @@ class Columns(NamedTuple):
         for position, kind in enumerate(_kind_of_each(kinds, labels)):
             column = frame.iloc[:, position]
             label = labels[position]
-            settled_kind, levels = _settled(column, kind, label, has_types)
+            settled_kind, levels = _kind_and_levels(column, kind, label, has_types)
             found_kinds.append(settled_kind)
             found_levels.append(levels)
             if settled_kind == "continuous" and kind != "continuous":
@@ -128,8 +128,8 @@ class Columns(NamedTuple):
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
-            known = ", ".join(self.names) or f"0..{len(self.kinds) - 1}"
-            raise ValueError(f"{argument}: feature {shown(feature)} is not one of {known}")
+            features = ", ".join(self.names) or f"0..{len(self.kinds) - 1}"
+            raise ValueError(f"{argument}: feature {shown(feature)} is not one of {features}")
         return int(feature)
 
     def read(
@@ -232,10 +232,10 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
     """Return a table as a DataFrame, and whether its columns have types of their own."""
     if hasattr(X, "iloc") and hasattr(X, "columns"):
         table = cast(pd.DataFrame, X)
-        _refuse_inexact(table)
+        _refuse_inexact_numbers(table)
         return table, True
     if isinstance(X, Tensor):
-        X = _array_of(X)
+        X = _array_of_tensor(X)
     refuse_huge(X, "X")
     refuse_masked(X, "X")
     try:
@@ -253,22 +253,23 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
         texts = pd.DataFrame(array.astype(str), dtype=object)
         return texts.mask(texts.isin(EMPTY)).apply(_written_numbers), True
     frame = pd.DataFrame(array).infer_objects()
-    _refuse_inexact(frame)
+    _refuse_inexact_numbers(frame)
     is_numeric = all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
     if is_numeric:
         return frame.astype(float), False
     return frame, True
 
 
-def _array_of(X: Tensor) -> np.ndarray:
+def _array_of_tensor(X: Tensor) -> np.ndarray:
     """Return a tensor of features as an array of float64."""
     values = tensor_of(X.detach(), Shaped, "X").cpu()
     if values.dtype == torch.int64 and values.ndim == 2:
-        _refuse_inexact(pd.DataFrame(values.numpy()))
+        _refuse_inexact_numbers(pd.DataFrame(values.numpy()))
     return values.double().numpy()
 
 
 def _check_columns(frame: pd.DataFrame) -> None:
+    """Raise a ValueError for columns of the same name, and for none or too many of them."""
     repeated = frame.columns[frame.columns.duplicated()].tolist()
     if repeated:
         raise ValueError(f"X has two columns of the name {repeated[0]!r}: rename or leave out one")
@@ -278,7 +279,7 @@ def _check_columns(frame: pd.DataFrame) -> None:
         )
 
 
-def _refuse_inexact(frame: pd.DataFrame) -> None:
+def _refuse_inexact_numbers(frame: pd.DataFrame) -> None:
     """Raise a ValueError for numbers that float64 cannot hold: complex or beyond 2^53."""
     for label, column in frame.items():
         if pd.api.types.is_complex_dtype(column):
@@ -293,6 +294,7 @@ def _refuse_inexact(frame: pd.DataFrame) -> None:
 
 
 def _beyond_floats(label: str) -> ValueError:
+    """Return the error for whole numbers that float64 cannot hold."""
     return ValueError(
         f"feature {label} has whole numbers beyond 2^53, which float64 cannot tell "
         "apart: give them as text"
@@ -348,7 +350,7 @@ def check_levels(levels: object, name: str) -> None:
         )
 
 
-def _settled(
+def _kind_and_levels(
     column: pd.Series, kind: Kind, label: str, has_types: bool
 ) -> tuple[str, tuple[Level, ...] | None]:
     """Return the kind and the levels of a feature.

@@ -15,7 +15,7 @@ from thinkalike.measures.chance import BatchNull, chance_of
 from thinkalike.measures.contract import AnyMeasure, Batch, BatchRows, Blocks, Pair, joined
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, document_counts
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
 from thinkalike.measures.leave_out import (
     bias_of_documents,
     given_tokens,
@@ -29,11 +29,11 @@ from thinkalike.measures.sample_size import (
     has_interval,
 )
 
-# Every so many batches, one also tells how much the rows of a document depend on each other. That
-# costs as much again as a batch.
+# One batch in this many also tells how much the rows of a document depend on each other. For that
+# batch the cost doubles.
 BATCHES_PER_BIAS = 4
 
-# Products of four numbers within so many powers of two of 1 fit float64.
+# The product of four numbers that lie within 2^-128 and 2^128 is within the range of float64.
 MOST_ORDINARY_EXPONENT = 128
 
 
@@ -47,7 +47,9 @@ class LayerMeans(Accumulator):
     `jackknife`. The null is that of the first batch, see `BatchNull`.
 
     Args:
-        source_layers, target_layers, conditional_on, kwargs: See `Accumulator`.
+        source_layers, target_layers: How many layers the source and the target have.
+        conditional_on: "token" compares rows of the same token only, "none" compares all.
+        kwargs: The keyword arguments of `torchmetrics.Metric`.
         measure: The measure; where it is a ratio, such as CKA, means over batches are taken before
             the ratio.
         permutations: How often documents of the target are permuted for a null, see `Chance`. 0:
@@ -55,6 +57,7 @@ class LayerMeans(Accumulator):
         after_ratio: Whether to take the mean of each batch's ratio instead.
     """
 
+    # What is stored of each batch; see `gather` for which of them a measure has.
     batch_states: ClassVar[tuple[str, ...]] = (
         "values",
         "leverages",
@@ -98,12 +101,14 @@ class LayerMeans(Accumulator):
     ) -> None:
         """Add a batch of several models to a metric for each pair of them.
 
-        Each metric gets the same bits and errors as from its own `update`.
+        Layers are prepared once for all pairs. Each metric stores the same bits and raises the
+        same errors as if its `update` had been called with its two models.
 
         Args:
             batch: The batch.
-            metrics: One for each pair, by default this one alone; they compare in the same way.
-            sides: The numbers of the source and of the target of each metric.
+            metrics: One metric for each pair of models, with the same measure and settings as this
+                one; by default this one alone.
+            sides: For each metric, the indices in `batch.states` of its source and of its target.
 
         Raises:
             ValueError: See `update`.
@@ -112,7 +117,7 @@ class LayerMeans(Accumulator):
         for metric, (source, target) in zip(metrics, sides, strict=True):
             metric.check(batch.states[source], batch.states[target], batch.groups)
 
-        # A model that has the very layers of another is compared once.
+        # Several models may have the same layers, which are compared once.
         rows, layers_of_model = batch.rows(sides, self.measure.flatten)
         models = list(dict.fromkeys(layers_of_model.values()))
         index_of_model = {model: models.index(layers) for model, layers in layers_of_model.items()}
@@ -161,18 +166,19 @@ class LayerMeans(Accumulator):
         self, measure: AnyMeasure, layers: Sequence[Any], rows: BatchRows, blocks: Blocks
     ) -> dict[Pair, Float[Tensor, "a _ _"]]:
         """Return the values of all rows, and then without each part of the documents."""
-        parts = rows.documents % JACKKNIFE_PARTS
+        part_of_row = rows.documents % JACKKNIFE_PARTS
         if measure.leaves_out_parts:
-            return measure.compare_without_parts(layers, blocks, sizes_of_parts(parts))
-        whole = measure.compare_all(layers, blocks)
-        without = without_each(self.measure, parts, rows, blocks, whole)
-        return {
-            pair: torch.stack([whole[pair], *(of_part[pair] for of_part in without)])
-            for pair in blocks.pairs
-        }
+            return measure.compare_without_parts(layers, blocks, sizes_of_parts(part_of_row))
+        values_of_all = measure.compare_all(layers, blocks)
+        without_parts = without_each(self.measure, part_of_row, rows, blocks, values_of_all)
+        values = {}
+        for pair in blocks.pairs:
+            values_without = [without_part[pair] for without_part in without_parts]
+            values[pair] = torch.stack([values_of_all[pair], *values_without])
+        return values
 
     def _is_first(self, number: int) -> bool:
-        """Return whether a batch has a lower number than all that have left a null so far."""
+        """Return whether a batch comes before all batches whose null is stored so far."""
         return all(number < int(moved[0, 0]) for moved in self.moved)
 
     def compute(self) -> LayerPairEstimate:
@@ -180,11 +186,12 @@ class LayerMeans(Accumulator):
         return LayerPairEstimate(**self.estimate_arguments(self.gathered()))
 
     def gathered(self) -> dict[str, Tensor]:
-        """Return what all batches left, with the values of a measure that has units in one unit.
+        """Return the stored states of all batches, with values in a common unit.
 
-        It is that of the states, 1, unless the units of all batches are extreme. Units are powers
-        of two, so no digit changes. Where the mean of each batch's ratio is taken, every batch may
-        have its own unit.
+        A measure with units, see `LayerMeasure.has_units`, compares each batch in units of the
+        batch's own layers. Values are converted to the unit 1, that of the states, unless the
+        units of all batches are extreme. Units are powers of two, so no digit changes. Where the
+        mean of each batch's ratio is taken, every batch keeps its unit, which the ratio cancels.
         """
         states = super().gathered()
         if self.measure.has_units:
@@ -199,7 +206,7 @@ class LayerMeans(Accumulator):
         """Return the arguments of a `LayerPairEstimate`.
 
         Args:
-            states: What all batches left, see `gathered`.
+            states: The states of all batches, see `gathered`.
         """
         depth = self.source_layers
         joint = self._estimate(self.finished(states), states)  # (l + m, l + m)
@@ -210,7 +217,7 @@ class LayerMeans(Accumulator):
             "within_target": joint[depth:, depth:],
             "batches": len(states["values"]),
             "needed": self.needed,
-            **document_counts(states["documents"]),
+            **sizes_of_documents(states["documents"]),
         }
         if "null" in states:
             first_batch = int(states["moved"][:, 0].argmin())
@@ -229,7 +236,11 @@ class LayerMeans(Accumulator):
         return arguments
 
     def replicates(self) -> Float[Tensor, "r l m"]:
-        """Return the values of `compute` across the models, then without each document part."""
+        """Return the values of `compute` across the models, then those without each document part.
+
+        There is nothing but the values of `compute` where the documents are too few, see
+        `finished`.
+        """
         states = self.gathered()
         values = self.finished(states)
         estimate = self._estimate(values, states).value
@@ -237,46 +248,47 @@ class LayerMeans(Accumulator):
         return joint[:, : self.source_layers, self.source_layers :]
 
     def finished(self, states: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
-        """Return the values over all batches, and then without each part that has documents.
+        """Return the values over all batches, then those without each part that has documents.
 
-        The latter are left out where the documents are too few for an interval, or where a value
-        without a part is not known.
+        The values without a part are left out where the documents are too few for an interval, or
+        where one of them is NaN because the measure refused the remaining rows.
 
         Args:
-            states: What all batches left, see `gathered`.
+            states: The states of all batches, see `gathered`.
         """
         documents, counts = states["documents"].unique(return_counts=True)
-        kept = [0]
+        indices = [0]  # in the second axis: all rows, and then without each part
         if has_interval(effective_number(counts), self.needed):
-            kept += (1 + documents % JACKKNIFE_PARTS).unique().tolist()
+            indices += (1 + documents % JACKKNIFE_PARTS).unique().tolist()
         finish = self.measure.finish if self.measure.is_ratio else torch.Tensor.clone
-        values = states["values"][:, kept]  # (batches, a, k, k)
+        values = states["values"][:, indices]  # (batches, a, k, k)
         means = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
         if means[1:].isfinite().all():
             return means
         return means[:1]
 
     def _estimate(self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]) -> Estimate:
-        """Return values with intervals, less the bias of dependent rows, where it is known.
+        """Return values with intervals, without the bias of dependent rows where it is known.
 
         Args:
             values: See `finished`.
-            states: What all batches left, see `gathered`.
+            states: The states of all batches, see `gathered`.
         """
         reference = self._reference(values, states)
         estimate = jackknife(values[0], values[1:], reference, is_drawn="dependence" in states)
         if estimate.uncorrected is not None and self.measure.higher_is_closer:
-            # No correction brings layers closer than the best value.
-            most = estimate.uncorrected.clamp(min=self.measure.best)
-            estimate.value = torch.minimum(estimate.value, most)
+            # A correction must not make layers more similar than a layer is with itself.
+            highest = estimate.uncorrected.clamp(min=self.measure.best)
+            estimate.value = torch.minimum(estimate.value, highest)
         return estimate
 
     def _reference(
         self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]
     ) -> Float[Tensor, "k k"] | None:
-        """Return what values without document parts would average if rows were independent.
+        """Return the mean of the values without document parts, if rows were independent.
 
-        None if it is not known.
+        `jackknife` takes the bias of dependent rows from it. None if it is not known, because no
+        batch told the bias.
         """
         if "dependence" in states and len(values) > 1:
             return values[1:].mean(0) - states["dependence"].mean(0)
@@ -293,16 +305,21 @@ class LayerMeans(Accumulator):
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the value that is expected of independent rows is the same for any number."""
+        """Whether the expected value of independent rows is the same for any number of rows."""
         return self.measure.is_unbiased and not self.after_ratio
 
 
 def _joined_parts(
     values: Mapping[Pair, Float[Tensor, "a _ _"]], pair: Pair
 ) -> Float[Tensor, "a k k"]:
-    """Return the values of all layers of two models, of all rows and without each part."""
+    """Return the values of all layers of two models, each with each: k = l + m.
+
+    Args:
+        values: The values of each pair of models, of all rows and without each part.
+        pair: The two models.
+    """
     joint = []
-    for part in range(1 + JACKKNIFE_PARTS):
-        of_part = {models: of_models[part] for models, of_models in values.items()}
-        joint.append(joined(of_part, pair))
+    for index in range(1 + JACKKNIFE_PARTS):
+        values_at_index = {models: of_models[index] for models, of_models in values.items()}
+        joint.append(joined(values_at_index, pair))
     return torch.stack(joint).double()

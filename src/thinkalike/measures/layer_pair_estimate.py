@@ -84,7 +84,7 @@ class LayerPairEstimate(Estimate):
         return max(widths)
 
 
-def document_counts(documents: Int[Tensor, " n"]) -> dict[str, int | float]:
+def sizes_of_documents(documents: Int[Tensor, " n"]) -> dict[str, int | float]:
     """Return "rows", "documents" and "effective" of a `LayerPairEstimate`.
 
     Args:

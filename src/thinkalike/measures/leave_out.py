@@ -17,25 +17,30 @@ from thinkalike.measures.seeds import seeded
 
 
 def given_tokens(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowGroups | None]:
-    """Return the measure, within groups of one token if rows have tokens, and these groups."""
+    """Return the measure, within groups of rows of one token if rows have tokens.
+
+    Returns:
+        The measure, and the groups; None without tokens.
+    """
     if rows.tokens is None:
         return measure, None
     groups = RowGroups.of(rows.tokens, measure.fewest)
     return measure.within(groups), groups
 
 
-def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
+def sizes_of_parts(part_of_row: Int[Tensor, " n"]) -> list[int]:
     """Return how many rows each of the `JACKKNIFE_PARTS` parts has."""
-    is_in_part = parts[:, None] == torch.arange(JACKKNIFE_PARTS, device=parts.device)
+    parts = torch.arange(JACKKNIFE_PARTS, device=part_of_row.device)
+    is_in_part = part_of_row[:, None] == parts  # (n, parts)
     return is_in_part.sum(0).tolist()
 
 
 def without_each(
     measure: AnyMeasure,
-    parts: Int[Tensor, " n"],
+    part_of_row: Int[Tensor, " n"],
     rows: BatchRows,
     blocks: Blocks,
-    whole: Mapping[Pair, Tensor],
+    values_of_all: Mapping[Pair, Tensor],
 ) -> list[Mapping[Pair, Tensor]]:
     """Return the values without the rows of each part in turn, by comparing the remaining rows.
 
@@ -43,25 +48,28 @@ def without_each(
 
     Args:
         measure: The measure.
-        parts: The part of each row.
+        part_of_row: The part that each row belongs to, 0 to `JACKKNIFE_PARTS` - 1.
         rows: The rows of the batch.
         blocks: The layers of each model, and which models are compared.
-        whole: The values of all rows, which are those without a part that has no rows.
+        values_of_all: The values of all rows, which are also those without a part that has no
+            rows.
     """
-    refused = {pair: torch.full_like(values, torch.nan) for pair, values in whole.items()}
-    rows_of_parts = parts.argsort(stable=True).split(sizes_of_parts(parts))
+    refused = {pair: torch.full_like(values, torch.nan) for pair, values in values_of_all.items()}
+    rows_of_parts = part_of_row.argsort(stable=True).split(sizes_of_parts(part_of_row))
     without: list[Mapping[Pair, Tensor]] = []
-    for part, rows_of_part in enumerate(rows_of_parts):
+    for part_number, rows_of_part in enumerate(rows_of_parts):
         if not len(rows_of_part):
-            without.append(whole)
+            without.append(values_of_all)
             continue
         values: Mapping[Pair, Tensor] = refused
         with contextlib.suppress(ValueError):
-            remaining_parts = [*rows_of_parts[:part], *rows_of_parts[part + 1 :]]
+            remaining_parts = [*rows_of_parts[:part_number], *rows_of_parts[part_number + 1 :]]
             remaining = rows.of(torch.cat(remaining_parts).sort().values)
-            of_remaining, _ = given_tokens(measure, remaining)
-            layers = of_remaining.prepared(remaining.layers, remaining.names, remaining.order)
-            values = of_remaining.compare_all(layers, blocks)
+            measure_of_remaining, _ = given_tokens(measure, remaining)
+            layers = measure_of_remaining.prepared(
+                remaining.layers, remaining.names, remaining.order
+            )
+            values = measure_of_remaining.compare_all(layers, blocks)
         without.append(values)
     return without
 
@@ -80,26 +88,34 @@ def bias_of_documents(
 
     Args:
         measure: The measure.
-        layers: What it prepared of the layers.
+        layers: What the measure prepared of each layer.
         rows: The rows of the batch.
         blocks: The layers of each model, and which models are compared.
         values: For each pair of models, the value of all rows and without each part of the
             documents, (1 + parts, l, m).
+
+    Returns:
+        The bias for each pair of models, (l, m).
     """
-    parts = rows.documents % JACKKNIFE_PARTS
-    order = torch.randperm(len(parts), generator=seeded(0)).to(parts.device)
-    random_parts = parts[order]
+    part_of_row = rows.documents % JACKKNIFE_PARTS
+    order = torch.randperm(len(part_of_row), generator=seeded(0)).to(part_of_row.device)
+    random_part_of_row = part_of_row[order]
     measure_of_rows, _ = given_tokens(measure, rows)
     if measure_of_rows.leaves_out_parts:
-        by_part = random_parts.argsort(stable=True)
+        by_part = random_part_of_row.argsort(stable=True)
         moved = [measure_of_rows.moved(layer, by_part) for layer in layers]
-        sizes = sizes_of_parts(random_parts)
+        sizes = sizes_of_parts(random_part_of_row)
         compared = measure_of_rows.compare_without_parts(moved, blocks, sizes)
         without_rows = {pair: of_pair[1:] for pair, of_pair in compared.items()}
     else:
-        whole = {pair: of_pair[0] for pair, of_pair in values.items()}
-        of_parts = without_each(measure, random_parts, rows, blocks, whole)
+        values_of_all = {pair: of_pair[0] for pair, of_pair in values.items()}
+        without_parts = without_each(measure, random_part_of_row, rows, blocks, values_of_all)
         without_rows = {
-            pair: torch.stack([of_part[pair] for of_part in of_parts]) for pair in values
+            pair: torch.stack([without_part[pair] for without_part in without_parts])
+            for pair in values
         }
-    return {pair: (of_pair[1:] - without_rows[pair]).mean(0) for pair, of_pair in values.items()}
+    biases = {}
+    for pair, of_pair in values.items():
+        without_documents = of_pair[1:]
+        biases[pair] = (without_documents - without_rows[pair]).mean(0)
+    return biases

@@ -30,7 +30,7 @@ from torch.nn.functional import normalize
 SAMPLED_UNITS = 256
 
 # Below this p-value of the sampled units, all units are matched.
-SUSPICIOUS = 1e-3
+P_TO_MATCH_ALL_UNITS = 1e-3
 
 # Up to so many matched units, the distribution of inversions is computed; beyond, it is normal.
 EXACT_INVERSIONS = 40
@@ -57,8 +57,8 @@ class UnitTest(NamedTuple):
     Attributes:
         compared: The number of units that could be in place: of the smaller block, or of a sample.
         matched: The number of units that were matched.
-        kept: The number of matched pairs in the same position; for blocks of different numbers of
-            units, the most matched pairs that are in the same order.
+        in_place: The number of matched pairs in the same position; for blocks of different
+            numbers of units, the most matched pairs that are in the same order.
         by: "position" or, for blocks of different numbers of units, "order".
         log_p: The logarithm of the probability of as many or more under independent training.
         log_p_of_more: The logarithm of the probability of more.
@@ -66,7 +66,7 @@ class UnitTest(NamedTuple):
 
     compared: int
     matched: int
-    kept: int
+    in_place: int
     by: Literal["position", "order"]
     log_p: float
     log_p_of_more: float
@@ -98,9 +98,9 @@ def compare_units(
     """Test whether two blocks were trained independently.
 
     Of wide blocks, only a sample of the source's units is matched at first, with all of the
-    target's. All are matched where the sample's p-value is below `SUSPICIOUS`. The p-value stays
-    valid: one below `SUSPICIOUS` always comes from all units, and a larger one implies that the
-    sample's p-value was at most as large.
+    target's. All are matched where the sample's p-value is below `P_TO_MATCH_ALL_UNITS`. The
+    p-value stays valid: one below that always comes from all units, and a larger one implies that
+    the sample's p-value was at most as large.
 
     Args:
         source: What each unit reads, as a vector in the stream that both models share.
@@ -111,7 +111,7 @@ def compare_units(
     if of_sample is None:
         of_sample = match_units(source, target, sampled)
     result = unit_test(of_sample, sampled, len(source), len(target))
-    if len(sampled) < len(source) and result.p < SUSPICIOUS:
+    if len(sampled) < len(source) and result.p < P_TO_MATCH_ALL_UNITS:
         every_unit = torch.arange(len(source))
         matching = match_units(source, target, every_unit)
         result = unit_test(matching, every_unit, len(source), len(target))
@@ -169,12 +169,13 @@ def unit_test(
 
 
 def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTest:
+    """Return the test of how many units are matched in their own position."""
     matched = len(matching.source)
     in_place = int((matching.source == matching.target).sum())
     return UnitTest(
         compared=compared,
         matched=matched,
-        kept=in_place,
+        in_place=in_place,
         by="position",
         log_p=log_tail_of_positions(in_place, matched, units),
         log_p_of_more=log_tail_of_positions(in_place + 1, matched, units),
@@ -213,13 +214,14 @@ def log_tail_of_positions(count: int, matched: int, units: int) -> float:
 
 
 def _test_of_order(matching: Matching, compared: int) -> UnitTest:
+    """Return the test of how many inversions the order of the matched units has."""
     matched = len(matching.source)
     target = matching.target.tolist()
     inversions = inversions_of(target)
     return UnitTest(
         compared=compared,
         matched=matched,
-        kept=longest_increasing(target),
+        in_place=longest_increasing(target),
         by="order",
         log_p=log_tail_of_inversions(inversions, matched),
         log_p_of_more=log_tail_of_inversions(inversions - 1, matched),
@@ -284,8 +286,8 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
     test of units stays exact after it, as it looks at no unit.
     """
     products = (source - source.mean(0)).T @ (target - target.mean(0))
-    left, _, right = torch.linalg.svd(products.double(), full_matrices=False)
-    rotation: Tensor = (left @ right).to(source.dtype)
+    u, _, v_transposed = torch.linalg.svd(products.double(), full_matrices=False)
+    rotation: Tensor = (u @ v_transposed).to(source.dtype)
     return rotation
 
 

@@ -314,6 +314,10 @@ def _compare_outputs(
     targets: Targets,
     chunk: int | None,
 ) -> OutputMatch:
+    """Compare the outputs of some states with those of the reference.
+
+    This goes chunk by chunk, so that the logits of few tokens are in memory at once.
+    """
     chunk = chunk or rows_of_logits(reference, finish)
     chunks = list(
         zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)

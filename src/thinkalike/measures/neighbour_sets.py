@@ -47,6 +47,14 @@ def second_order_cosine(
 
 
 class Neighbours(NamedTuple):
+    """The neighbours of each row, and how near all rows are.
+
+    Attributes:
+        numbers: The numbers of the k nearest neighbours of each row.
+        member: Whether row j is among the neighbours of row i, at [i, j].
+        cosine: The cosine of rows i and j, at [i, j].
+    """
+
     numbers: Int[Tensor, "n k"]
     member: Bool[Tensor, "n n"]
     cosine: Float[Tensor, "n n"]
@@ -64,10 +72,12 @@ class Jaccard(OfNeighbours[Tensor]):
         return neighbour_numbers_of(layer, name, self.neighbours)
 
     def compare(self, first: Int[Tensor, "n k"], second: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
+        """Return the mean share of the neighbours in either layer that both layers have."""
         shared = _members(first).gather(1, second).sum(1).double()
         return (shared / (2 * first.shape[1] - shared)).mean()
 
     def moved(self, prepared: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:
+        """Return the neighbours of rows in another order."""
         return in_order(prepared, order)
 
 
@@ -81,12 +91,14 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:
+        """Return the neighbours of each row with the cosines of all pairs of rows."""
         rows = directions(layer, RowGroups.whole(len(layer), layer.device), name)
         cosines = rows.new_empty(1, len(rows), len(rows))
         numbers = nearest_rows(rows[None], self.neighbours, cosines)[0]
         return Neighbours(numbers, _members(numbers), cosines[0])
 
     def compare(self, first: Neighbours, second: Neighbours) -> Float[Tensor, ""]:
+        """Return the mean cosine of the similarities to the neighbours in either layer."""
         neighbours_in_either = torch.cat([first.numbers, second.numbers], 1)
         counts_once = torch.ones_like(neighbours_in_either, dtype=torch.bool)
         counts_once[:, first.numbers.shape[1] :] = ~first.member.gather(1, second.numbers)
@@ -95,10 +107,12 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
         return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
     def moved(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-        member, cosine = (
-            both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine)
+        """Return the neighbours and cosines of rows in another order."""
+        return Neighbours(
+            numbers=in_order(prepared.numbers, order),
+            member=both_in_order(prepared.member, order),
+            cosine=both_in_order(prepared.cosine, order),
         )
-        return Neighbours(in_order(prepared.numbers, order), member, cosine)
 
 
 def _members(numbers: Int[Tensor, "n k"]) -> Bool[Tensor, "n n"]:

@@ -14,7 +14,7 @@ from thinkalike.arguments import Count
 from thinkalike.measures.contract import SAME_SHAPE, Blocks, LayerMeasure, Pair, Prepared
 from thinkalike.measures.powers_of_two import size_of
 from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
-from thinkalike.measures.seeds import seeded
+from thinkalike.measures.splitmix import random_codes
 from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
@@ -35,6 +35,9 @@ MOST_ROWS = 2**15
 # Directions must be apart by this many roundings of a cosine, in the mean square of their
 # distance; else cosines are computed in float64.
 ROUNDINGS_APART = 100
+
+# The order of equally near rows is the same in every layer, batch and job.
+TIE_SEED = 0
 
 
 def mutual_knn(
@@ -134,10 +137,10 @@ def nearest_rows(
 ) -> Int[Tensor, "g s k"]:
     """Return the k rows of the same group that are nearest to each row, without the row itself.
 
-    Rows that are equally near, such as the copies of one token in an embedding, are taken in a
-    random order that depends on nothing but the states: in the order of their numbers, two models
-    would choose the same copies and look alike. As many rows are compared at a time for any number
-    of layers, so that a layer has the same neighbours in any company.
+    Where more than k rows are as near as the k-th, those that come first in `tie_order` are taken,
+    in every layer alike. Copies of one token in two embeddings are therefore shared neighbours:
+    both models put them next to each other. As many rows are compared at a time for any number of
+    layers, so that a layer has the same neighbours whichever other layers are compared.
 
     Args:
         units: Rows of length 1.
@@ -161,12 +164,7 @@ def nearest_rows(
     rows_at_once = max(SIMILARITIES_AT_ONCE // size, 1)
     neighbour_numbers = torch.empty(group_count, size, k, dtype=torch.long, device=units.device)
 
-    # The bits of a sum over some of the states are the seed of the order of ties.
-    stride = max(units.numel() // 1024, 1)
-    checksum = units.flatten()[::stride].double().sum().cpu()
-    tie_seed = abs(int(checksum.view(torch.int64)))
-    order = torch.randperm(size, generator=seeded(tie_seed)).to(units.device)
-
+    order = tie_order(size).to(units.device)
     for first_group in range(0, group_count, groups_at_once):
         block = units[first_group : first_group + groups_at_once]
         groups = slice(first_group, first_group + len(block))
@@ -178,10 +176,28 @@ def nearest_rows(
             similarity.diagonal(first_row, 1, 2).fill_(-torch.inf)
             # In two dimensions this takes a tenth of the time.
             reordered = similarity.flatten(0, 1).index_select(1, order)
-            nearest_in_order = reordered.topk(k, dim=1).indices
+            largest = reordered.topk(k + 1, dim=1)
+            nearest_in_order = largest.indices[:, :k]
+
+            # Among equal values topk takes any, and a stable sort, which is slower, the first.
+            is_tied = largest.values[:, k - 1] == largest.values[:, k]
+            tied_rows = is_tied.nonzero()[:, 0]
+            if len(tied_rows):
+                sorted_rows = reordered[tied_rows].sort(dim=1, descending=True, stable=True)
+                nearest_in_order[tied_rows] = sorted_rows.indices[:, :k]
             numbers = order[nearest_in_order].unflatten(0, similarity.shape[:2])
             neighbour_numbers[groups, rows] = numbers
     return neighbour_numbers
+
+
+def tie_order(size: int) -> Int[Tensor, " s"]:
+    """Return the order in which equally near rows of a group are taken as neighbours.
+
+    It is a fixed permutation of their numbers in the group, by the splitmix64 code of each, so
+    that another program can reproduce it. The order of the numbers itself would prefer the rows of
+    the first documents.
+    """
+    return random_codes(torch.arange(size), TIE_SEED).argsort()
 
 
 def in_order(

@@ -60,7 +60,8 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
 
-def _check_vocabulary(source: _Outputs, target: _Outputs) -> None:
+def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
+    """Raise a ValueError unless two outputs have logits for as many tokens."""
     if source.vocabulary != target.vocabulary:
         raise ValueError(
             f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "
@@ -77,7 +78,7 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
 
     It is least for this w, so the rounding of w adds next to nothing.
     """
-    _check_vocabulary(source, target)
+    _check_same_vocabulary(source, target)
     first = source.values
     n, width = first.shape
     if source is target:
@@ -197,6 +198,7 @@ class Disagreement(MeanOfRows):
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
+        """Return the token with the largest logit of each row."""
         if layer.is_cpu:
             # NumPy compares with vector instructions, in a fifth of the time
             largest = torch.from_numpy(np.argmax(layer.detach().numpy(), 1))
@@ -207,5 +209,5 @@ class Disagreement(MeanOfRows):
         return _Outputs(largest, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
-        _check_vocabulary(first, second)
+        _check_same_vocabulary(first, second)
         return (first.values != second.values).double()

@@ -5,9 +5,9 @@ lose, in this order,
 
 1. the mean of their word and of its position, the number of its last token, within a fold of
    documents;
-2. what a ridge regression predicts of the rest from covariates: `COMPONENTS` principal components
-   of each bag of earlier tokens, and functions of the positions that other tokenizers give the
-   word. It is cross-fitted over folds of documents, see `thinkalike.measures.ridge`.
+2. what a ridge regression predicts of the rest from covariates: `COMPONENTS_OF_BAG` principal
+   components of each bag of earlier tokens, and functions of the positions that other tokenizers
+   give the word. It is cross-fitted over folds of documents, see `thinkalike.measures.ridge`.
 
 Without the second step, a network that knows nothing but how to average the embeddings of
 neighbouring words shares as much with a model as another trained model does.
@@ -27,7 +27,7 @@ from thinkalike.measures.ridge import FOLDS, Predictor, fold_of
 from thinkalike.measures.row_groups import RowGroups
 
 # Principal components that are kept of each bag of earlier tokens.
-COMPONENTS = 64
+COMPONENTS_OF_BAG = 64
 
 # A word must stand this often in a fold: less their mean, its states then say what the word alone
 # does not.
@@ -156,11 +156,11 @@ def fewest_rows(width: int, covariates: int) -> int:
 
 
 def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Return the leading `COMPONENTS` principal components of centred states.
+    """Return the leading `COMPONENTS_OF_BAG` principal components of centred states.
 
     The sum of their squares is 1 for the mean row.
     """
-    directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS:]
+    directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS_OF_BAG:]
     components: Tensor = states @ directions
     size = components.norm() / len(components) ** 0.5
     size = size.clamp(min=torch.finfo(components.dtype).tiny)

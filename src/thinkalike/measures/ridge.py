@@ -88,8 +88,8 @@ class HeldOut:
 
         It is 0 for constant states.
         """
-        whole = self.sums.sum(0)[None]
-        totals = torch.cat([whole, without_parts(self.sums, self.documents)])
+        total_of_all = self.sums.sum(0)[None]
+        totals = torch.cat([total_of_all, without_parts(self.sums, self.documents)])
         residual, variation = totals.unbind(1)
         smallest = torch.finfo(variation.dtype).tiny
         return torch.where(variation > 0, 1 - residual / variation.clamp(min=smallest), 0.0)
@@ -148,8 +148,8 @@ class Predictor:
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
         for rows, residuals, targets in self._residuals(_of_unit_size(y)):
             squares = torch.stack([residuals.square().sum(1), targets.square().sum(1)], 1).cpu()
-            parts = self.documents[rows].cpu() % JACKKNIFE_PARTS
-            sums.index_add_(0, parts, squares)
+            part_of_row = self.documents[rows].cpu() % JACKKNIFE_PARTS
+            sums.index_add_(0, part_of_row, squares)
         return HeldOut(sums, self.documents)
 
     @takes_arrays

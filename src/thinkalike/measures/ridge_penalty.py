@@ -21,9 +21,9 @@ from thinkalike.measures.moments import PairStatistics
 # The penalties that are tried, in units of the mean variance of the states that predict.
 PENALTIES = torch.logspace(-12, 6, 55, dtype=torch.float64)
 
-# A map must predict better than the mean by more than this many standard errors over the parts, or
-# 0 takes its place. At exactly 1, a gain that a single part shows would pass.
-SURE = 1 + 1e-6
+# A map must predict better than the mean by more than this many standard errors over the parts,
+# else the map 0 takes its place. At exactly 1, a gain in a single part of all would pass.
+FEWEST_STANDARD_ERRORS = 1 + 1e-6
 
 
 class Basis(NamedTuple):
@@ -39,7 +39,12 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, products: Float[Tensor, "d d"], rows: int | None = None) -> Basis:
-        """Return the basis of products, of no higher rank than the number of rows, if given."""
+        """Return the basis of products.
+
+        Args:
+            products: Σ (x - x̄)(x - x̄)'.
+            rows: How many rows were summed, which is the highest rank of the basis; None: d.
+        """
         values, vectors = torch.linalg.eigh(products)
         rank = min(rows or len(values), len(values))
         return cls(values[-rank:].clamp(min=0), vectors[:, -rank:])
@@ -78,7 +83,7 @@ def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) ->
     """Return the penalty that predicts k parts of the documents best.
 
     It is ∞, which gives the map 0, where the best predicts better than the mean by less than
-    `SURE` standard errors over the parts.
+    `FEWEST_STANDARD_ERRORS` over the parts.
 
     Args:
         gains: What the maps of each penalty gain on each part, see `gained`.
@@ -86,7 +91,7 @@ def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) ->
     """
     best = gains.sum(0).argmax(keepdim=True)
     gain_of_parts = gains.index_select(1, best)[:, 0]
-    least_gain = SURE * gain_of_parts.std() / len(gain_of_parts) ** 0.5
+    least_gain = FEWEST_STANDARD_ERRORS * gain_of_parts.std() / len(gain_of_parts) ** 0.5
     is_sure = gain_of_parts.mean() > least_gain
     return torch.where(is_sure, penalties.index_select(0, best)[0], math.inf)
 
@@ -104,56 +109,64 @@ class HalfBasis(NamedTuple):
     other_products: Float[Tensor, "r r"]
 
 
-def bases_of(parts: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
-    """Return the basis of x in all rows, and those of two halves of them.
+def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
+    """Return the basis of x in all rows, and those of the two halves of the documents.
 
     Args:
-        parts: The statistics of two halves, or of all rows, which have no halves.
+        halves: The statistics of each half. The statistics of all rows alone are also accepted;
+            then no bases of halves are returned.
     """
-    joint = reduce(PairStatistics.joined, parts)
-    whole = Basis.of(joint.xx, joint.n)
-    halves: list[HalfBasis] = []
-    if len(parts) > 1:
-        for half, other in zip(parts, reversed(parts), strict=True):
-            basis = Basis.of(half.xx, half.n)
-            shift = other.mean_x - half.mean_x
-            products = torch.addr(other.xx, shift, shift, alpha=other.n) / whole.unit
-            halves.append(HalfBasis(basis, basis.vectors.T @ products @ basis.vectors))
-    return whole, halves
+    joint = reduce(PairStatistics.joined, halves)
+    basis_of_all = Basis.of(joint.xx, joint.n)
+    bases_of_halves: list[HalfBasis] = []
+    if len(halves) > 1:
+        for fitted_half, judging_half in zip(halves, reversed(halves), strict=True):
+            basis = Basis.of(fitted_half.xx, fitted_half.n)
+            shift = judging_half.mean_x - fitted_half.mean_x
+            about_fitted_mean = torch.addr(judging_half.xx, shift, shift, alpha=judging_half.n)
+            products = about_fitted_mean / basis_of_all.unit
+            bases_of_halves.append(HalfBasis(basis, basis.vectors.T @ products @ basis.vectors))
+    return basis_of_all, bases_of_halves
 
 
 def penalty_of(
-    parts: Sequence[PairStatistics], whole: Basis, halves: Sequence[HalfBasis]
+    halves: Sequence[PairStatistics], basis_of_all: Basis, bases_of_halves: Sequence[HalfBasis]
 ) -> Float[Tensor, ""]:
     """Return the λ with which maps of each half of the documents predict the other half best.
 
-    As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where no
-    map predicts better than the mean, see `best_penalty`.
+    As λ is added to a sum over rows, the same λ suits the map that is fitted on all rows. It is ∞
+    where no map predicts better than the mean, see `best_penalty`.
 
     Args:
-        parts: The statistics of both halves.
-        whole, halves: Their bases, see `bases_of`.
+        halves: The statistics of each half.
+        basis_of_all: The basis of all rows, see `bases_of`.
+        bases_of_halves: The basis of each half, see `bases_of`.
     """
-    penalties = PENALTIES.to(whole.values)
+    penalties = PENALTIES.to(basis_of_all.values)
     fitted_of_halves = []
     across_of_halves = []
-    for half, other, (basis, _) in zip(parts, reversed(parts), halves, strict=True):
-        shift_x = basis.vectors.T @ (other.mean_x - half.mean_x)
-        shift_y = other.mean_y - half.mean_y
-        across = (basis.vectors.T @ other.xy).addr_(shift_x, shift_y, alpha=other.n)
-        fitted_of_halves.append(basis.vectors.T @ half.xy)
+    for index, half_basis in enumerate(bases_of_halves):
+        fitted_half = halves[index]
+        judging_half = halves[1 - index]
+        vectors = half_basis.basis.vectors
+        shift_x = vectors.T @ (judging_half.mean_x - fitted_half.mean_x)
+        shift_y = judging_half.mean_y - fitted_half.mean_y
+        across = (vectors.T @ judging_half.xy).addr_(shift_x, shift_y, alpha=judging_half.n)
+        fitted_of_halves.append(vectors.T @ fitted_half.xy)
         across_of_halves.append(across)
 
     # Divide by the largest entry, so that no product overflows. A basis may have no direction.
-    extremes = [torch.zeros_like(whole.unit)]
+    extremes = [torch.zeros_like(basis_of_all.unit)]
     for products in (*fitted_of_halves, *across_of_halves):
         if products.numel():
             extremes += products.aminmax()
     size = torch.stack(extremes).abs().max()
 
     gains = []
-    for half_basis, fitted, across in zip(halves, fitted_of_halves, across_of_halves, strict=True):
-        values = half_basis.basis.values / whole.unit
+    for half_basis, fitted, across in zip(
+        bases_of_halves, fitted_of_halves, across_of_halves, strict=True
+    ):
+        values = half_basis.basis.values / basis_of_all.unit
         gains.append(
             gained(
                 values,
@@ -163,4 +176,4 @@ def penalty_of(
                 half_basis.other_products,
             )
         )
-    return whole.unit * best_penalty(torch.stack(gains), penalties)
+    return basis_of_all.unit * best_penalty(torch.stack(gains), penalties)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from thinkalike.measures.closed_forms import AffineMap, least_squares_of
 from thinkalike.measures.moments import PairStatistics
 
-# of the mean variance of the states that predict: below what counts, and above float64's rounding
+# The ridge, as a share of the mean variance of the states that predict. It is too small to change
+# what a map explains, and large enough to hide the rounding errors of float64.
 RIDGE = 1e-9
 
 
@@ -30,43 +31,60 @@ class BothDirections(NamedTuple):
     phi: AffineMap
     psi: AffineMap
 
-    def unexplained(self, there: PairStatistics) -> Unexplained:
-        """Return what both maps and their round trips leave unexplained of these rows."""
-        back = there.reversed
+    def unexplained(self, x_to_y: PairStatistics) -> Unexplained:
+        """Return what both maps and their round trips leave unexplained of some rows.
+
+        Args:
+            x_to_y: The statistics of these rows, with x as the source and y as the target.
+        """
+        y_to_x = x_to_y.reversed
         return Unexplained(
-            unexplained_by(self.phi, there),
-            unexplained_by(self.psi, back),
-            unexplained_by(self.psi @ self.phi, _with_itself(there)),
-            unexplained_by(self.phi @ self.psi, _with_itself(back)),
+            phi=unexplained_by(self.phi, x_to_y),
+            psi=unexplained_by(self.psi, y_to_x),
+            psi_phi=unexplained_by(self.psi @ self.phi, _source_to_itself(x_to_y)),
+            phi_psi=unexplained_by(self.phi @ self.psi, _source_to_itself(y_to_x)),
         )
 
 
-def _with_itself(side: PairStatistics) -> PairStatistics:
-    """Return the statistics of the source's site as both sites of a pair."""
-    return side._replace(mean_y=side.mean_x, yy=side.xx, xy=side.xx)
+def _source_to_itself(statistics: PairStatistics) -> PairStatistics:
+    """Return the statistics of the pair of the source's site with itself."""
+    return statistics._replace(mean_y=statistics.mean_x, yy=statistics.xx, xy=statistics.xx)
 
 
-def both_directions(there: PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, by ridge regression with a bias, from `Moments.of` a pair.
+def both_directions(x_to_y: PairStatistics, ridge: float = RIDGE) -> BothDirections:
+    """Return φ: x → y and ψ: y → x, by ridge regression with a bias.
 
     φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x -
     x̄)(x - x̄)', so that a change of either side's scale changes nothing but that of W; ψ likewise
     with x and y exchanged. ψ is not the inverse of φ: what φ does not explain of y shrinks both,
     and the inverse would blow it up.
+
+    Args:
+        x_to_y: The statistics of the rows to fit on, as `Moments.of` a layer pair.
+        ridge: The ridge, as a share of the mean variance of the states that predict.
     """
-    sides = there, there.reversed
-    return BothDirections(
-        *(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides)
-    )
+    return BothDirections(_ridge_map(x_to_y, ridge), _ridge_map(x_to_y.reversed, ridge))
+
+
+def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
+    """Return the map from the source's states to the target's."""
+    return least_squares_of(statistics, ridge * float(statistics.xx.diagonal().mean()))
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance, which must not be 0, that a map leaves."""
-    whole = statistics.yy.trace()
+    """Return the share of the target's variance that a map leaves unexplained.
+
+    Raises:
+        ValueError: The target's states do not vary.
+    """
+    total = statistics.yy.trace()
     if statistics.reversed.is_constant:
         raise ValueError(
             "a side whose states do not vary has no variance to explain: leave this pair out"
         )
-    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
-    left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
-    return float((left + statistics.n * offset.square().sum()) / whole)
+    weight = fit.weight.to(total)
+    offset = statistics.mean_y - fit(statistics.mean_x)
+    linear = (weight * statistics.xy.T).sum()
+    quadratic = (weight @ statistics.xx * weight).sum()
+    about_means = total - 2 * linear + quadratic  # Σ‖(y - ȳ) - W (x - x̄)‖²
+    return float((about_means + statistics.n * offset.square().sum()) / total)

@@ -101,9 +101,9 @@ class RowGroups:
 
         # Sort rows by the size of their group and then by the group; the groups that are too small
         # come first and are dropped.
-        grouped = int((sizes * numbers).sum())
+        row_count = int((sizes * numbers).sum())  # of the groups that are large enough
         sort_key = counts[labels] * len(counts) + labels
-        order = sort_key.argsort(stable=True)[len(tokens) - grouped :]
+        order = sort_key.argsort(stable=True)[len(tokens) - row_count :]
         shapes = list(zip(numbers.tolist(), sizes.tolist(), strict=True))
         return cls(order, shapes, len(tokens))
 
@@ -139,8 +139,8 @@ class RowGroups:
             positions: The position of each row; None: only the means of groups are subtracted.
             dtype: The dtype of the result.
         """
-        whole = rows[self.order].to(dtype)
-        residuals = self._centre(whole.clone())
+        ordered_rows = rows[self.order].to(dtype)
+        residuals = self._centre(ordered_rows.clone())
         if positions is not None:
             effects = self._effects_of(positions)
             width = residuals.shape[1]
@@ -150,7 +150,8 @@ class RowGroups:
             residuals = self._centre(residuals.sub_(coefficients[effects.indices]))
 
         spread = residuals.square().sum(1, keepdim=True)
-        offset = whole.sub_(residuals).square().sum(1, keepdim=True)
+        means = ordered_rows.sub_(residuals)  # what was subtracted from each row
+        offset = means.square().sum(1, keepdim=True)
         # Without positions the digits of the rows decide what is rounding. The pseudo-inverse
         # loses some of these, so with positions only float32's count.
         precision = common_dtype([rows]) if positions is None else torch.float32

@@ -25,7 +25,8 @@ def rows_of(
             "mean": the mean of its tokens.
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with
             sequences of several lengths.
-        places: `places_of` the mask, which is the same for several layers of a batch.
+        places: The flat indices of the tokens that count, by `places_of` the mask. They are the
+            same for all layers of a batch; None: they are computed from the mask.
 
     Raises:
         ValueError: The mask or the places do not fit the states, or the mask drops tokens of

@@ -62,5 +62,6 @@ class Procrustes(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
+        """Return the angle between two prepared layers: arccos of the nuclear norm of X' Y."""
         singular_values: Tensor = torch.linalg.svdvals(first.T @ second)
         return singular_values.sum().clamp(max=1).arccos()

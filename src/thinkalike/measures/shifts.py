@@ -13,7 +13,7 @@ from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, document_counts
+from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
@@ -40,19 +40,21 @@ def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
 class LayerShifts(Accumulator):
     """Gathers ‖x - y‖ / ‖x‖ for the states x and y of each layer in two models.
 
-    It means something between models of one basis alone, such as a model and its copy that was
-    changed.
+    The values are meaningful only between models with the same basis of the residual stream, such
+    as a model and a changed copy of it.
     """
 
     batch_states: ClassVar[tuple[str, ...]] = ("sums",)
 
     def gather(self, batch: Batch) -> None:
+        """Add a batch: sums of distances, cosines, norms and counts by part of the documents."""
         source, target = batch.states
         self.check(source, target, batch.groups)
         assert batch.documents is not None
         owners = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
-        parts = owners.long() % JACKKNIFE_PARTS
-        is_of_part = torch.nn.functional.one_hot(parts, JACKKNIFE_PARTS).double().T  # (parts, n)
+        part_of_row = owners.long() % JACKKNIFE_PARTS
+        is_in_part = torch.nn.functional.one_hot(part_of_row, JACKKNIFE_PARTS)
+        part_indicators = is_in_part.double().T  # (parts, n)
 
         sums = []
         for layer, (source_states, target_states) in enumerate(zip(source, target, strict=True)):
@@ -67,8 +69,9 @@ class LayerShifts(Accumulator):
             cosine = torch.nn.functional.cosine_similarity(x, y)
             x_norm = torch.linalg.vector_norm(x, dim=1)
             y_norm = torch.linalg.vector_norm(y, dim=1)
-            one = torch.ones_like(distance)
-            sums.append(is_of_part @ torch.stack([distance, cosine, x_norm, y_norm, one], 1))
+            count = torch.ones_like(distance)
+            values = torch.stack([distance, cosine, x_norm, y_norm, count], 1)  # (n, 5)
+            sums.append(part_indicators @ values)
         self.add(batch.number, owners, sums=torch.stack(sums, 1))
 
     def compute(self) -> ShiftEstimate:
@@ -93,5 +96,5 @@ class LayerShifts(Accumulator):
             _on_diagonal(norm_target),
             across=distance,
             batches=len(batch_sums),
-            **document_counts(documents),
+            **sizes_of_documents(documents),
         )

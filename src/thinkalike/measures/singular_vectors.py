@@ -35,7 +35,7 @@ def svcca(
 class SVCCA(LayerMeasure[Tensor]):
     """Singular vector canonical correlation analysis, see `svcca`."""
 
-    # share of the variance that the principal components explain together
+    # share of the variance that the kept principal components explain together
     kept: float = parameter(KEPT, above=0, most=1)
 
     formula = (
@@ -73,5 +73,6 @@ class SVCCA(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]
     ) -> Float[Tensor, ""]:
+        """Return the mean canonical correlation of two sets of orthonormal components."""
         cosines: Tensor = torch.linalg.svdvals(first.T @ second)
         return cosines.mean()

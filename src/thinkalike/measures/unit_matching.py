@@ -13,8 +13,8 @@ from torch import Tensor
 from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure
 from thinkalike.measures.shape import centred_rows
 
-COPIES = 8192  # units of a side up to which shares are matched as whole copies
-CONSTANT = 1e-12  # share of the widest unit's norm below which a unit does not vary
+MOST_COPIES = 8192  # units of a side up to which shares are matched as whole copies
+CONSTANT_NORM_SHARE = 1e-12  # share of the widest unit's norm below which a unit does not vary
 
 
 def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -32,14 +32,15 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     """Return the P ≥ 0 of largest Σ P likeness whose rows sum to 1/d and columns to 1/e.
 
-    An assignment of copies of units where widths have a common multiple of at most `COPIES`; else
-    a linear program, which takes minutes for some hundred units.
+    Where widths have a common multiple of at most `MOST_COPIES`, it is an assignment of copies of
+    units; else a linear program finds it, which takes minutes for some hundred units.
     """
     from scipy.optimize import linear_sum_assignment
 
     d, e = likeness.shape
-    size, scores = math.lcm(d, e), likeness.detach().cpu().numpy()
-    if size > COPIES:
+    size = math.lcm(d, e)
+    scores = likeness.detach().cpu().numpy()
+    if size > MOST_COPIES:
         return torch.from_numpy(_transported(scores)).to(likeness.device)
     copies = scores.repeat(size // d, 0).repeat(size // e, 1)
     rows, columns = linear_sum_assignment(copies, maximize=True)
@@ -49,6 +50,11 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
 
 
 def _transported(scores: np.ndarray) -> np.ndarray:
+    """Return the transport plan of the greatest score, by linear programming.
+
+    Args:
+        scores: The score of each of d units with each of e units, (d, e).
+    """
     from scipy.optimize import linprog
     from scipy.sparse import eye_array, kron, vstack
 
@@ -80,11 +86,12 @@ class SoftMatching(LayerMeasure[Tensor]):
         """Return centred units of norm 1, and 0 of those that do not vary."""
         rows = centred_rows(layer, name)
         norms = torch.linalg.vector_norm(rows, dim=0)
-        varies = norms > CONSTANT * norms.max()
+        varies = norms > CONSTANT_NORM_SHARE * norms.max()
         return torch.where(varies, rows, 0) / torch.where(varies, norms, 1)
 
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
+        """Return the mean correlation of units under the best transport plan."""
         correlations = first.T @ second
         return (transport_plan(correlations) * correlations).sum()

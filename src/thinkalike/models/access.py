@@ -76,7 +76,7 @@ class _Unread:
         pass
 
 
-def commit_of(config: ModelConfig) -> Commit:
+def commit_of_model(config: ModelConfig) -> Commit:
     """Return the commit of a model of the hub.
 
     Raises:
@@ -116,7 +116,7 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
     from huggingface_hub import constants, hf_hub_download
 
     repository = str(config.hub_id)
-    commit = commit_of(config)
+    commit = commit_of_model(config)
     if is_folder(repository):
         raise ModelError(
             f"model={config.called}: {repository} is also a folder here, which would be read "

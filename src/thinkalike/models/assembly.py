@@ -12,7 +12,7 @@ import torch
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.families import LONGEST, Family
+from thinkalike.models.families import DEFAULT_CONTEXT, Family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import Checkpoint, puts_bos
 from thinkalike.models.plausible import check_plausible
@@ -76,21 +76,21 @@ def frozen_model(
         family,
         tokenizer,
         name=name,
-        context=min(longest or LONGEST, config.context or LONGEST),
+        context=min(longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
         bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
         device=device,
         revision=revision,
-        classes=_classes(config, module) if family.predicts == "class" else (),
+        classes=_names_of_classes(config, module) if family.predicts == "class" else (),
         quantization=quantization,
     )
     frozen.corpus = config.corpus
-    _check_vocabulary(frozen, tokenizer)
+    _check_rows_of_vocabulary(frozen, tokenizer)
     if not config.implausible:
         check_plausible(frozen)
     return frozen
 
 
-def _check_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ModelError if a piece of the vocabulary has no row in the embedding.
 
     An added token occurs only in a text that spells it, and may have no row: each pass checks its
@@ -106,7 +106,7 @@ def _check_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) ->
         )
 
 
-def _classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
+def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
     """Return the classes of a classifier in the order of its logits."""
     names = []
     for number in range(module.config.num_labels):

@@ -24,13 +24,13 @@ BREADTH = re.compile(r"(heads?|experts?|groups?)(_count(_kv)?)?$")
 CLASSES = re.compile(r"labels?$")
 
 # The largest number of each kind; no published model comes near.
-LARGEST = {DEPTH: 2**12, BREADTH: 2**12, CLASSES: 2**20}
+LARGEST_PLAUSIBLE = {DEPTH: 2**12, BREADTH: 2**12, CLASSES: 2**20}
 
 # The blocks that a model may have beyond its tensors: in some all blocks share their weights.
-SHARING = 256
+MOST_SHARED_BLOCKS = 256
 
 # The most numbers that may be drawn anew, such as buffers: they take a gigabyte, and seconds.
-DRAWN = 2**28
+MOST_DRAWN_NUMBERS = 2**28
 
 # The names of files of weights.
 WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt")
@@ -55,9 +55,9 @@ def check_counts(
     """
     for name, count in _whole_numbers(stated):
         kind = _kind_of_number(name)
-        if kind is None or count <= SHARING:
+        if kind is None or count <= MOST_SHARED_BLOCKS:
             continue
-        if count > LARGEST[kind]:
+        if count > LARGEST_PLAUSIBLE[kind]:
             raise ModelError(
                 f"{place} states {name}={count}, and no model has as many; give the checkpoint's "
                 "own file"
@@ -65,7 +65,7 @@ def check_counts(
         if kind is not DEPTH:
             continue
         tensors = count_tensors()
-        if tensors is not None and count > max(tensors, SHARING):
+        if tensors is not None and count > max(tensors, MOST_SHARED_BLOCKS):
             raise ModelError(
                 f"{place} states {name}={count}, and its weights are {tensors} tensors; give the "
                 "checkpoint's own file"
@@ -73,8 +73,8 @@ def check_counts(
 
 
 def _kind_of_number(name: str) -> re.Pattern[str] | None:
-    """Return which of the kinds of `LARGEST` a number is by its name."""
-    for kind in LARGEST:
+    """Return which of the kinds of `LARGEST_PLAUSIBLE` a number is by its name."""
+    for kind in LARGEST_PLAUSIBLE:
         if kind.search(name):
             return kind
     return None
@@ -140,16 +140,21 @@ def bytes_held(place: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def check_size(numbers: int, place: Path) -> None:
+def check_claimed_size(numbers: int, checkpoint: Path) -> None:
     """Raise a ModelError if a checkpoint states more numbers than it can hold.
 
-    A number takes at least a bit. Libraries may draw some modules anew, with at most `DRAWN`
-    numbers.
+    A number takes at least a bit. Libraries may draw some modules anew, which have at most
+    `MOST_DRAWN_NUMBERS` numbers.
+
+    Args:
+        numbers: How many numbers the sizes in the checkpoint's files add up to.
+        checkpoint: The checkpoint's folder or file.
     """
-    size = bytes_held(place)
-    if size and numbers > max(8 * size, DRAWN):
+    size = bytes_held(checkpoint)
+    if size and numbers > max(8 * size, MOST_DRAWN_NUMBERS):
         raise ModelError(
-            f"{place} states sizes of {numbers:,} numbers, and its weights have {size:,} bytes; "
+            f"{checkpoint} states sizes of {numbers:,} numbers, "
+            f"and its weights have {size:,} bytes; "
             "give the whole checkpoint with its own config.json"
         )
 

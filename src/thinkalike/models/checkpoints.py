@@ -112,7 +112,7 @@ def folder_of(config: ModelConfig) -> Path | None:
         check_no_pointer([gguf_file])
         return gguf_file
 
-    if is_folder(folder) and not _has_weights(folder) and not is_adapter(folder):
+    if is_folder(folder) and not _has_weight_files(folder) and not is_adapter(folder):
         how_to_convert = conversion(folder)
         if how_to_convert:
             raise ModelError(f"model={config.called}: {how_to_convert}")
@@ -143,7 +143,7 @@ def gguf_in(place: Path) -> Path | None:
     """
     if is_gguf(place):
         return place
-    if _has_weights(place):
+    if _has_weight_files(place):
         return None
     files = sorted(file for file in place.glob("*.gguf") if file.is_file())
     if len(files) > 1:
@@ -168,7 +168,7 @@ def located(place: str) -> dict[str, str]:
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter and no whole model."""
-    return (folder / ADAPTER).is_file() and not _has_weights(folder)
+    return (folder / ADAPTER).is_file() and not _has_weight_files(folder)
 
 
 def base_of(config: ModelConfig) -> ModelConfig | None:
@@ -222,7 +222,7 @@ def _model_or_none(name: str) -> ModelConfig | None:
         return None
 
 
-def _has_weights(folder: Path) -> bool:
+def _has_weight_files(folder: Path) -> bool:
     """Return whether a folder has weights as transformers writes them."""
     return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
 

@@ -30,7 +30,7 @@ from thinkalike.code_text import (
     names_in_library,
 )
 from thinkalike.errors import flat
-from thinkalike.models.module_facts import UNREAD, known_entries, text_config
+from thinkalike.models.module_facts import UNREAD, config_of_text_model, known_entries
 from thinkalike.models.proof import may_change_states
 
 # The types of objects whose `repr` is their text.
@@ -127,7 +127,7 @@ class Description:
         self.weights: dict[int, str] = {}
         for name, weight in root.named_parameters(remove_duplicate=False):
             self.weights[id(weight)] = name
-        configs = _configs_in(text_config(root), getattr(root, "config", None))
+        configs = _configs_in(config_of_text_model(root), getattr(root, "config", None))
         self.configs = {id(config) for config in configs}
 
     def __call__(self, value: object, name: str = "") -> str:

@@ -59,7 +59,7 @@ Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native"]
 
 # The tokens per row of models that can take more.
-LONGEST = 1024
+DEFAULT_CONTEXT = 1024
 
 # The family of fine-tuned BERTs.
 CLASSIFIER = "bert_classifier"
@@ -410,9 +410,10 @@ def check_models(models: Mapping[str, ModelConfig | None]) -> None:
     """Raise a ConfigError for a device or a family that does not exist.
 
     Args:
-        models: The models, by the part of the configuration.
+        models: The models of the sides "model" and "target" of a configuration; None: the side
+            has no model.
     """
-    for part, config in models.items():
+    for side, config in models.items():
         if config is not None:
-            pick_device(config.device, f"{part}.device")
-            one_of(f"{part}.family", config.family, ("auto", *FAMILIES))
+            pick_device(config.device, f"{side}.device")
+            one_of(f"{side}.family", config.family, ("auto", *FAMILIES))

@@ -11,7 +11,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.digests import remembered_digest
 from thinkalike.files import is_folder
-from thinkalike.models.access import commit_of
+from thinkalike.models.access import commit_of_model
 from thinkalike.models.checkpoints import (
     READ_SUFFIXES,
     STEP,
@@ -21,7 +21,7 @@ from thinkalike.models.checkpoints import (
     revisions_in,
 )
 from thinkalike.models.config_json import read_config_json
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.shards.index import states_fingerprint
 
 # A commit of the hub, as git names it.
@@ -41,7 +41,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
         return config.digest
     if config.holds_states:
         return states_fingerprint(str(config.path))
-    with explained(config):
+    with explaining_loading_errors(config):
         folder = folder_of(config)
         if folder is None:
             return _commits(config)
@@ -60,14 +60,16 @@ def _commits(config: ModelConfig) -> str:
     if COMMIT.fullmatch(config.revision or ""):
         commit = str(config.revision)
     else:
-        commit = commit_of(config).sha
+        commit = commit_of_model(config).sha
     if config.family != "legacy":
         return commit
     config_json = read_config_json(replace(config, revision=commit), str(config.hub_id))
     tokenizer_name = config_json.get("tokenizer_name")
     if not tokenizer_name:
         return commit
-    tokenizer_commit = commit_of(replace(config, hub_id=str(tokenizer_name), revision=None)).sha
+    tokenizer_commit = commit_of_model(
+        replace(config, hub_id=str(tokenizer_name), revision=None)
+    ).sha
     return f"{commit} {tokenizer_commit}"
 
 

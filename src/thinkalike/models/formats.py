@@ -150,8 +150,8 @@ def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
 
     def command(folder: Path) -> str:
         class_name = _stated_class(folder)
-        read = f"M.from_pretrained('.', {option}=True)"
-        code = f"from transformers import {class_name} as M; {read}.save_pretrained('.')"
+        load = f"M.from_pretrained('.', {option}=True)"
+        code = f"from transformers import {class_name} as M; {load}.save_pretrained('.')"
         call = f'cd {shlex.quote(str(folder))} && python -c "{code}"'
         return f"{call} (with transformers 4 and {library})"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from unittest.mock import patch
 
 from thinkalike.digests import content_key
-from thinkalike.errors import ModelError, check_extra, listed, one_line, short
+from thinkalike.errors import ModelError, ThinkalikeError, check_extra, listed, one_line, short
 from thinkalike.models.bounds import check_counts
 from thinkalike.models.checkpoints import is_gguf
 from thinkalike.models.gguf_header import TAKE_ORIGINAL, Header, Value, read_header
@@ -145,6 +145,18 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
         path: The file.
         _content: What its content is known by, so that a changed file is read again.
     """
+    try:
+        return _reading(path)
+    except ThinkalikeError:
+        raise
+    except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
+        raise ModelError(
+            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
+        ) from error
+
+
+def _reading(path: Path) -> _Reading:
+    """Read a GGUF file, and refuse what transformers would read wrongly."""
     from transformers import AutoConfig
 
     header = read_header(path)
@@ -153,13 +165,7 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
     if not isinstance(architecture, str):
         raise ModelError(f"{path} states no general.architecture; {TAKE_ORIGINAL}")
     check_counts(fields, path, lambda: len(header.types))
-    try:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
-        raise ModelError(
-            f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
-        ) from error
-
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     _check_is_model(fields, path)
     _check_token_ids(header, path)
     file_count = cast(int, fields.get("split.count", 1))

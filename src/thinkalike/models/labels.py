@@ -10,7 +10,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
 
-# Settings that are never part of a label: no two models are told apart by them, or they say
+# Settings that are never part of a label: no two models differ in them alone, or their values mean
 # nothing to a reader.
 UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
@@ -28,11 +28,12 @@ def label(config: ModelConfig) -> str:
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     """Return the labels of models.
 
-    Different models that share a label have the settings or paths in which they differ.
+    Where different models would share a label, the label of each is followed by the settings or
+    the path in which it differs, such as "gpt2[dtype=bfloat16]".
     """
     labels = []
     for config in configs:
-        namesakes = [other for other in configs if label(other) == label(config)]
+        namesakes = [candidate for candidate in configs if label(candidate) == label(config)]
         labels.append(_label_with_settings(config, namesakes))
     return labels
 
@@ -69,7 +70,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
     """Return a label with the settings in brackets in which a model differs from its namesakes."""
     distinguishing = {}
     for name, value in vars(config).items():
-        differs = any(_setting(other, name, value) != value for other in namesakes)
+        differs = any(_setting(namesake, name, value) != value for namesake in namesakes)
         is_without_head = name == "head" and value is None  # a site without heads says enough
         if differs and name not in UNNAMED_SETTINGS and not is_without_head:
             distinguishing[name] = str(value)
@@ -77,12 +78,12 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
         distinguishing.pop("path", None)
 
     title = label(config)
-    if "path" in distinguishing and all(_path_or_digest(other) for other in namesakes):
-        paths = {Path(os.path.abspath(_path_or_digest(other))) for other in namesakes}
+    if "path" in distinguishing and all(_path_or_digest(namesake) for namesake in namesakes):
+        paths = {Path(os.path.abspath(_path_or_digest(namesake))) for namesake in namesakes}
         shortest = _shortest_distinct_paths(paths)
         path = shortest[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
         distinguishing["path"] = path
-        if all(other.name == "local" for other in namesakes):
+        if all(namesake.name == "local" for namesake in namesakes):
             title = distinguishing.pop("path")
     if not distinguishing:
         return title
@@ -91,7 +92,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
 
 
 def _setting(config: ModelConfig, name: str, default: object) -> object:
-    """Return a setting of a model, of which one in memory has a digest in place of a path."""
+    """Return a setting of a model; the path of a model in memory is the digest of its weights."""
     if name == "path" and isinstance(config, LoadedModelConfig):
         return config.digest
     return getattr(config, name, default)

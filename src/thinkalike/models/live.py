@@ -16,8 +16,8 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
 from thinkalike.models.copies import copied
 from thinkalike.models.families import (
+    DEFAULT_CONTEXT,
     FAMILIES,
-    LONGEST,
     Family,
     family_in,
     is_known,
@@ -25,7 +25,7 @@ from thinkalike.models.families import (
     stated_quantization,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import (
     TOLERANCE,
@@ -88,7 +88,7 @@ def load_live(
     live = _checked(module, tokenizer, name)
     _check_applicable(settings)
     config = _config_of(live, settings)
-    with explained(config), doing(f"model {config.name}"):
+    with explaining_loading_errors(config), doing(f"model {config.name}"):
         family = _family_of(live.module.get_base_model() if live.is_adapted else live.module)
         check_settings(config, family)
         # What is compared is the output of the whole model: where states are of a part of it,
@@ -229,7 +229,7 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     The model stays as it is.
     """
     embedding = embedding_of(module)
-    tokens = sample_tokens(len(embedding), longest_row(module) or LONGEST)
+    tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     was_training = {submodule: submodule.training for submodule in module.modules()}
     try:
         with torch.no_grad(), passing(name):
@@ -243,7 +243,7 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
 def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
     """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
     vocabulary = len(embedding_of(model.module))
-    tokens = sample_tokens(vocabulary, longest_row(model.module) or LONGEST)
+    tokens = sample_tokens(vocabulary, longest_row(model.module) or DEFAULT_CONTEXT)
     error = relative_error(model.full(tokens).to(expected), expected)
     if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
         raise ModelError(

@@ -27,7 +27,7 @@ from thinkalike.models.families import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer, read_mini
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import Checkpoint
@@ -152,7 +152,7 @@ def load_model(
             f"model={config.path} is a folder of states, which has no weights to run: measure=cka "
             "and its kin, r2, ruler, mlem and rsa compare it"
         )
-    with explained(config), doing(f"model {name}"):
+    with explaining_loading_errors(config), doing(f"model {name}"):
         return at_sites(_load_checkpoint(config, name), config, name)
 
 
@@ -180,7 +180,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
         checkpoint = _read(source, family, place, device, dtype, adapter)
         if not checkpoint.quantization:
             checkpoint = checkpoint._replace(quantization=quantization)
-    device_of_states = _device_of(checkpoint.module, device)
+    device_of_states = _device_of_states(checkpoint.module, device)
     return frozen_model(
         config, family, checkpoint, name=name, device=device_of_states, revision=revision
     )
@@ -218,17 +218,18 @@ def _read(
     return read_transformers(config, family, place, device, dtype, adapter)
 
 
-def _device_of(module: torch.nn.Module, device: torch.device) -> torch.device:
-    """Return where the states and logits of a module are.
+def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.device:
+    """Return the device that has the states and logits of a module.
 
-    If `model.device_map` spreads it, that is where its first weights run, or the CPU.
+    If `model.device_map` spreads the module over devices, it is the first one that is neither the
+    CPU nor the disk, or else the CPU.
     """
     device_map = getattr(module, "hf_device_map", None)
     if device_map is None:
         return device
-    for place in device_map.values():
-        if place not in ("cpu", "disk"):
-            return torch.device(place)
+    for mapped_device in device_map.values():
+        if mapped_device not in ("cpu", "disk"):
+            return torch.device(mapped_device)
     return torch.device("cpu")
 
 
@@ -247,11 +248,11 @@ def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
         from thinkalike.models.tokenizer_reading import read_tokenizer
 
         config = ModelConfig(name="local", path=str(folder))
-        with explained(config):
+        with explaining_loading_errors(config):
             return read_tokenizer(config, str(folder))
 
     config = configured(name, {})
-    with explained(config), reached(config) as (place, revision):
+    with explaining_loading_errors(config), reached(config) as (place, revision):
         source = config
         if named_folder(config) is None:
             source = replace(config, revision=revision)

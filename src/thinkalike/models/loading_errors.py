@@ -19,7 +19,7 @@ TAKE_LESS = (
 
 
 @contextlib.contextmanager
-def explained(config: ModelConfig) -> Iterator[None]:
+def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
     """Turn errors of the libraries that load models into a ModelError or a ResourceError."""
     _quieten()
     try:
@@ -33,9 +33,9 @@ def explained(config: ModelConfig) -> Iterator[None]:
         from thinkalike.memory import out_of_memory_error  # imports torch
 
         folder = named_folder(config)
-        place = folder or config.hub_id
-        attempt = f"cannot load model={config.called} from {place}"
-        if place is None:
+        origin = folder or config.hub_id
+        attempt = f"cannot load model={config.called} from {origin}"
+        if origin is None:
             attempt = f"cannot load {config.called}, a model in memory"
         memory_error = out_of_memory_error(error)
         if memory_error:
@@ -50,6 +50,7 @@ def cause_on_hub(config: ModelConfig, error: BaseException) -> str:
 
 
 def _with_class(error: BaseException) -> str:
+    """Return the message of an error in one line, after the name of its class."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 

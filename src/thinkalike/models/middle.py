@@ -46,18 +46,24 @@ class MiddleModel(FrozenModel):
     def _captured(
         self, layer: Layer, rows: Sequence[int], states: MutableMapping[Layer, Tensor]
     ) -> contextlib.AbstractContextManager[object]:
+        """Store the state in the middle of a block, instead of that after it, in every pass."""
         if layer == EMBED:
             return super()._captured(layer, rows, states)
-        place = Place(MIDDLE, int(layer))
-        return self.middle_sites.captured(place, layer, rows, states)
+        hook_point = Place(MIDDLE, int(layer))
+        return self.middle_sites.captured(hook_point, layer, rows, states)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """End a pass in the middle of a block, where the state of that block is read."""
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
         module, direction = self.middle_sites.modules[MIDDLE, count - 1]
         return ended_at(module, entering=direction == "input")
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
+        """Run the rest of the model from the state in the middle of a block.
+
+        Attention of that block runs as well, and its result is replaced.
+        """
         if start == 0:
             return super()._continued(residual, start, mask)
         layer = start - 1

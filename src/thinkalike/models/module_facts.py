@@ -96,7 +96,7 @@ def accepted(module: nn.Module) -> list[str]:
     return [name for name in names if name != "token_type_ids"]
 
 
-def text_config(module: nn.Module) -> PreTrainedConfig:
+def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
     """Return the configuration of a module.
 
     That of a model of transformers for text and images is the part that is about text. A model of
@@ -116,7 +116,7 @@ def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> in
         it
     run on single texts only.
     """
-    config = text_config(module)
+    config = config_of_text_model(module)
     if config.pad_token_id is None:
         vocabulary = len(embedding_of(module))
         for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
@@ -145,7 +145,7 @@ def longest_row(module: nn.Module) -> int | None:
     Raises:
         ModelError: A table of positions has fewer rows than the configuration says.
     """
-    config = text_config(module)
+    config = config_of_text_model(module)
     longest = None
     for name in LENGTHS:
         size = getattr(config, name, None)
@@ -175,7 +175,7 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
         name: The entry of the configuration that has the longest row.
         size: What it says.
     """
-    config = text_config(module)
+    config = config_of_text_model(module)
     if config is not (getattr(module, "config", None) or getattr(module, "cfg", None)):
         return
     # The configuration's own class may call the entry otherwise.

@@ -15,7 +15,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.hooks import one_text_per_row
 
 # The tokens of the shorter of the two rows; the longer has twice as many.
-ROW = 8
+TOKENS_OF_SHORT_ROW = 8
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def counted_operations(
         for block in blocks:
             hooks.enter_context(block.register_forward_pre_hook(note_count))
             hooks.enter_context(block.register_forward_hook(note_count))
-        run(torch.zeros(1, ROW, dtype=torch.long, device=device))
+        run(torch.zeros(1, TOKENS_OF_SHORT_ROW, dtype=torch.long, device=device))
         total_of_short_row = counter.get_total_flops()
-        run(torch.zeros(1, 2 * ROW, dtype=torch.long, device=device))
+        run(torch.zeros(1, 2 * TOKENS_OF_SHORT_ROW, dtype=torch.long, device=device))
 
     of_blocks = [after - before for before, after in zip(counts[::2], counts[1::2], strict=True)]
     of_short_row = of_blocks[: len(blocks)]
@@ -83,10 +83,12 @@ def counted_operations(
     fixed = []
     attention = []
     for short, long in zip(of_short_row, of_long_row, strict=True):
-        # For one token: short / ROW = fixed + attention * ROW, and long / (2 ROW) = fixed +
-        # attention * 2 ROW.
-        per_token_of_row = max(long / (2 * ROW) - short / ROW, 0.0) / ROW
+        # With n tokens in a row, the operations for one token are fixed + attention * n.
+        per_token_of_short_row = short / TOKENS_OF_SHORT_ROW
+        per_token_of_long_row = long / (2 * TOKENS_OF_SHORT_ROW)
+        difference = max(per_token_of_long_row - per_token_of_short_row, 0.0)
+        per_token_of_row = difference / TOKENS_OF_SHORT_ROW
         attention.append(per_token_of_row)
-        fixed.append(short / ROW - ROW * per_token_of_row)
-    output = (total_of_short_row - sum(of_short_row)) / ROW
+        fixed.append(per_token_of_short_row - TOKENS_OF_SHORT_ROW * per_token_of_row)
+    output = (total_of_short_row - sum(of_short_row)) / TOKENS_OF_SHORT_ROW
     return Operations(tuple(fixed), tuple(attention), output)

@@ -35,7 +35,7 @@ COMPONENTS = {
 BLOCK_ORDER = ("norms", "attention", "MLP")
 
 # The names under which a module of PEFT has the module whose place it took.
-WRAPPED = ("base_layer", "original_module", "token_adapter", "model")
+NAMES_OF_WRAPPED = ("base_layer", "original_module", "token_adapter", "model")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _weight_ids(module: nn.Module, paths: Iterable[str]) -> set[int]:
 def is_wrapper(module: nn.Module) -> bool:
     """Return whether a module of PEFT has taken the place of another, which is inside of it."""
     is_of_peft = type(module).__module__.startswith("peft.")
-    return is_of_peft and any(name in module._modules for name in WRAPPED)
+    return is_of_peft and any(name in module._modules for name in NAMES_OF_WRAPPED)
 
 
 def _outermost_wrapper(module: nn.Module, path: str) -> str:
@@ -183,7 +183,7 @@ def comparable_name(module: nn.Module, name: str) -> str | None:
                     return None
                 module = copies
                 following = remaining.pop(0)
-        elif following not in WRAPPED:
+        elif following not in NAMES_OF_WRAPPED:
             plain.append(following)
         if remaining:
             module = cast(nn.Module, getattr(module, following, None))

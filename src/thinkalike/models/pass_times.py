@@ -17,7 +17,7 @@ from thinkalike.measures.losses import compare_outputs
 from thinkalike.models.families import pick_device
 from thinkalike.models.hooks import one_text_per_row
 from thinkalike.models.meta_models import MetaModel, meta_model
-from thinkalike.models.operations import ROW, Operations
+from thinkalike.models.operations import TOKENS_OF_SHORT_ROW, Operations
 from thinkalike.timing import remembered_seconds
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
 def _time_of_blocks(shape: TimedShape, row: int, device: torch.device) -> float:
     """Return the time of an operation in a pass through blocks of the sizes of a model."""
     model = meta_model(json.loads(shape.sizes))
-    _fill(model.module, device)
+    _fill_weights(model.module, device)
     return _BlockTimer(model, shape, row, device).seconds_per_operation()
 
 
@@ -124,10 +124,14 @@ class _BlockTimer:
 
     @torch.no_grad()
     def seconds_per_operation(self) -> float:
+        """Return the processor time of one operation of a block.
+
+        Passes are repeated until blocks have taken `TIMED_SECONDS` together.
+        """
         with one_text_per_row(), contextlib.ExitStack() as hooks:
             # Libraries are loaded in the first pass, which is not timed.
             with contextlib.suppress(_TimedEnough):
-                self.module(self.tokens[:1, :ROW])
+                self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
             for number, block in enumerate(self.blocks):
                 hooks.enter_context(block.register_forward_pre_hook(self._start))
                 hooks.enter_context(block.register_forward_hook(partial(self._stop, number)))
@@ -164,7 +168,7 @@ class _BlockTimer:
         return self.seconds * torch.get_num_threads()
 
 
-def _fill(module: nn.Module, device: torch.device) -> None:
+def _fill_weights(module: nn.Module, device: torch.device) -> None:
     """Give a module on the meta device numbers for weights.
 
     Weights of one shape share their memory.

@@ -14,10 +14,10 @@ from collections.abc import Collection
 from thinkalike.errors import ModelError
 
 # The seconds of matching, of which patterns that people write take less than a thousandth.
-SECONDS = 5.0
+MOST_SECONDS = 5.0
 
 # The bytes of the process that matches.
-MEMORY = 2**30
+MOST_BYTES = 2**30
 
 # What runs in a process of its own: Python's matching cannot be interrupted from within, but a
 # process can be ended. The limit of processor time holds even if nobody is left to end it. The
@@ -26,8 +26,8 @@ MATCHING = f"""
 import json, re, sys
 try:
     import resource
-    resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
-    resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS:.0f}, {SECONDS:.0f}))
+    resource.setrlimit(resource.RLIMIT_AS, ({MOST_BYTES}, {MOST_BYTES}))
+    resource.setrlimit(resource.RLIMIT_CPU, ({MOST_SECONDS:.0f}, {MOST_SECONDS:.0f}))
 except ImportError:
     pass
 patterns, names = json.load(sys.stdin)
@@ -61,13 +61,13 @@ def check_patterns(patterns: Collection[str], names: Collection[str], stated_in:
             [sys.executable, "-I", "-S", "-c", MATCHING],
             input=work,
             text=True,
-            timeout=SECONDS,
+            timeout=MOST_SECONDS,
             capture_output=True,
         )
         if process.returncode == 0:
             return
     shown = ", ".join(patterns)[:100]
     raise ModelError(
-        f"{stated_in} has a pattern that cannot be matched within {SECONDS:.0f} seconds "
+        f"{stated_in} has a pattern that cannot be matched within {MOST_SECONDS:.0f} seconds "
         f"({shown}); list the names of modules instead"
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, listed, short
-from thinkalike.models.module_facts import UNREAD, tensors_of, text_config
+from thinkalike.models.module_facts import UNREAD, config_of_text_model, tensors_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Settings by which architectures differ whose weights have the same names and shapes: factors, ...
-FACTORS = re.compile(r"multiplier|scal(e|ing)")
+FACTOR_NAMES = re.compile(r"multiplier|scal(e|ing)")
 # ... and limits.
-LIMITS = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
+LIMIT_NAMES = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
 
 # Where the code of a model reads a setting.
-READING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
+READS_SETTING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
 
 # How an error says that a model can be taken nonetheless.
 ACCEPT_AS_IT_IS = "model.implausible=true takes it as it is"
 
 # A sentence that every model of English knows something of.
-TEXT = (
+PLAIN_SENTENCE = (
     "The man in the old house near the river walked to the market each day, and came back before "
     "it was dark."
 )
@@ -163,7 +163,7 @@ def _check_architecture(model: CutModel) -> None:
     # Of an encoder-decoder one side is read.
     full_module = getattr(model.module, "both", model.module)
     config = getattr(full_module, "config", None)
-    text = text_config(full_module)
+    text = config_of_text_model(full_module)
     if config is None or not hasattr(config, "model_type"):
         return
     model_types = {str(config.model_type), str(text.model_type)}
@@ -181,8 +181,8 @@ def _check_architecture(model: CutModel) -> None:
         sentence = f"config.json says {name}={short(str(value))}, which {class_name} does not read"
         is_number = isinstance(value, int | float)
         is_switch = isinstance(value, bool)  # which is no factor
-        is_factor = is_number and not is_switch and FACTORS.search(name)
-        is_limit = is_number and bool(value) and LIMITS.search(name)
+        is_factor = is_number and not is_switch and FACTOR_NAMES.search(name)
+        is_limit = is_number and bool(value) and LIMIT_NAMES.search(name)
         if is_factor or is_limit:
             raise ModelError(
                 f"{model.name}: {sentence}; give the checkpoint's own config.json; "
@@ -239,7 +239,7 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
         if re.search(rf"\b{name}\b", source):
             continue
         is_one = value == 1 and not isinstance(value, bool)
-        is_neutral_factor = is_one and FACTORS.search(name)
+        is_neutral_factor = is_one and FACTOR_NAMES.search(name)
         may_be_default = is_one or value is False or isinstance(value, str)
         is_default = may_be_default and _is_default_of_any(name, value)
         if value is False and not _is_default_of_any(name, True):
@@ -272,7 +272,7 @@ def architectures_that_read() -> dict[str, set[str]]:
     """Return the settings that models of transformers read, with the architectures that do."""
     architectures: dict[str, set[str]] = {}
     for architecture, source in _sources_of_transformers("modeling").items():
-        for attribute, argument in READING.findall(source):
+        for attribute, argument in READS_SETTING.findall(source):
             architectures.setdefault(attribute or argument, set()).add(architecture)
     return architectures
 
@@ -335,7 +335,7 @@ def _check_loss(model: CutModel) -> None:
     """
     if model.predicts not in ("next", "hidden"):
         return
-    encoded = model.tokenizer(TEXT, add_special_tokens=False, verbose=False)
+    encoded = model.tokenizer(PLAIN_SENTENCE, add_special_tokens=False, verbose=False)
     ids = encoded["input_ids"][: model.context]
     if len(ids) < 2 or model.tokenizer.unk_token_id in ids:
         return

@@ -14,11 +14,11 @@ from thinkalike.models.families import EMBED, Layer, after, heads_of
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Tokens,
+    config_of_text_model,
     padding_of_head,
     relative_error,
     sample_tokens,
     tensors_of,
-    text_config,
 )
 from thinkalike.models.survey import passing
 
@@ -61,7 +61,7 @@ def prove(model: CutModel) -> None:
         ModelError: Something else is the case.
     """
     with _unchanged_by_reading(model):
-        check_values(model.module, model.name)
+        check_finite_weights(model.module, model.name)
     tokens = sample_tokens(model.vocabulary, model.context)
     with passing(model.name):
         _compare(model, tokens, _cuts(model))
@@ -80,7 +80,7 @@ def _cuts(model: CutModel) -> list[Layer]:
     last = model.n_layers - 1
     if model.predicts == "states":
         return [last]  # the blocks of a decoder also read what its encoder made of the tokens
-    config = text_config(model.module)
+    config = config_of_text_model(model.module)
     kinds: list[object] = []
     for name in LAYER_KINDS:
         value = getattr(config, name, None)
@@ -94,7 +94,7 @@ def _cuts(model: CutModel) -> list[Layer]:
 
 def _longest_window(model: CutModel) -> int | None:
     """Return the longest window of attention that a row of the proof can be longer than."""
-    config = text_config(model.module)
+    config = config_of_text_model(model.module)
     most = min(model.context, LONGEST_PROOF)
     windows = []
     for name in WINDOWS:
@@ -180,7 +180,7 @@ def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
     return states
 
 
-def check_values(module: nn.Module, name: str) -> None:
+def check_finite_weights(module: nn.Module, name: str) -> None:
     """Raise a ModelError for a weight that is NaN or infinite.
 
     Args:
@@ -292,7 +292,7 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     if error <= TOLERANCE[model.dtype] / 10:
         return
 
-    config = text_config(model.module)
+    config = config_of_text_model(model.module)
     body = type(getattr(model.module, "base_model", None)).__name__
     heads = heads_of(str(getattr(config, "model_type", "")))
     remedy = f"write {body} under architectures in its config.json, to read its states alone"

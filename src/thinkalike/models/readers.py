@@ -25,7 +25,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
 from thinkalike.hub import resolved
 from thinkalike.models.adapters import run_adapted, with_adapter
-from thinkalike.models.bounds import check_size
+from thinkalike.models.bounds import check_claimed_size
 from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
@@ -34,13 +34,13 @@ from thinkalike.models.gguf_header import TAKE_ORIGINAL
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Checkpoint,
+    config_of_text_model,
     first_tensor,
     longest_row,
     relative_error,
     sample_tokens,
-    text_config,
 )
-from thinkalike.models.proof import check_values
+from thinkalike.models.proof import check_finite_weights
 from thinkalike.models.stored_weights import (
     BUFFERS,
     FLOATING,
@@ -167,7 +167,7 @@ def read_legacy(
         module = without_hooks(bridge.original_model.eval())
         error = relative_error(first_tensor(module(tokens)), hooked)
     if not error <= TOLERANCE[dtype]:  # NaN fails as well
-        check_values(module, config.called)
+        check_finite_weights(module, config.called)
         raise ModelError(
             f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}"
         )
@@ -223,7 +223,7 @@ def read_weights(
     Raises:
         ModelError: Weights are missing, left over or of another shape.
     """
-    module, loading = _loaded(model_class, config, place, options)
+    module, loading = _read_by_transformers(model_class, config, place, options)
     check_one_set(Path(place))
     _warn_of_unknown_classes(module, config.called)
     _warn_of_two_embeddings(module, config.called)
@@ -265,7 +265,7 @@ def read_weights(
     return module
 
 
-def _loaded(
+def _read_by_transformers(
     model_class: type[PreTrainedModel],
     config: ModelConfig,
     place: str,
@@ -380,7 +380,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
         names = missing - model.all_tied_weights_keys.keys()
         drawn = [model.get_parameter_or_buffer(name) for name in names]
         drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
-        check_size(sum(tensor.numel() for tensor in drawn), Path(place))
+        check_claimed_size(sum(tensor.numel() for tensor in drawn), Path(place))
         draw(model, missing, *options)
 
     with (
@@ -411,7 +411,7 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
     if not hasattr(module, "get_output_embeddings"):
         return
     head = module.get_output_embeddings()
-    if head is None or not getattr(text_config(module), "tie_word_embeddings", False):
+    if head is None or not getattr(config_of_text_model(module), "tie_word_embeddings", False):
         return
     weight = getattr(head, "weight", None)
     if weight is None or weight is module.get_input_embeddings().weight or weight.is_meta:

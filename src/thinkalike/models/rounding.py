@@ -23,17 +23,17 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.stream_basis import SMALLEST, stream_basis
+from thinkalike.models.stream_basis import SMALLEST_NONZERO, stream_basis
 from thinkalike.models.variants import variant
 
 # The rows of a matrix that are rounded at once: the embedding is half of a small model.
-ROWS = 2**13
+ROWS_AT_ONCE = 2**13
 
 # The most turns of balancing rows and columns.
 MOST_TURNS = 50
 
 # The relative change of the sizes of columns in a turn at which they count as found.
-BALANCED = 1e-4
+BALANCED_CHANGE = 1e-4
 
 
 def can_be_rounded(model: FrozenModel) -> bool:
@@ -47,7 +47,7 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
 
 @torch.no_grad()
-def rounded(model: FrozenModel, bits: int | float) -> FrozenModel:
+def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     """Return a copy with fewer bits: each matrix is balanced, rounded by row, and scaled back.
 
     Rows of a balanced matrix have 2^bits - 1 values, equally far apart, from -max |w| to max |w|.
@@ -92,10 +92,10 @@ def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
         steps: The number of steps from 0 to the largest entry of a row.
     """
     row_sizes, column_sizes = balanced_sizes(matrix)
-    for rows, sizes in zip(matrix.split(ROWS), row_sizes.split(ROWS), strict=True):
+    for rows, sizes in zip(matrix.split(ROWS_AT_ONCE), row_sizes.split(ROWS_AT_ONCE), strict=True):
         scale = sizes[:, None] * column_sizes
         balanced = rows / scale
-        step = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST) / steps
+        step = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST_NONZERO) / steps
         rows.copy_((balanced / step).round() * step * scale)
 
 
@@ -113,15 +113,15 @@ def balanced_sizes(
         sizes_before = column_sizes
         sums_of_squares = torch.zeros_like(column_sizes)
         sizes_of_slices = []
-        for rows in matrix.split(ROWS):
+        for rows in matrix.split(ROWS_AT_ONCE):
             squares = rows.float().square()
             mean_squares = (squares / sizes_before.square()).mean(1)
-            sizes = mean_squares.sqrt().where(mean_squares > SMALLEST, 1.0)
+            sizes = mean_squares.sqrt().where(mean_squares > SMALLEST_NONZERO, 1.0)
             sizes_of_slices.append(sizes)
             sums_of_squares += (squares / sizes.square()[:, None]).sum(0)
         row_sizes = torch.cat(sizes_of_slices)
         mean_squares = sums_of_squares / len(matrix)
-        column_sizes = mean_squares.sqrt().where(mean_squares > SMALLEST, 1.0)
-        if (column_sizes / sizes_before - 1).abs().max() < BALANCED:
+        column_sizes = mean_squares.sqrt().where(mean_squares > SMALLEST_NONZERO, 1.0)
+        if (column_sizes / sizes_before - 1).abs().max() < BALANCED_CHANGE:
             break
     return row_sizes, column_sizes

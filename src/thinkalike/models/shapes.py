@@ -16,13 +16,14 @@ import torch
 import yaml
 
 from thinkalike.config import ModelConfig
-from thinkalike.models.bounds import check_size
+from thinkalike.config.in_memory import LoadedModelConfig
+from thinkalike.models.bounds import check_claimed_size
 from thinkalike.models.checkpoints import base_of, folder_of, named_folder
 from thinkalike.models.config_json import known_config_json
-from thinkalike.models.families import LONGEST
+from thinkalike.models.families import DEFAULT_CONTEXT
 from thinkalike.models.labels import label
 from thinkalike.models.meta_models import meta_model
-from thinkalike.models.module_facts import embedding_of, text_config
+from thinkalike.models.module_facts import config_of_text_model, embedding_of
 from thinkalike.models.operations import Operations, counted_operations
 from thinkalike.models.pass_times import seconds_of_output, seconds_per_operation
 from thinkalike.shards.index import read_index
@@ -141,7 +142,7 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """Return the shape of a model without its weights and without any download.
 
     The sizes are those of config.json in a folder or in the hub's cache, or those of the table of
-    published sizes. None: neither has them.
+    published sizes; for a model in memory, those of its settings. None: neither has them.
 
     Args:
         config: The model.
@@ -149,6 +150,8 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """
     if config.holds_states:
         return _shape_of_states(config, name)
+    if isinstance(config, LoadedModelConfig):
+        return shape_from(config, _config_json_in_memory(config), name)
     if config.path:
         folder_of(config)  # raises the error of a folder that cannot be read
     source = base_of(config) or config  # whose config.json has the sizes
@@ -160,8 +163,20 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
         config_json = _with_vocabulary(config_json, folder)
     shape = shape_from(config, config_json, name)
     if shape is not None:
-        check_size(shape.parameters, folder)
+        check_claimed_size(shape.parameters, folder)
     return shape
+
+
+def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
+    """Return the config.json of a model of transformers in memory; it is empty for any other."""
+    from transformers import PretrainedConfig
+
+    module = config.loaded.module
+    settings = getattr(module, "config", None)
+    if not isinstance(settings, PretrainedConfig):
+        return {}
+    config_json: dict[str, object] = json.loads(settings.to_json_string(use_diff=False))
+    return {**config_json, "architectures": [type(module).__name__]}
 
 
 def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
@@ -174,7 +189,7 @@ def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
         config_json = known_config_json(Path(cached).parent)
         if config_json:
             return config_json
-    return _published(repository)
+    return _published_sizes(repository)
 
 
 def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping[str, object]:
@@ -200,7 +215,7 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
         vocabulary=0,
         parameters=0,
         bytes=0.0,
-        context=LONGEST,
+        context=DEFAULT_CONTEXT,
         operations=Operations(no_operations, no_operations, 0.0),
     )
 
@@ -216,7 +231,7 @@ def shape_from(
         name: The name of the shape, by default the label of the model.
     """
     sizes_as_text = json.dumps(config_json, sort_keys=True)
-    sizes = _sizes(sizes_as_text)
+    sizes = _sizes_on_meta_device(sizes_as_text)
     if sizes is None:
         return None
     dtype = getattr(torch, config.dtype)
@@ -227,14 +242,14 @@ def shape_from(
         vocabulary=sizes.vocabulary,
         parameters=sizes.parameters,
         bytes=float(sizes.parameters * dtype.itemsize),
-        context=min(sizes.longest or LONGEST, config.context or LONGEST),
+        context=min(sizes.longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
         operations=sizes.operations,
         sizes=sizes_as_text,
     )
 
 
 @cache
-def _published(name: str) -> dict[str, object]:
+def _published_sizes(name: str) -> dict[str, object]:
     """Return the sizes of a published model.
 
     Tuned ones and other seeds have those of their base.
@@ -261,7 +276,7 @@ class _Sizes(NamedTuple):
 
 
 @cache
-def _sizes(config_json: str) -> _Sizes | None:
+def _sizes_on_meta_device(config_json: str) -> _Sizes | None:
     """Build a model on the meta device, which holds no weights, and run it there.
 
     None means that it cannot be built.
@@ -274,7 +289,7 @@ def _sizes(config_json: str) -> _Sizes | None:
     module = model.module
     blocks = model.blocks
     embedding = embedding_of(module)
-    config = text_config(module)
+    config = config_of_text_model(module)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     width = int(width or embedding.shape[1])
     weights_of_blocks = []

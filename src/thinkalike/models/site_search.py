@@ -31,13 +31,13 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.hooks import Arguments, NamedArguments, alone, state_in
 from thinkalike.models.module_facts import embedding_of, first_tensor, sample_tokens
 from thinkalike.models.parts import component_of
-from thinkalike.models.survey import ROWS, passing
+from thinkalike.models.survey import SAMPLE_ROWS, passing
 
 # The tokens of each row of the sample.
-TOKENS = 8
+TOKENS_OF_SAMPLE_ROW = 8
 
 # By how many units of the dtype, of all that is added, a sum may differ.
-ROUNDING = 8
+SUM_TOLERANCE = 8
 
 # Whether a site is the input or the output of a module.
 Direction = Literal["input", "output"]
@@ -57,7 +57,7 @@ HookPoints = dict[tuple[str, int], HookPoint]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ModuleRun:
     """What a module did in the pass.
 
     Attributes:
@@ -81,7 +81,7 @@ class Run:
 
 
 # The runs of the modules of a block by path, short paths first.
-Block = dict[str, Run]
+Block = dict[str, ModuleRun]
 
 
 class Form(NamedTuple):
@@ -101,7 +101,7 @@ class Form(NamedTuple):
 def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     """Return the hook point of each site that is proved."""
     blocks, runs_outside = _recorded_runs(model)
-    unit = ROUNDING * torch.finfo(model.dtype).eps
+    unit = SUM_TOLERANCE * torch.finfo(model.dtype).eps
     forms = _agreed([list(_forms(block, unit)) for block in blocks])
 
     points: HookPoints = {}
@@ -137,7 +137,7 @@ def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> 
     return points
 
 
-def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, Run]:
+def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
     """Return the last linear map within the module at a path of each block, by layer."""
     candidates = []
     for block, path in zip(blocks, paths, strict=True):
@@ -149,12 +149,12 @@ def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int
     return projections
 
 
-def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[Run]]:
+def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
     """Return what the modules of each block, and those outside, did with sample tokens."""
-    tokens = sample_tokens(model.vocabulary, model.context, ROWS, TOKENS)
+    tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     moments = itertools.count()
     entries: dict[nn.Module, tuple[int, Tensor | None]] = {}
-    runs: dict[str, Run] = {}
+    runs: dict[str, ModuleRun] = {}
 
     def rows_of(find_state: Callable[[], Tensor]) -> Tensor | None:
         """Return a state as rows (n, d), or None if it is no state of each token."""
@@ -172,7 +172,7 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[Run]]:
         entered, rows_of_input = entries[module]
         moment = next(moments)
         rows_of_output = rows_of(lambda: first_tensor(output))
-        runs[path] = Run(path, module, entered, moment, rows_of_input, rows_of_output)
+        runs[path] = ModuleRun(path, module, entered, moment, rows_of_input, rows_of_output)
 
     with contextlib.ExitStack() as hooks, passing(model.name), alone(model.module):
         for path, module in model.module.named_modules():
@@ -242,8 +242,8 @@ class _Sums:
         self.resid_pre = resid_pre
         self.resid_post = resid_post
         self.unit = unit
-        self.writers: list[Run] = []
-        self.readers: list[Run] = []
+        self.writers: list[ModuleRun] = []
+        self.readers: list[ModuleRun] = []
         for path, run in block.items():
             if path and run.output is not None and run.output.shape == resid_post.shape:
                 self.writers.append(run)
@@ -260,7 +260,7 @@ class _Sums:
         *summands: Tensor | None,
         after: int = 0,
         before: int | float = math.inf,
-    ) -> list[Run]:
+    ) -> list[ModuleRun]:
         """Return the modules that ran between two moments and whose output completes a sum."""
         completing = []
         for run in self.writers:
@@ -321,7 +321,7 @@ def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
 
 
 def _named_pairs(
-    block: Block, attentions: Sequence[Run], mlps: Sequence[Run]
+    block: Block, attentions: Sequence[ModuleRun], mlps: Sequence[ModuleRun]
 ) -> Iterator[tuple[str, str]]:
     """Yield the paths of attention and MLP for each pair of modules that may be these.
 
@@ -348,12 +348,13 @@ def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], unit: float
     return bool(((total - sum_of_summands).abs() <= unit * size).all())
 
 
-def _is_attention(block: Block, run: Run) -> bool:
+def _is_attention(block: Block, run: ModuleRun) -> bool:
     """Return whether a module is attention by its name or class, or a norm of its output."""
     if run.is_norm:
-        for other in block.values():
-            is_normalised = other.path and not other.is_norm and _is_same(other.output, run.input)
-            if is_normalised and _is_attention(block, other):
+        for candidate in block.values():
+            is_module_inside = candidate.path and not candidate.is_norm
+            is_normalised = is_module_inside and _is_same(candidate.output, run.input)
+            if is_normalised and _is_attention(block, candidate):
                 return True
         return False
     components = run.path.split(".")
@@ -366,6 +367,7 @@ def _is_attention(block: Block, run: Run) -> bool:
 
 
 def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Return whether two states are equal to the bit; False if one of them is missing."""
     return first is not None and second is not None and torch.equal(first, second)
 
 
@@ -383,13 +385,13 @@ def _projections(block: Block, path: str) -> Iterator[str]:
 
 
 def _points_outside(
-    model: FrozenModel, runs_outside: Sequence[Run], blocks: Sequence[Block]
+    model: FrozenModel, runs_outside: Sequence[ModuleRun], blocks: Sequence[Block]
 ) -> HookPoints:
     """Return the embedding of tokens and the norm after the last block, if the model has them."""
     first_moment = blocks[0][""].entered
     resid_post = blocks[-1][""].output
     embeddings = _embedding_rows(model)
-    tolerance = ROUNDING * torch.finfo(model.dtype).eps
+    tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
 
     points: HookPoints = {}
     for run in runs_outside:
@@ -407,10 +409,10 @@ def _points_outside(
 def _embedding_rows(model: FrozenModel) -> Tensor:
     """Return the rows of the embedding of the sample tokens, (n, d), in float64."""
     weight = embedding_of(model.module)
-    tokens = sample_tokens(model.vocabulary, model.context, ROWS, TOKENS)
+    tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     return weight[tokens.flatten().to(weight.device)].double().cpu()
 
 
-def _is_read(run: Run, runs: Iterable[Run]) -> bool:
+def _is_read(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
     """Return whether a later module reads the output of a module."""
     return any(later.entered > run.exited and _is_same(later.input, run.output) for later in runs)

@@ -17,11 +17,11 @@ from thinkalike.errors import ModelError, listed
 from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.hooks import Arguments, NamedArguments, state_in
-from thinkalike.models.module_facts import HEADS, first_tensor, number_in, text_config
+from thinkalike.models.module_facts import HEADS, config_of_text_model, first_tensor, number_in
 from thinkalike.models.site_search import hook_points
 
 # The sites that belong to no block.
-ONCE = ("embed", "ln_final")
+SITES_OUTSIDE_BLOCKS = ("embed", "ln_final")
 
 Key = TypeVar("Key")
 
@@ -46,7 +46,7 @@ class Sites:
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
-        stated_heads = number_in(text_config(model.module), HEADS)
+        stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1
         self.modules = hook_points(model, self.n_heads)
@@ -73,7 +73,7 @@ class Sites:
     def layers(self, site: str) -> list[int]:
         """Return the layers that have a site, or none if some block lacks it."""
         layers = self._layers_with(site)
-        if site in ONCE or len(layers) == self.n_layers:
+        if site in SITES_OUTSIDE_BLOCKS or len(layers) == self.n_layers:
             return layers
         return []
 
@@ -91,18 +91,19 @@ class Sites:
         return "; ".join(phrases)
 
     def at(self, layers: Iterable[int]) -> list[Place]:
-        """Return the places at these layers, from the first block to the last.
+        """Return the chosen hook points at these layers, from the first block to the last.
 
-        The embedding and the last norm belong to no block, and are always among them.
+        The embedding and the last norm belong to no block. They are included, if chosen, whatever
+        the layers.
         """
         blocks = list(layers)
-        places = []
+        hook_points = []
         for site in self.chosen:
             heads = self.heads if site == "z" else [None]
-            layers_of_site = self.layers(site) if site in ONCE else blocks
+            layers_of_site = self.layers(site) if site in SITES_OUTSIDE_BLOCKS else blocks
             for layer in layers_of_site:
-                places += [Place(site, int(layer), head) for head in heads]
-        return sorted(places, key=int)
+                hook_points += [Place(site, int(layer), head) for head in heads]
+        return sorted(hook_points, key=int)
 
     def captured(
         self, place: Place, key: Key, rows: Sequence[int], states: MutableMapping[Key, Tensor]

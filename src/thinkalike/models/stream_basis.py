@@ -23,10 +23,10 @@ from thinkalike.models.module_facts import embedding_of
 from thinkalike.models.variants import variant
 
 # The columns of a matrix that are added to moments at once.
-COLUMNS = 2**13
+COLUMNS_AT_ONCE = 2**13
 
 # Smaller numbers count as zero.
-SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST_NONZERO = torch.finfo(torch.float32).tiny
 
 # The rows, and the tokens of each, that show how a model reads and writes its stream.
 TRIED_ROWS = 2
@@ -138,7 +138,7 @@ def _principal_axes(written: Sequence[Float[Tensor, "d _"]]) -> Float[Tensor, "d
     width = len(written[0])
     moments = torch.zeros(width, width, device=written[0].device)
     for matrix in written:
-        for columns in matrix.split(COLUMNS, dim=1):
+        for columns in matrix.split(COLUMNS_AT_ONCE, dim=1):
             directions = nn.functional.normalize(columns.float(), dim=0)
             moments += directions @ directions.T / matrix.shape[1]
     axes: Tensor = torch.linalg.eigh(moments.double().cpu()).eigenvectors
@@ -212,17 +212,19 @@ def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"]
     """Return g if the output is g ∘ x / rms(x) of each state x; None if it is anything else."""
     if states.shape != output.shape or states.shape[-1] != width:
         return None
-    normalised = _normalised(states).reshape(-1, width)
+    normalised = _divided_by_rms(states).reshape(-1, width)
     rows = output.float().reshape(-1, width)
-    gains: Tensor = (rows * normalised).sum(0) / normalised.square().sum(0).clamp(min=SMALLEST)
+    gains: Tensor = (rows * normalised).sum(0) / normalised.square().sum(0).clamp(
+        min=SMALLEST_NONZERO
+    )
     is_rms_norm = (rows - gains * normalised).norm() < SAME_FUNCTION * rows.norm()
     return gains if is_rms_norm else None
 
 
-def _normalised(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+def _divided_by_rms(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Return x / rms(x) of each state x."""
     floats = states.float()
-    return floats / floats.square().mean(-1, keepdim=True).sqrt().clamp(min=SMALLEST)
+    return floats / floats.square().mean(-1, keepdim=True).sqrt().clamp(min=SMALLEST_NONZERO)
 
 
 def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
@@ -255,7 +257,7 @@ def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return _normalised(inputs[0]).to(output.dtype)
+        return _divided_by_rms(inputs[0]).to(output.dtype)
 
     with ExitStack() as hooks:
         for path in basis.norms:

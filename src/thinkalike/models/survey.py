@@ -13,11 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from thinkalike.errors import ModelError, listed, one_line
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.hooks import Arguments
-from thinkalike.models.module_facts import first_tensor, sample_tokens, text_config
+from thinkalike.models.module_facts import config_of_text_model, first_tensor, sample_tokens
 
 # The rows and the tokens of the sample.
-ROWS = 2
-TOKENS = 3
+SAMPLE_ROWS = 2
+SAMPLE_TOKENS = 3
 
 
 class Survey(NamedTuple):
@@ -41,7 +41,7 @@ def survey(model: CutModel) -> Survey:
     Raises:
         ModelError: Blocks do not run so, or return something else.
     """
-    for config in (getattr(model.module, "config", None), text_config(model.module)):
+    for config in (getattr(model.module, "config", None), config_of_text_model(model.module)):
         if config is not None and hasattr(config, "use_cache"):
             config.use_cache = False
     order, outputs = _outputs_of_blocks(model)
@@ -57,9 +57,10 @@ def survey(model: CutModel) -> Survey:
         )
     shapes = {tuple(first_tensor(output).shape) for output in outputs}
     first_shape = next(iter(shapes))
-    if len(shapes) > 1 or first_shape[:-1] != (ROWS, TOKENS):
+    if len(shapes) > 1 or first_shape[:-1] != (SAMPLE_ROWS, SAMPLE_TOKENS):
         raise ModelError(
-            f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens"
+            f"{model.name}: its blocks return {sorted(shapes)} for {SAMPLE_ROWS} rows of "
+            f"{SAMPLE_TOKENS} tokens"
         )
     tuple_lengths: list[int | None] = []
     for output in outputs:
@@ -81,7 +82,7 @@ def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
             record_block = functools.partial(record, number)
             hooks.enter_context(block.register_forward_hook(record_block))
         with passing(model.name):
-            model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
+            model.full(sample_tokens(model.vocabulary, SAMPLE_TOKENS, rows=SAMPLE_ROWS))
     return order, outputs
 
 

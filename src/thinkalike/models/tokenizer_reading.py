@@ -15,7 +15,7 @@ from thinkalike.files import is_folder
 from thinkalike.models.checkpoints import is_gguf, located
 from thinkalike.models.gguf import cut_as_stated
 from thinkalike.models.module_facts import puts_bos
-from thinkalike.models.plausible import TEXT
+from thinkalike.models.plausible import PLAIN_SENTENCE
 from thinkalike.models.tokenizer_growth import check_growth
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _cuts_as(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
     of_file.no_truncation()
     of_file.no_padding()
     of_file.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    for text in (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES):
+    for text in (PLAIN_SENTENCE, " 2023", f"a{tokenizer.eos_token}b", *PROBES):
         if list(tokenizer(text)["input_ids"]) != of_file.encode(text).ids:
             return False
     return True

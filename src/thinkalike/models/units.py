@@ -31,7 +31,7 @@ from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.formats import WEIGHT_FILES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer
 from thinkalike.models.module_facts import embedding_of, tensors_of
 from thinkalike.models.parts import is_wrapper
@@ -115,7 +115,7 @@ class Units(NamedTuple):
 
     Attributes:
         block: The number of the block; an encoder's blocks come before a decoder's.
-        part: The path inside the block, such as "mlp" or "mlp.experts.3".
+        module: The path inside the block, such as "mlp" or "mlp.experts.3".
         reading: The name of the weight by which units read the stream.
         writing: The name of the weight by which they write to it.
         units: The number of units.
@@ -124,7 +124,7 @@ class Units(NamedTuple):
     """
 
     block: int
-    part: str
+    module: str
     reading: str
     writing: str
     units: int
@@ -168,6 +168,7 @@ class UnitModel:
         return self.weights.shapes()[self.embedding_name][1]
 
     def _vectors(self, units: Units, name: str, is_reading: bool) -> Float[Tensor, "u d"]:
+        """Return the vector by which each unit reads the stream, or writes to it."""
         stored = self.weights.read(name)
         if units.expert is not None:
             stored = stored[units.expert]
@@ -178,6 +179,7 @@ class UnitModel:
         return matrix[: units.units]
 
     def _checked(self, name: str, stored: Tensor) -> Tensor:
+        """Return a stored weight in float32 on the CPU, after checks of its dtype and values."""
         check_dtypes({name: stored}, self.name)
         matrix = stored.detach().float().cpu()
         if not bool(torch.isfinite(matrix).all()):
@@ -210,7 +212,7 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
 
     None means that the folder must be loaded to know its weights.
     """
-    with explained(config), reached(config) as (place, revision):
+    with explaining_loading_errors(config), reached(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
         if family.reader == "legacy" or stated_quantization(config_json):
@@ -271,37 +273,43 @@ def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int) -> list[Units]:
-    """Return the units of all blocks in order, those of each part whose two weights are known."""
-    weights_of_part: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
+    """Return the units of all blocks in order.
+
+    The units are those of each module of a block that has both a weight by which they read the
+    stream and one by which they write to it. Of several candidates, the name that comes first in
+    `READING` or `WRITING` is taken.
+    """
+    # By stack, block and module, for each role the best rank with the name of the weight.
+    weights_of_module: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
     for name in shapes:
         in_block = IN_BLOCK.match(name)
         if not in_block or NOT_OF_UNITS.search(name):
             continue
         for role, endings in (("reading", READING), ("writing", WRITING)):
-            found = _ending_of(in_block["inside"], endings)
-            if found is None:
+            ranked_module = _ending_of(in_block["inside"], endings)
+            if ranked_module is None:
                 continue
-            rank, part = found
-            key = (in_block["stack"], int(in_block["block"]), part)
-            candidates = weights_of_part.setdefault(key, {})
+            rank, module = ranked_module
+            key = (in_block["stack"], int(in_block["block"]), module)
+            candidates = weights_of_module.setdefault(key, {})
             candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
 
     stacks = sorted(
-        {stack for stack, _, _ in weights_of_part}, key=lambda stack: ("decoder" in stack, stack)
+        {stack for stack, _, _ in weights_of_module}, key=lambda stack: ("decoder" in stack, stack)
     )
     first_block = dict.fromkeys(stacks, 0)
     for before, after in itertools.pairwise(stacks):
-        blocks = [block for stack, block, _ in weights_of_part if stack == before]
+        blocks = [block for stack, block, _ in weights_of_module if stack == before]
         first_block[after] = first_block[before] + max(blocks) + 1
 
     units = []
-    for (stack, block, part), roles in weights_of_part.items():
+    for (stack, block, module), roles in weights_of_module.items():
         if len(roles) == 2:
             reading = roles["reading"][1]
             writing = roles["writing"][1]
             number = first_block[stack] + block
-            units += _units_of_part(shapes, number, part, reading, writing, embedding_width)
-    return sorted(units, key=lambda item: (item.block, _natural(item.part), item.expert or 0))
+            units += _units_of_module(shapes, number, module, reading, writing, embedding_width)
+    return sorted(units, key=lambda item: (item.block, _natural(item.module), item.expert or 0))
 
 
 def _ending_of(inside: str, endings: Iterable[str]) -> tuple[int, str] | None:
@@ -318,15 +326,26 @@ def _natural(part: str) -> list[tuple[bool, int, str]]:
     return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in part.split(".")]
 
 
-def _units_of_part(
+def _units_of_module(
     shapes: Mapping[str, tuple[int, ...]],
     block: int,
-    part: str,
+    module: str,
     reading: str,
     writing: str,
     embedding_width: int,
 ) -> list[Units]:
-    """Return the units of a part, or of all of its experts whose weights are in one tensor."""
+    """Return the units of a module, or those of each expert if one tensor has all experts.
+
+    There are none if the two weights are not both matrices, or both stacks of matrices.
+
+    Args:
+        shapes: The shape of each weight of the model.
+        block: The number of the block.
+        module: The path of the module inside the block.
+        reading: The name of the weight by which units read the stream.
+        writing: The name of the weight by which they write to it.
+        embedding_width: The width of the embedding of tokens.
+    """
     reading_shape = shapes[reading]
     writing_shape = shapes[writing]
     if not len(reading_shape) == len(writing_shape) in (2, 3):
@@ -335,9 +354,9 @@ def _units_of_part(
     is_row = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
     count = writing_shape[-2] if is_row else writing_shape[-1]
     if len(reading_shape) == 2:
-        return [Units(block, part, reading, writing, count, width)]
+        return [Units(block, module, reading, writing, count, width)]
     return [
-        Units(block, part, reading, writing, count, width, expert)
+        Units(block, module, reading, writing, count, width, expert)
         for expert in range(reading_shape[0])
     ]
 
@@ -381,6 +400,7 @@ class StoredWeights:
             self._add(folder / file)
 
     def _add(self, path: Path) -> None:
+        """Add the weights of a file: their shapes now, their values when they are read."""
         if path.suffix != ".safetensors":
             for name, tensor in tensors_in_file(
                 path

@@ -159,7 +159,7 @@ def _all_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
         return _pair_grids(table)
     if table.has("model", "layer") and _number_columns(table) and not compares_measures:
         return _layer_grids(table)
-    if table.has("step") and not table.has("other"):
+    if table.has("step") and not table.has("other_step"):
         return _step_grids(table, trained_model)
     return iter(())
 

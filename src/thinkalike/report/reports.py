@@ -284,10 +284,8 @@ def report_of(content: StoreContent) -> Report:
 def _tables_of(result: Result) -> dict[str, Columns]:
     """Return the tables by name; `details`, which has all columns, takes the place of `table`."""
     tables = {}
-    for file_name in result.files:
-        path = result.folder / file_name
-        if path.suffix == ".csv":
-            tables[path.stem] = Columns.read(path, MOST_LISTED_BYTES, MOST_COLUMNS)
+    for file_name, table_name in result.table_files.items():
+        tables[table_name] = result.columns_of(file_name, MOST_LISTED_BYTES, MOST_COLUMNS)
     if "details" in tables:
         tables["table"] = tables.pop("details")
     return tables
@@ -317,7 +315,7 @@ def report_row(entry: Entry, record: ListRecord) -> ReportRow:
     if not is_command(command):
         command = ""
     settings = [f"{name}={value}" for name, value in record["settings"].items()]
-    distance_name = f"greatest_{entry.result.kind}"
+    distance_name = f"highest_{entry.result.kind}"
     provenance = json.dumps(entry.result.provenance, default=str)
     return ReportRow(
         kind=record["kind"],

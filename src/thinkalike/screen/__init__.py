@@ -23,6 +23,7 @@ from thinkalike.screen.tables import stacked as stacked
 from thinkalike.screen.tables import text_column as text_column
 from thinkalike.screen.tables import widths as widths
 from thinkalike.screen.text import capitalised as capitalised
+from thinkalike.screen.text import gathered_sentences as gathered_sentences
 from thinkalike.screen.text import number_of_documents as number_of_documents
 from thinkalike.screen.text import number_text as number_text
 from thinkalike.screen.text import screen_width as screen_width

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thinkalike.screen.tables import few
-from thinkalike.screen.text import show_text
+from thinkalike.screen.text import only_sentences_count, show_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,8 @@ NO_CELL = -1
 
 def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
     """Print a matrix as shaded cells, the darker the closer; the closest of each row has a dot."""
+    if only_sentences_count():
+        return
     import numpy as np
 
     longest_name = max(len(str(name)) for name in values.columns)

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from thinkalike.errors import plain
-from thinkalike.screen.text import number_text, screen_width, wrapped
+from thinkalike.screen.text import number_text, only_sentences_count, screen_width, wrapped
 
 LONGEST_WORD = 40  # columns of a word that is never broken; a list of layers may be longer
 # columns of the screen for the frame of each column, and of the table
@@ -90,6 +90,8 @@ class Table:
 
 def show_table(table: Table) -> None:
     """Print a table to stdout, at most as wide as the screen."""
+    if only_sentences_count():
+        return
     width = screen_width()
     # In a notebook, rich would display the table in a cell of its own.
     console = Console(width=width, highlight=False, force_jupyter=False)

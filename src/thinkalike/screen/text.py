@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 
 from rich.console import Console
 from rich.text import Text
 
 from thinkalike.errors import plain
 
+UNBROKEN_SPACE = "\ue000"  # stands for a space at which a line is not broken, as in "18 %"
 HANGING_INDENT = 2  # columns by which the lines after the first begin further right
+
+# what `gathered_sentences` gathers while it is open
+_GATHERED: ContextVar[list[str] | None] = ContextVar("_GATHERED", default=None)
+
+
+@contextlib.contextmanager
+def gathered_sentences() -> Iterator[list[str]]:
+    """Gather the texts that are shown while this is open.
+
+    Nothing is printed meanwhile: neither the texts, nor tables, nor maps.
+    """
+    sentences: list[str] = []
+    token = _GATHERED.set(sentences)
+    try:
+        yield sentences
+    finally:
+        _GATHERED.reset(token)
+
+
+def only_sentences_count() -> bool:
+    """Return whether sentences are being gathered, and tables and maps are not to be printed."""
+    return _GATHERED.get() is not None
 
 
 def screen_width() -> int:
@@ -20,12 +45,17 @@ def screen_width() -> int:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text in this many columns; only a word wider than that is broken."""
-    lines = Text(plain(text)).wrap(Console(), max(width, 1))
-    return [line.plain.rstrip() for line in lines]
+    unbroken = plain(text).replace(" %", f"{UNBROKEN_SPACE}%")
+    lines = Text(unbroken).wrap(Console(), max(width, 1))
+    return [line.plain.rstrip().replace(UNBROKEN_SPACE, " ") for line in lines]
 
 
 def show_text(text: str, indent: int = 0) -> None:
     """Print a text to stdout in lines that fit the screen, with a hanging indent."""
+    sentences = _GATHERED.get()
+    if sentences is not None:
+        sentences.append(plain(text))
+        return
     first_line, *more_lines = wrapped(text, screen_width() - indent - HANGING_INDENT)
     print(" " * indent + first_line)
     for line in more_lines:
@@ -40,9 +70,10 @@ def capitalised(text: str) -> str:
 def number_text(value: object, form: str) -> str:
     """Return a number in a format, without a sign if it rounds to 0: 0.00 and not -0.00.
 
-    The number may be a cell of a table, whose type pandas does not know.
+    A percentage has a space before its sign: "18 %". The number may be a cell of a table, whose
+    type pandas does not know.
     """
-    text = f"{value:{form}}"
+    text = f"{value:{form}}".replace("%", " %")
     rounds_to_zero = text.startswith("-") and not any(digit in text for digit in "123456789")
     if rounds_to_zero and "0" in text:
         return text[1:]
@@ -67,7 +98,7 @@ def number_of_documents(numbers: Mapping[str, float]) -> str:
     It is "58 documents (effective sample size 41.3)". Results of earlier versions have none.
     """
     text = f"{numbers['documents']:.0f} documents"
-    effective = numbers.get("effective_documents")
+    effective = numbers.get("effective_sample_size")
     if effective:
         text += f" (effective sample size {effective:.1f})"
     return text

@@ -245,7 +245,7 @@ def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolP
     return pools
 
 
-class RowLabels(NamedTuple):
+class PoolLabels(NamedTuple):
     """What is known of the tokens or words of a pool, (n,), or of whole rows of text, (b, t)."""
 
     content: Hashable
@@ -317,7 +317,7 @@ class TextBatches(ABC):
         """Read the text, and set how many units and batches it has."""
 
     @abstractmethod
-    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+    def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         """Return what is known of the tokens or words of some units."""
 
     @abstractmethod
@@ -368,7 +368,7 @@ class TextBatches(ABC):
             yield batch._replace(with_massive=counterpart)
 
     def _massive_rows(
-        self, number: int, pool: Pool, labels: RowLabels
+        self, number: int, pool: Pool, labels: PoolLabels
     ) -> Bool[Tensor, " n"] | None:
         """Return which rows of a pool have massive states and are left out; None: none are."""
         if self.measure.massive == "keep" or self.takes_whole_rows:
@@ -426,7 +426,7 @@ class TextBatches(ABC):
         return joined
 
     def _residuals(
-        self, pool: Pool, labels: RowLabels, batch_numbers: range
+        self, pool: Pool, labels: PoolLabels, batch_numbers: range
     ) -> Callable[..., list[Tensor]]:
         """Return a function that removes the means of token and position from a pool's states.
 
@@ -456,7 +456,7 @@ class TextBatches(ABC):
     def _batch(
         self,
         pool: Pool,
-        labels: RowLabels,
+        labels: PoolLabels,
         batch_numbers: range,
         number: int,
         rows: Int[Tensor, " b"],
@@ -490,6 +490,7 @@ class TokenBatches(TextBatches):
     level = "token"
 
     def read(self, data: DataConfig) -> None:
+        """Read the text, or the recorded states, and count units and batches."""
         if data.source == "states":
             self._read_stored(data)
         else:
@@ -547,7 +548,7 @@ class TokenBatches(TextBatches):
         first_model = self.models[0]
         tokenizer = first_model.tokenizer
         bos = first_model.bos_each_row
-        read = partial(
+        read_rows = partial(
             read_corpus,
             data,
             tokenizer,
@@ -557,7 +558,7 @@ class TokenBatches(TextBatches):
             whole=not self.is_spread,
         )
         key = (repr(data), tokenizer_fingerprint(tokenizer), context, bos, self.is_spread)
-        corpus: Corpus = self.runs.text(key, read)
+        corpus: Corpus = self.runs.text(key, read_rows)
         return corpus
 
     def _read_stored(self, data: DataConfig) -> None:
@@ -575,20 +576,22 @@ class TokenBatches(TextBatches):
         warn_of_few_documents(data, len(drawn.documents.unique()))
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
-    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+    def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
+        """Return the tokens, groups and positions of the rows of a pool."""
         rows = self.rows[units]
         mask = self.is_compared[units]
         groups = self.groups[units]
         row_bytes = rows.numpy().tobytes()
         content = (self.takes_whole_rows, tuple(rows.shape), row_bytes, mask.numpy().tobytes())
         if self.takes_whole_rows:
-            return RowLabels(content, rows, groups, mask=mask)
+            return PoolLabels(content, rows, groups, mask=mask)
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        return RowLabels(content, rows[mask], groups[mask], positions[mask])
+        return PoolLabels(content, rows[mask], groups[mask], positions[mask])
 
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
+        """Return the states of a model at each layer for the compared tokens of some rows."""
         is_token = self.is_token[units]
         mask = None if is_token.all() else is_token.long()
         states = model.residuals(self.rows[units].long(), layers, mask)
@@ -598,6 +601,7 @@ class TokenBatches(TextBatches):
         return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
+        """Return how messages call these tokens, as text where there is a tokenizer."""
         tokenizer = self.models[0].tokenizer
         if tokenizer is None:
             return [f"token {token}" for token in tokens.tolist()]
@@ -613,6 +617,7 @@ class WordBatches(TextBatches):
     level = "word"
 
     def read(self, data: DataConfig) -> None:
+        """Draw pieces of text that all models read whole, and count words and batches."""
         words_per_batch = self.measure.tokens_per_batch
         words = self.measure.batches * words_per_batch
         distinct_models = list(dict.fromkeys(self.models))
@@ -631,17 +636,20 @@ class WordBatches(TextBatches):
         self.batches = min(self.measure.batches, max(self.text.count // words_per_batch, 1))
         self.facts = {"name": data.name, "level": "word"}
 
-    def labels(self, units: Int[Tensor, " u"]) -> RowLabels:
+    def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
+        """Return the forms of the words of a pool and the documents that they are from."""
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
-        return RowLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
+        return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
 
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
+        """Return the states of a model at each layer for the words of some pieces."""
         return word_states(model, self.text.select(units), layers)
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
+        """Return how messages call the words of these forms."""
         pieces = self.text.select(units)
         word_of_form = dict(zip(pieces.forms.tolist(), pieces.written_words(), strict=True))
         return [repr(word_of_form[form]) for form in tokens.tolist()]

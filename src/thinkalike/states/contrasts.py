@@ -373,14 +373,15 @@ def encode_prompts(
         DataError: A continuation is not one token, or a word has no state of its own.
     """
     up, down = continuations(contrasts, model.tokenizer, model.vocabulary)
-    texts = _encode(model, contrasts.texts, up, down)
-    counterparts = _encode(model, contrasts.counterparts, up, down)
+    texts = _encode_prompts(model, contrasts.texts, up, down)
+    counterparts = _encode_prompts(model, contrasts.counterparts, up, down)
     return texts, counterparts
 
 
-def _encode(
+def _encode_prompts(
     model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor
 ) -> EncodedPrompts:
+    """Return the token ids of prompts with the positions of their words, for one model."""
     bos = model.tokenizer.bos_token_id
     prefix = []
     if model.bos_each_row and bos is not None:

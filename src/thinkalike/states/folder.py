@@ -29,7 +29,7 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED, Layer, Place, pick_device
 from thinkalike.models.frozen import encoded_text, sampled_tokens
 from thinkalike.models.load import load_groups, load_model, load_tokenizer
-from thinkalike.models.sites import ONCE
+from thinkalike.models.sites import SITES_OUTSIDE_BLOCKS
 from thinkalike.processes import counted
 from thinkalike.shards.arrays import StoredRows
 from thinkalike.shards.index import HOOK, INDEX, holds_states
@@ -227,7 +227,7 @@ class StateFolder:
         """The blocks at which there are states of all sites that are set."""
         blocks_of_sites = []
         for site in self._sites:
-            if site not in ONCE:
+            if site not in SITES_OUTSIDE_BLOCKS:
                 blocks = {int(layer) for layer in self._hooks if self._site(layer) == site}
                 blocks_of_sites.append(blocks)
         if not blocks_of_sites:
@@ -240,7 +240,7 @@ class StateFolder:
         for site in self._sites:
             if site == "resid_post":
                 sites += blocks
-            elif site in ONCE:
+            elif site in SITES_OUTSIDE_BLOCKS:
                 sites += [layer for layer in self._hooks if self._site(layer) == site]
             else:
                 sites += [_layer_at(site, block) for block in blocks]
@@ -401,9 +401,10 @@ class StateFolder:
         return self._embedding.sample
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        known = self._embedding.tokens
-        indices = torch.searchsorted(known, vocabulary).clamp(max=len(known) - 1)
-        missing = vocabulary[known[indices] != vocabulary]
+        embedded_tokens = self._embedding.tokens  # in rising order
+        indices = torch.searchsorted(embedded_tokens, vocabulary)
+        indices = indices.clamp(max=len(embedded_tokens) - 1)
+        missing = vocabulary[embedded_tokens[indices] != vocabulary]
         if missing.numel() > 0:
             raise DataError(
                 f"{self.name} has no embedding of token {int(missing[0])}, which none of its rows "
@@ -488,6 +489,7 @@ class StateFolder:
 
 
 def _layer_at(site: str, block: int) -> Layer:
+    """Return the layer of a site of a block; what enters block 0 is the embedding."""
     if site == "resid_pre" and block == 0:
         return EMBED
     return Place(site, block)
@@ -538,6 +540,7 @@ def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
 
 
 def _common_prefix_length(first: str, second: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
     length = 0
     for first_character, second_character in zip(first, second, strict=False):
         if first_character != second_character:

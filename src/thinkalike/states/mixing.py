@@ -114,6 +114,7 @@ class TokenMixing:
         return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return the states of a random recurrent network that reads the embeddings of a row."""
         width = self.d_model
         generator = seeded(self._seed)
         recurrent_weight = torch.randn(width, width, generator=generator)
@@ -130,6 +131,7 @@ class TokenMixing:
         return torch.stack(states, 1)
 
     def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        """Return products of random projections of each token and the token before it."""
         width = self.d_model
         generator = seeded(self._seed + 1)
         token_weight = torch.randn(width, width, generator=generator)

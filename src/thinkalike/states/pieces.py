@@ -170,6 +170,7 @@ def _fitting_pieces(
 
 
 def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
+    """Return the tokens of a text in each model, with their positions in the text."""
     encodings = []
     for model in models:
         tokens, offsets = model.encoded(text)

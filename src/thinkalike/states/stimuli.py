@@ -137,6 +137,7 @@ def stimulus_states_of(
 
 
 def _of_recording(recorded: str | RecordedArrays, name: str, stimuli: Stimuli) -> StimulusStates:
+    """Return the states of stimuli from a recording, with the mean over its runs."""
     runs_of_layers = read_recording(recorded, stimuli).layers
     recorded_name = recorded.name if isinstance(recorded, RecordedArrays) else Path(recorded).name
     return StimulusStates(
@@ -156,6 +157,8 @@ def _of_model(
     cache: Path,
     loaded: Sequence[StateSource],
 ) -> StimulusStates:
+    """Return the states of stimuli from a model, out of the cache if they were computed before."""
+
     def compute() -> CacheEntry:
         model = _loaded_model(config, name, loaded)
         states, has_own = states_of_stimuli(model, stimuli, embed)
@@ -182,6 +185,7 @@ def _of_model(
 
 
 def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource]) -> StateSource:
+    """Return the model of this name, which is loaded if it is not among `loaded`."""
     for model in loaded:
         if model.name == name:
             return model
@@ -205,8 +209,8 @@ def _key(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
 
     package_folder = Path(__file__).parents[1]
     files: list[Path] = []
-    for part in CODE:
-        files += (package_folder / part).rglob("*.py")
+    for subpackage in CODE:
+        files += (package_folder / subpackage).rglob("*.py")
     code = b"".join(path.read_bytes() for path in sorted(files))
 
     content = [

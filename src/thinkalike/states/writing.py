@@ -156,7 +156,7 @@ def _shards(
     passes: list[_Shard] = []
     size = 0
     for first in counted(range(0, len(rows), ROWS_PER_PASS), "batch of rows"):
-        one_pass = _run(source, rows[first : first + ROWS_PER_PASS], layers, dtype)
+        one_pass = _run_rows(source, rows[first : first + ROWS_PER_PASS], layers, dtype)
         passes.append(one_pass)
         size += sum(states.nbytes for states in one_pass.states)
         if size >= LARGEST_SHARD:
@@ -168,6 +168,7 @@ def _shards(
 
 
 def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
+    """Return the rows of several passes as one shard."""
     lengths: list[int] = []
     for one_pass in passes:
         lengths += one_pass.lengths
@@ -179,7 +180,7 @@ def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
     )
 
 
-def _run(
+def _run_rows(
     source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
 ) -> _Shard:
     """Return the states of a few rows.

@@ -11,7 +11,9 @@ from thinkalike.hub import cause_of
 
 
 @contextlib.contextmanager
-def explained(attempt: str, repository: str = "", revision: str | None = None) -> Iterator[None]:
+def explaining_file_errors(
+    attempt: str, repository: str = "", revision: str | None = None
+) -> Iterator[None]:
     """Turn an error of files or of the hub into a StitchError of one line.
 
     Args:

@@ -16,7 +16,7 @@ from thinkalike.errors import PluginError, StitchError, short
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.plugins import digest, is_plugin, trust
-from thinkalike.stitches.errors import explained, in_file
+from thinkalike.stitches.errors import explaining_file_errors, in_file
 from thinkalike.stitches.kinds import CLOSED, KINDS, MOST_SEEDS, NORMS
 from thinkalike.stitches.site import Site
 from thinkalike.stitches.stitch import NAME, Stitch
@@ -57,6 +57,7 @@ class _Claims:
 
     @classmethod
     def _checked(cls, facts: object) -> _Claims:
+        """Return the claims of a file about its stitches, if they are possible."""
         if not isinstance(facts, dict):
             raise _ImpossibleClaim("what it says of its stitches is no JSON object")
         for name in ("kind", "norm", "pairs"):
@@ -90,6 +91,7 @@ class _ImpossibleClaim(Exception):
 
 
 def _is_pair(pair: object) -> bool:
+    """Return whether a value, which may come from any file, is a pair of layers."""
     if not isinstance(pair, list) or len(pair) != 2:
         return False
     return all(type(layer) is int and layer >= 0 for layer in pair)
@@ -113,7 +115,7 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
     checked_seed = checked_numbers(_contents, {"seed": seed})["seed"]
     assert isinstance(checked_seed, int)
     seed = checked_seed
-    path = _path(result)
+    path = _path_in_words(result)
     prefix = ""
     if is_back:
         prefix = "back."
@@ -125,10 +127,10 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
             f"{result.place} keeps no stitches (its kind is {result.kind}); "
             "python train.py keeps those of every stitch= but identity"
         )
-    with explained(f"cannot read {path}"), result.opened_tensors(NAME) as file:
+    with explaining_file_errors(f"cannot read {path}"), result.opened_tensors(NAME) as file:
         claims = _Claims.of(json.loads(file.metadata()["stitch"]), path)
         names = list(file.keys())
-    with explained(f"cannot read the stitches of {result.place}"), in_file(path):
+    with explaining_file_errors(f"cannot read the stitches of {result.place}"), in_file(path):
         for pair in claims.pairs:
             _sites(result, pair)
 
@@ -144,7 +146,7 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
     return claims, prefix
 
 
-def _path(result: Result) -> str:
+def _path_in_words(result: Result) -> str:
     """Return what errors call the file of the stitches of a result."""
     if result.is_kept:
         return f"{result.place}/{NAME}"
@@ -178,13 +180,13 @@ def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
         if not tensor.is_floating_point():  # load_state_dict would convert it silently
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise StitchError(
-                f"cannot read {_path(result)}: {prefix}{name} is of dtype {dtype}, "
+                f"cannot read {_path_in_words(result)}: {prefix}{name} is of dtype {dtype}, "
                 "and weights are floating-point numbers"
             )
     return tensors
 
 
-def _loaded(
+def _stitch_of_tensors(
     kind: str, widths: Sequence[int], norm: str, rank: object, tensors: Mapping[str, Tensor]
 ) -> Stitch:
     """Return the stitch of tensors by name, with the widths and the rank that their file claims.
@@ -246,7 +248,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         self._kind = claims.kind
         self._pairs = claims.pairs
         self._widths = claims.widths
-        with explained(f"cannot read the stitches of {result.place}"):
+        with explaining_file_errors(f"cannot read the stitches of {result.place}"):
             self._names = [str(model["name"]) for model in result.provenance["models"]]
 
         may_be_no_affine_map = claims.norm != "none" or is_plugin(claims.kind)
@@ -274,7 +276,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             raise UnknownPairError(
                 f"{self.result.place} has no stitch {layer_pair}; there is: {known_pairs}"
             )
-        with explained(f"cannot read the stitch {layer_pair} of {self.result.place}"):
+        with explaining_file_errors(f"cannot read the stitch {layer_pair} of {self.result.place}"):
             number = self._pairs.index(layer_pair)
             tensors = _tensors(self.result, f"{self._prefix}{number}.")
             affine = _folded(self._kind, tensors)
@@ -352,7 +354,7 @@ def _folded(kind: str, tensors: dict[str, Tensor]) -> AffineMap:
     first = matrices[0]  # of low_rank the one that reads states, whose rows are its rank
     last = matrices[-1]
     widths = (first.shape[1], last.shape[0])
-    return _loaded(kind, widths, "none", len(first), tensors).affine()
+    return _stitch_of_tensors(kind, widths, "none", len(first), tensors).affine()
 
 
 def stitch_modules(
@@ -383,7 +385,7 @@ def stitch_modules(
     if widths is None:
         if claims.norm != "none" or claims.kind not in CLOSED:
             raise StitchError(
-                f"cannot read {_path(result)}: it does not say the widths of its stitches"
+                f"cannot read {_path_in_words(result)}: it does not say the widths of its stitches"
             )
         raise StitchError(
             f"the stitches of {result.place} were not trained: load_stitch(result) gives them"
@@ -392,13 +394,13 @@ def stitch_modules(
         widths = widths[::-1]
 
     modules = {}
-    with explained(f"cannot read the stitches of {result.place}"):
+    with explaining_file_errors(f"cannot read the stitches of {result.place}"):
         kind = claims.kind
         if is_plugin(kind):
             kind = _trusted_plugin(result, kind, plugin)
         for number, (source_layer, target_layer) in enumerate(claims.pairs):
             tensors = _tensors(result, f"{prefix}{number}.")
-            phi = _loaded(kind, widths, claims.norm, claims.rank, tensors)
+            phi = _stitch_of_tensors(kind, widths, claims.norm, claims.rank, tensors)
             if not all(tensor.isfinite().all() for tensor in tensors.values()):
                 pair = (source_layer, target_layer)
                 raise StitchError(

@@ -37,7 +37,7 @@ class Site:
     def __post_init__(self) -> None:
         texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
         has_texts = all(isinstance(text, str) for text in texts)
-        has_numbers = _is_count(self.layer) and _is_count(self.layers)
+        has_numbers = _is_natural_number(self.layer) and _is_natural_number(self.layers)
         if not has_texts or not has_numbers or self.site not in (AFTER, MIDDLE):
             raise StitchError(
                 f"{self!r} is no site: its layer must be a number from 0 on, and all else text"
@@ -106,6 +106,6 @@ class Site:
             )
 
 
-def _is_count(number: object) -> bool:
+def _is_natural_number(number: object) -> bool:
     """Return whether a value, which may come from any file, is a number from 0 on."""
     return type(number) is int and number >= 0

@@ -90,12 +90,12 @@ class Stitch(nn.Module):
             inner = nn.Linear(width_in, rank, bias=False)
             outer = nn.Linear(rank, width_out)
             nn.init.orthogonal_(inner.weight)
-            _initialise(outer, to_zero=self.residual)
+            _initialise_linear(outer, to_zero=self.residual)
             return nn.Sequential(inner, outer)
 
         has_bias = self.kind != "linear"
         linear = nn.Linear(width_in, width_out, bias=has_bias)
-        _initialise(linear, to_zero=self.residual)
+        _initialise_linear(linear, to_zero=self.residual)
         if self.kind != "orthogonal":
             return linear
         with torch.no_grad():
@@ -134,10 +134,10 @@ class Stitch(nn.Module):
             inner, outer = self.map
             assert isinstance(inner, nn.Linear)
             assert isinstance(outer, nn.Linear)
-            left, singular_values, right = torch.linalg.svd(map_weight, full_matrices=False)
+            u, singular_values, v_transposed = torch.linalg.svd(map_weight, full_matrices=False)
             rank = len(inner.weight)
-            inner.weight.copy_(right[:rank])
-            outer.weight.copy_(left[:, :rank] * singular_values[:rank])
+            inner.weight.copy_(v_transposed[:rank])
+            outer.weight.copy_(u[:, :rank] * singular_values[:rank])
             outer.bias.copy_(bias)
             return
 
@@ -181,6 +181,7 @@ class Stitch(nn.Module):
 
 
 def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> None:
+    """Raise a ValueError for an unknown kind or norm, or widths that do not fit the kind."""
     if kind not in KINDS and not plugins.is_plugin(kind):
         raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
     if norm not in NORMS:
@@ -222,7 +223,7 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
     return module
 
 
-def _initialise(linear: nn.Linear, *, to_zero: bool) -> None:
+def _initialise_linear(linear: nn.Linear, *, to_zero: bool) -> None:
     """Set a linear map to zero, or to an orthogonal one; its bias becomes zero."""
     with torch.no_grad():
         if to_zero:

@@ -24,7 +24,7 @@ from thinkalike.files import is_folder
 from thinkalike.hub import reading, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.stitches.errors import explained as explained
+from thinkalike.stitches.errors import explaining_file_errors as explaining_file_errors
 from thinkalike.stitches.errors import in_file as in_file
 from thinkalike.stitches.site import Site as Site
 from thinkalike.stitches.stitched_model import StitchedModel as StitchedModel
@@ -168,7 +168,9 @@ class StitchMap(nn.Module):
             StitchError: A file is missing or damaged, or holds something else.
         """
         folder = Path(folder).expanduser()
-        with explained(f"{folder} does not hold one stitch as StitchMap.save writes it"):
+        with explaining_file_errors(
+            f"{folder} does not hold one stitch as StitchMap.save writes it"
+        ):
             config = read_json(folder / CONFIG)
             stated_format = {name: config[name] for name in FORMAT}
             if stated_format != FORMAT:
@@ -203,7 +205,7 @@ class StitchMap(nn.Module):
         name = os.fspath(pretrained_model_name_or_path)
         if is_folder(Path(name).expanduser()):
             return cls.load(name)
-        with explained(f"cannot get the stitch {name}", name, revision):
+        with explaining_file_errors(f"cannot get the stitch {name}", name, revision):
             commit = resolved("model", name, revision).sha  # both files must be of one commit
             with reading("model", name, commit):
                 hf_hub_download(name, CONFIG, revision=commit, **options)
@@ -225,6 +227,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
 
 
 def _check_site(site: object, name: str) -> None:
+    """Raise a StitchError unless this is a `Site`."""
     if not isinstance(site, Site):
         raise StitchError(
             f"the {name} of a stitch is {site!r}: give a thinkalike.stitches.stitch_map.Site"

@@ -12,7 +12,7 @@ from thinkalike.store.checkpoints import read_state as read_state
 from thinkalike.store.checkpoints import write_state as write_state
 from thinkalike.store.headline import Headline as Headline
 from thinkalike.store.headline import first_scalar as first_scalar
-from thinkalike.store.job import Job as Job
+from thinkalike.store.job import StoredJob as StoredJob
 from thinkalike.store.manifest import damage as damage
 from thinkalike.store.manifest import is_sealed as is_sealed
 from thinkalike.store.manifest import seal as seal
@@ -21,6 +21,7 @@ from thinkalike.store.record import Provenance as Provenance
 from thinkalike.store.record import ResultRecord as ResultRecord
 from thinkalike.store.result import Result as Result
 from thinkalike.store.result import ResultInstrument as ResultInstrument
+from thinkalike.store.result import TemporaryResult as TemporaryResult
 from thinkalike.store.result import make_new_folder as make_new_folder
 from thinkalike.store.result import open_result as open_result
 from thinkalike.store.result import write_content as write_content

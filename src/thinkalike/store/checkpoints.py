@@ -118,13 +118,13 @@ def _owner_of(folder: Path, name: str) -> str:
     The folder of a job is `<kind>/<key>.partial`. A job keeps some of its states in folders
     further below; the path from the job's folder to theirs then belongs to the owner, too.
     """
-    parts = folder.absolute().parts
-    kind_position = len(parts) - 3
-    for position, part in enumerate(parts):
-        if part.endswith(".partial"):
+    folder_names = folder.absolute().parts
+    kind_position = len(folder_names) - 3
+    for position, folder_name in enumerate(folder_names):
+        if folder_name.endswith(".partial"):
             kind_position = position - 1
-    owner_parts = parts[max(kind_position, 0) : -1]
-    return "/".join([*owner_parts, name])
+    owner = folder_names[max(kind_position, 0) : -1]
+    return "/".join([*owner, name])
 
 
 def _states(folder: Path, name: str) -> dict[int, Path]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from thinkalike.errors import StoreError, TrainingError, short
 from thinkalike.processes import locked
 from thinkalike.store.manifest import RECORD, is_sealed, seal, sync_to_disk
-from thinkalike.store.result import REDO, Result, undamaged, write_content
+from thinkalike.store.result import HOW_TO_REDO, Result, undamaged, write_content
 from thinkalike.store.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PARTIAL_FOLDERS = ("checkpoints", "curves", "old", "result")  # of a running job, beside its lock
 
 
-class Job:
+class StoredJob:
     """One computation and the folder of its result.
 
     Attributes:
@@ -75,7 +75,7 @@ class Job:
         if result.kind != self.kind or result.key != self.key:  # its folder was copied
             raise StoreError(
                 f"{self.folder} holds the result {result.key} of {result.kind}; "
-                f"delete {self.folder} {REDO}"
+                f"delete {self.folder} {HOW_TO_REDO}"
             )
         if self.partial.exists():
             # The process that gets the lock tidies up; another running process keeps its files.
@@ -133,6 +133,7 @@ class Job:
             self._check_leftover(path)
 
     def _check_leftover(self, path: Path) -> None:
+        """Raise a StoreError if a path in the folder of a job is no ordinary file or folder."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:  # another process has removed it

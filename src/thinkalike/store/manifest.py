@@ -75,7 +75,7 @@ def manifest_entries(folder: Path) -> dict[str, FileEntry]:
         raise StoreError(f"{file} is damaged")
 
     for name in entries:
-        _check_name(file, name)
+        _check_file_name(file, name)
     return entries
 
 
@@ -91,7 +91,7 @@ def _read_manifest(file: Path) -> tuple[str, dict[str, FileEntry]]:
     return str(manifest["digest"]), entries
 
 
-def _check_name(manifest: Path, name: str) -> None:
+def _check_file_name(manifest: Path, name: str) -> None:
     """Check that a name in a manifest can only be that of a file inside the manifest's folder.
 
     The length comes first: a name of a megabyte has a million folders.
@@ -102,11 +102,11 @@ def _check_name(manifest: Path, name: str) -> None:
             f"{manifest} is damaged: no file of a result has the name {name[:20]!r}..., "
             f"of {len(name):,} characters and {folder_count:,} folders"
         )
-    parts = name.split("/")
-    if name.startswith("/") or ".." in parts or "\0" in name:
+    components = name.split("/")
+    if name.startswith("/") or ".." in components or "\0" in name:
         raise StoreError(f"{manifest} is damaged: it names a file outside of its folder")
-    # With empty parts or ".", one file could have two names.
-    if name == MANIFEST or "" in parts or "." in parts:
+    # With empty components or ".", one file could have two names.
+    if name == MANIFEST or "" in components or "." in components:
         raise StoreError(f"{manifest} is damaged: no file of a result has the name {name!r}")
 
 
@@ -183,13 +183,18 @@ def _folders_of(names: Iterable[str]) -> set[str]:
     """Return all folders that lead to files of these names: a and a/b for the file a/b/c."""
     folders: set[str] = set()
     for name in names:
-        parts = name.split("/")
-        for length in range(1, len(parts)):
-            folders.add("/".join(parts[:length]))
+        components = name.split("/")
+        for length in range(1, len(components)):
+            folders.add("/".join(components[:length]))
     return folders
 
 
 def _is_digest_compared(name: str, size: int, endings: Collection[str] | None) -> bool:
+    """Return whether the content of a file is compared with its digest.
+
+    With `endings` it is so for the record, and for files with these endings that are not too
+    large.
+    """
     if endings is None or name == RECORD:
         return True
     return os.path.splitext(name)[1] in endings and size <= MOST_LISTED_BYTES

@@ -178,12 +178,14 @@ def _check_count(name: str, count: int, most: int) -> None:
 
 
 def _check_headlines(headlines: object) -> None:
+    """Raise a ForeignFileError unless headlines are a list of names with numbers."""
     if not isinstance(headlines, list) or not all(map(_is_headline, headlines)):
         raise ForeignFileError("its headlines are not a list of names with numbers")
     _check_count("headlines", len(headlines), MOST_HEADLINES)
 
 
 def _check_provenance(provenance: Mapping[str, object]) -> None:
+    """Raise a ForeignFileError if an entry of the provenance is of a wrong type."""
     models = provenance.get("models", [])
     if not isinstance(models, list) or not all(map(_has_name, models)):
         raise ForeignFileError("its models are not a list of JSON objects with names")
@@ -265,7 +267,7 @@ def _count_of_values(settings: Mapping[str, object]) -> int:
     return count
 
 
-def check_values(value: object) -> None:
+def check_writable(value: object) -> None:
     """Check that a configuration consists of types that every list of results can write.
 
     YAML also has dates, sets, bytes, keys that are lists, and integers of any length.
@@ -278,10 +280,10 @@ def check_values(value: object) -> None:
             if not isinstance(name, str):
                 name_type = type(name).__name__
                 raise ForeignFileError(f"one of its names is of type {name_type}, not text")
-            check_values(member)
+            check_writable(member)
     elif isinstance(value, list):
         for member in value:
-            check_values(member)
+            check_writable(member)
     elif not (value is None or isinstance(value, bool | str) or is_number(value)):
         value_type = type(value).__name__
         raise ForeignFileError(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +14,20 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
-from thinkalike.catalogue import instrument_of_kind
-from thinkalike.columns import Columns
+from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
+from thinkalike.columns import MOST_COLUMNS, Columns
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
+from thinkalike.former_columns import (
+    FormerColumns,
+    by_present_names,
+    present_column,
+    present_table,
+)
 from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
+from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
@@ -33,13 +39,14 @@ from thinkalike.store.manifest import (
     is_sealed,
     manifest_entries,
 )
+from thinkalike.store.notebook import page_of
 from thinkalike.store.record import (
     MOST_JSON_BYTES,
     HeadlineRecord,
     Provenance,
     ResultRecord,
     by_dotted_name,
-    check_values,
+    check_writable,
     checked_record,
     errors_naming,
     read_json_of_result,
@@ -55,7 +62,9 @@ if TYPE_CHECKING:
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
-REDO = "or do the job again with force=true"
+HOW_TO_REDO = "or do the job again with force=true"
+TABLE = "table.csv"
+DETAILS = "details.csv"  # of a job whose table.csv has only some columns
 
 
 @runtime_checkable
@@ -70,13 +79,26 @@ class ResultInstrument(Protocol):
     ) -> tuple[Figure, Axes | list[Axes]]:
         """Draw a figure of a result again; return it and its axes."""
 
+    def picture(self, result: Result) -> bytes | None:
+        """Return the figure of a result as a PNG file; None: the kind draws none."""
+
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""
+
+    def sentences(self, result: Result) -> Sequence[str]:
+        """Return the sentences of the screen, without its tables and maps."""
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of a table, first those that a reader asks for first."""
 
 
 @dataclass(frozen=True)
 class Result:
     """A finished job, read from its folder; each file is read when it is first asked for.
+
+    `print(result)` is the screen of the job, and `result.summary` has its sentences.
+    `result.table` begins with the rows that answer the question, `result.details` has all columns,
+    and `result.plot()` draws the figure.
 
     >>> result = diff("gelu-3l-mini", "gelu-3l-mini")
     >>> result.kind, result.scalars["flips"], sorted(result.tables)
@@ -100,10 +122,33 @@ class Result:
             description = self._description()
         except Exception as error:  # a damaged or hostile folder can cause any error
             description = f"cannot be read, {type(error).__name__}"
-        location = "not kept"
+        return plain_line(f"Result({description}; {self._place_in_words})")
+
+    @property
+    def _place_in_words(self) -> str:
         if self.is_kept:
-            location = str(self.folder)
-        return plain_line(f"Result({description}; {location})")
+            return str(self.folder)
+        return "not kept"
+
+    @isolated()
+    def __str__(self) -> str:
+        """Return the screen of the job, whose last line says where the result is kept."""
+        if self.instrument is None:
+            return repr(self)
+        return self.instrument.said(self) + self.location
+
+    @property
+    def location(self) -> str:
+        """Where the result is kept, as the last line of the screen says it."""
+        return f"results: {self.folder}"
+
+    @property
+    def summary(self) -> str:
+        """The sentences of the screen, one in each line, without its tables and maps."""
+        if self.instrument is None:
+            return self._description()
+        with isolated():
+            return "\n".join(self.instrument.sentences(self))
 
     def _description(self) -> str:
         """Return kind, models and first headline number, such as "cka of a and b: ..."."""
@@ -142,12 +187,22 @@ class Result:
     @property
     def scalars(self) -> dict[str, float]:
         """Further numbers of the whole result, by name."""
-        return dict(self._record["scalars"])
+        return by_present_names(self._record["scalars"], self._former_columns)
 
     @property
     def headlines(self) -> list[Headline]:
         """The headline numbers, the most important first; older results have none."""
-        return [_headline_of(entry) for entry in self._record.get("headlines", [])]
+        headlines = []
+        for entry in self._record.get("headlines", []):
+            stored = _headline_of(entry)
+            name = present_column(stored.name, self._former_columns)
+            headlines.append(stored._replace(name=name))
+        return headlines
+
+    @property
+    def _former_columns(self) -> FormerColumns:
+        """How earlier versions named what a result of this kind has."""
+        return FORMER_COLUMNS.get(self.kind, {})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -174,29 +229,59 @@ class Result:
                 entry = manifest_entries(self.folder)[CONFIG]
                 if digest_of(file) != entry.digest:
                     raise ForeignFileError("its checksum is not that of what was written")
-            check_values(config)
+            check_writable(config)
             by_dotted_name(config)
             return with_present_names(config)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The tidy table of the result."""
-        return self._read_table("table.csv")
+        """The table for a reader: at most fifteen columns, the most telling rows first.
+
+        What comes first depends on the job: the most similar layers, the features that matter
+        most, the modules that changed most. The index has the numbers of the rows in `details`.
+        """
+        table = self._read_table(TABLE)
+        if self.instrument is not None:
+            table = self.instrument.ranked(table)
+        return shortened(table)
+
+    @cached_property
+    def details(self) -> pd.DataFrame:
+        """The tidy table with all columns, its rows in the order in which they were computed."""
+        if DETAILS in self.files:
+            return self._read_table(DETAILS)
+        return self._read_table(TABLE)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """All tables by name; the one that every result has is `table`."""
+        """All tables as they are stored, by name; the one that every result has is `table`."""
         tables = {}
-        for file_name in self.files:
-            if file_name.endswith(".csv"):
-                tables[file_name.removesuffix(".csv")] = self._read_table(file_name)
+        for file_name, table_name in self.table_files.items():
+            tables[table_name] = self._read_table(file_name)
         return tables
 
-    def _read_table(self, name: str) -> pd.DataFrame:
-        """Return the table of a file, such as table.csv."""
-        file = self._checked_path(name)
+    @property
+    def table_files(self) -> dict[str, str]:
+        """The names of the tables by those of their files."""
+        table_names = {}
+        for file_name in self.files:
+            if file_name.endswith(".csv"):
+                stored_name = file_name.removesuffix(".csv")
+                table_names[file_name] = present_table(stored_name, self._former_columns)
+        return table_names
+
+    def columns_of(
+        self, file_name: str, most_bytes: int = MOST_TABLE_BYTES, most_columns: int = MOST_COLUMNS
+    ) -> Columns:
+        """Return the table of a file, such as table.csv, without pandas."""
+        file = self._checked_path(file_name)
+        table_name = present_table(file_name.removesuffix(".csv"), self._former_columns)
         with errors_naming(file):
-            return Columns.read(file, MOST_TABLE_BYTES).frame()
+            stored = Columns.read(file, most_bytes, most_columns)
+            return stored.renamed(self._former_columns, table_name)
+
+    def _read_table(self, file_name: str) -> pd.DataFrame:
+        return self.columns_of(file_name).frame()
 
     @cached_property
     def files(self) -> list[str]:
@@ -223,7 +308,7 @@ class Result:
             return {}
         path = self.folder / ARRAYS
         with errors_naming(path):
-            return read_arrays(path)
+            return by_present_names(read_arrays(path), self._former_columns)
 
     @contextlib.contextmanager
     def opened_tensors(self, name: str) -> Iterator[TensorReader]:
@@ -289,11 +374,22 @@ class Result:
 
     @isolated()
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows: what the screen says of the result."""
+        """Return what a notebook shows: the sentences, the figure and the table."""
         if self.instrument is None:
             return None
-        text = html.escape(self.instrument.said(self))
-        return f"<pre style='white-space:pre;overflow-x:auto;line-height:normal'>{text}</pre>"
+        return page_of(self, self.instrument)
+
+
+class TemporaryResult(Result):
+    """A finished job in a folder that is removed with this object; `save` keeps it."""
+
+    @property
+    def _place_in_words(self) -> str:
+        return "not kept"
+
+    @property
+    def location(self) -> str:
+        return "not kept: its folder is removed with this object; result.save(FOLDER) keeps it"
 
 
 def _headline_of(entry: HeadlineRecord) -> Headline:
@@ -376,7 +472,7 @@ def undamaged(result: Result) -> Result:
         return result
     if _inode(result.folder) != inode_before:  # another process replaced the result meanwhile
         return undamaged(Result(result.folder))
-    raise StoreError(f"{problem}; delete {result.folder} {REDO}")
+    raise StoreError(f"{problem}; delete {result.folder} {HOW_TO_REDO}")
 
 
 def _inode(folder: Path) -> int | None:

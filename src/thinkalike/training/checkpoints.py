@@ -28,8 +28,8 @@ from thinkalike.training.module import SteppedModule
 RATE_TOLERANCE = 1e-9  # share of a rate by which two versions of torch may differ
 # A state of more bytes is written only if the last one is as many seconds old.
 LARGE_STATE = 100e6
-PAUSE = 180.0
-SHOWN = 40  # characters of a damaged value that a message shows
+SECONDS_BETWEEN_LARGE_STATES = 180.0
+MOST_SHOWN = 40  # characters of a damaged value that a message shows
 
 
 class StateFiles(CheckpointIO):
@@ -45,11 +45,13 @@ class StateFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
+        """Write a state of Lightning as a state of the store."""
         write_state(Path(path).parent, Path(path).name, checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        """Read a state of the store, and keep it for the checks of `KeepStates`."""
         self.loaded = read_state(Path(path))
         return self.loaded
 
@@ -84,7 +86,7 @@ class KeptState:
         if type(step) is not int or not 0 < step <= steps:
             raise invalid_state(
                 path,
-                f"its global_step is {str(step)[:SHOWN]}, "
+                f"its global_step is {str(step)[:MOST_SHOWN]}, "
                 f"and should be a number from 1 to {steps}",
             )
         return cls(path, step, has_settings)
@@ -166,7 +168,10 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
     if isinstance(expected, Tensor):
         return _difference_of_tensors(stored, expected, name)
     if type(stored) is not type(expected):
-        return f"{name} is {str(stored)[:SHOWN]}, of another type than {str(expected)[:SHOWN]}"
+        return (
+            f"{name} is {str(stored)[:MOST_SHOWN]}, of another type than "
+            f"{str(expected)[:MOST_SHOWN]}"
+        )
     if not with_values:
         return ""
     is_equal = stored == expected
@@ -174,12 +179,15 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
         is_equal = math.isclose(stored, expected, rel_tol=RATE_TOLERANCE)
     if is_equal:
         return ""
-    return f"{name} is {str(stored)[:SHOWN]}, and {str(expected)[:SHOWN]} in this training"
+    return (
+        f"{name} is {str(stored)[:MOST_SHOWN]}, and {str(expected)[:MOST_SHOWN]} in this training"
+    )
 
 
 def _difference_of_mappings(
     stored: object, expected: Mapping[str, object], name: str, with_values: bool
 ) -> str:
+    """Return in words how a stored mapping differs from the expected one; "" if it does not."""
     if not isinstance(stored, dict):
         return f"{name} is {type(stored).__name__}, and should have {len(expected)} entries"
     if stored.keys() != expected.keys():
@@ -195,6 +203,7 @@ def _difference_of_mappings(
 def _difference_of_lists(
     stored: object, expected: list[object], name: str, with_values: bool
 ) -> str:
+    """Return in words how a stored list differs from the expected one; "" if it does not."""
     if not isinstance(stored, list):
         return f"{name} should have {len(expected)} entries, and has none"
     if len(stored) != len(expected):
@@ -208,6 +217,7 @@ def _difference_of_lists(
 
 
 def _difference_of_tensors(stored: object, expected: Tensor, name: str) -> str:
+    """Return in words how the shape or dtype of a stored tensor differs; "" if neither does."""
     if not isinstance(stored, Tensor):
         return f"{name} is {type(stored).__name__}, and should be a tensor"
     stored_form = (tuple(stored.shape), stored.dtype)
@@ -257,11 +267,11 @@ def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int)
         is_known = type(number) is int and 0 <= number < len(weights)
         if not is_known or not isinstance(entries, dict):
             return (
-                f"the state of an optimizer has the entry {str(number)[:SHOWN]}, "
+                f"the state of an optimizer has the entry {str(number)[:MOST_SHOWN]}, "
                 f"and there are {len(weights)} weights"
             )
         for name, value in entries.items():
-            subject = f"{str(name)[:SHOWN]} of weight {number}"
+            subject = f"{str(name)[:MOST_SHOWN]} of weight {number}"
             if name == "step":
                 reason = _invalid_count(value, steps)
             else:
@@ -272,17 +282,19 @@ def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int)
 
 
 def _invalid_count(count: object, steps: int) -> str:
+    """Return in words what is wrong with the count of steps of a weight; "" if nothing is."""
     is_number = (
         isinstance(count, Tensor) and count.shape == torch.Size() and count.is_floating_point()
     )
     if is_number and 0 < float(count) <= steps:  # type: ignore[arg-type]
         return ""
-    return f"is {str(count)[:SHOWN]}, and should be a number from 1 to {steps}"
+    return f"is {str(count)[:MOST_SHOWN]}, and should be a number from 1 to {steps}"
 
 
 def _invalid_momentum(momentum: object, weight: Tensor) -> str:
+    """Return in words what is wrong with the momentum of a weight; "" if nothing is."""
     if not isinstance(momentum, Tensor):
-        return f"is {str(momentum)[:SHOWN]}, and should have shape {tuple(weight.shape)}"
+        return f"is {str(momentum)[:MOST_SHOWN]}, and should have shape {tuple(weight.shape)}"
     if momentum.shape != weight.shape:
         return f"is {tuple(momentum.shape)}, and should have shape {tuple(weight.shape)}"
     if momentum.dtype != weight.dtype:
@@ -336,11 +348,13 @@ class KeepStates(Checkpoint):
         self._time_of_last_state = time.monotonic()
 
     def on_fit_start(self, trainer: pl.Trainer, *_: object) -> None:
+        """Check the state that Lightning has loaded, if training resumes."""
         if self.resumed:
             self.resumed.check(self.files.loaded, trainer)
         self.files.loaded = {}
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
+        """Take the signal handlers back from Lightning, and check the step of the state."""
         take_back()  # Lightning's own handler ends a job with status 0 and without a state
         self._time_of_last_state = time.monotonic()
         if self.resumed and trainer.global_step != self.resumed.step:
@@ -356,6 +370,7 @@ class KeepStates(Checkpoint):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, module: SteppedModule, *_: object
     ) -> None:
+        """Report the step, and write a state if it is time for one."""
         step = trainer.global_step
         # A weight that has no momenta in the state gets them in the first step.
         is_first_step = self.resumed is not None and step == self.resumed.step + 1
@@ -388,7 +403,7 @@ class KeepStates(Checkpoint):
                         size += value.nbytes
         if size < LARGE_STATE:
             return True
-        is_old = time.monotonic() - self._time_of_last_state >= PAUSE
+        is_old = time.monotonic() - self._time_of_last_state >= SECONDS_BETWEEN_LARGE_STATES
         return trainer.strategy.reduce_boolean_decision(is_old, all=False)
 
 

@@ -1,7 +1,7 @@
 """The curves of a training: its loggers, and what the runs of one training wrote.
 
-Lightning's logger begins its file, `WRITTEN`, again in each run. What earlier runs wrote is moved
-to `EARLIER` until the training ends.
+Lightning's logger begins its file, `CURVES_FILE`, again in each run. What earlier runs wrote is
+moved to `EARLIER_CURVES_FILE` until the training ends.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from thinkalike.errors import StoreError, check_extra, one_line
 from thinkalike.files import read_bytes
 from thinkalike.processes import rank
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 
 FOLDER = "curves"
-WRITTEN = "metrics.csv"
-EARLIER = "earlier.csv"
+CURVES_FILE = "metrics.csv"
+EARLIER_CURVES_FILE = "earlier.csv"
 # A training logs about fifty rows; a training of layer pairs has a column for each.
 MOST_CURVE_BYTES = 2**28
 MOST_COLUMNS = 10_000
 
 
-def loggers_of(run: Run, kind: str) -> list[Logger]:
+def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
     """Return Lightning's loggers of the curves of a run, by `logger.kind`.
 
     The job's tracker closes what it opened.
@@ -50,17 +50,17 @@ def loggers_of(run: Run, kind: str) -> list[Logger]:
 
 
 def move_to_earlier(folder: Path, steps_done: int) -> None:
-    """Add what the last run wrote to `EARLIER`, up to the steps that its state has done."""
-    _join_curves(folder, EARLIER, before=float(steps_done))
-    (folder / WRITTEN).unlink(missing_ok=True)
+    """Add what the last run wrote to the earlier curves, up to the step of its state."""
+    _join_curves(folder, EARLIER_CURVES_FILE, before=float(steps_done))
+    (folder / CURVES_FILE).unlink(missing_ok=True)
 
 
 def join_all(folder: Path) -> None:
-    """Write the curves of all runs as `WRITTEN`, when the training has ended."""
-    if not (folder / EARLIER).exists():
+    """Write the curves of all runs as `CURVES_FILE`, when the training has ended."""
+    if not (folder / EARLIER_CURVES_FILE).exists():
         return
-    _join_curves(folder, WRITTEN)
-    (folder / EARLIER).unlink(missing_ok=True)
+    _join_curves(folder, CURVES_FILE)
+    (folder / EARLIER_CURVES_FILE).unlink(missing_ok=True)
 
 
 def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
@@ -82,7 +82,7 @@ def read_curves(folder: Path) -> list[pd.DataFrame]:
         StoreError: a file, which may come from anywhere, is not a table of numbers by step.
     """
     tables = []
-    for path in (folder / EARLIER, folder / WRITTEN):
+    for path in (folder / EARLIER_CURVES_FILE, folder / CURVES_FILE):
         if not os.path.lexists(path):
             continue
         try:

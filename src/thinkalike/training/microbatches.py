@@ -42,7 +42,7 @@ class Microbatch(NamedTuple):
     stitches: int
 
 
-SMALLEST = Microbatch(1, 1)
+SMALLEST_MICROBATCH = Microbatch(1, 1)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,10 @@ class _AccumulatedLosses(torch.autograd.Function):
         size: Microbatch,
         *all_weights: Tensor,
     ) -> Float[Tensor, " p"]:
+        """Return the mean loss of each stitch.
+
+        The gradients of its weights, summed over microbatches, are kept for `backward`.
+        """
         sums = torch.zeros(len(weights), device=rows.device)
         count = 0  # values per stitch; all stitches have as many
         gradients = []
@@ -113,6 +117,7 @@ class _AccumulatedLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients that `forward` has summed, times those of the losses."""
         gradients: list[list[Tensor]] = ctx.gradients
         ctx.gradients = None  # the parameters take these tensors over, without a copy
         factors = grad_outputs[0] / ctx.count
@@ -169,10 +174,10 @@ def largest_microbatch(
 
     whole_step = Microbatch(len(rows), len(weights))
     size = whole_step
-    while room <= 0 or not _fits(
+    while room <= 0 or not _fits_in_memory(
         losses, weights, rows[: size.rows], longest_first[: size.stitches], room
     ):
-        if room <= 0 or size == SMALLEST:
+        if room <= 0 or size == SMALLEST_MICROBATCH:
             raise ResourceError(
                 f"one row of text and {len(weights)} stitches do not fit into memory: "
                 f"{budget.limit}; set trainer.recompute=true, lower data.context, choose fewer or "
@@ -210,7 +215,7 @@ def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) 
     return copies * weight_bytes / FRAGMENTATION
 
 
-def _fits(
+def _fits_in_memory(
     losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float
 ) -> bool:
     """Return whether both passes of the chosen stitches fit into `room` bytes."""

@@ -113,7 +113,7 @@ def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) 
         whitened_norm = (gradient * step).sum().clamp(min=0).sqrt()
         step = step * (clip / (whitened_norm + CLIPPING_EPSILON)).clamp(max=1)
 
-    columns = [part.shape[1] for part in gradients]
+    columns = [weight_gradient.shape[1] for weight_gradient in gradients]
     for weight, weight_step in zip(weights, step.split(columns, 1), strict=True):
         weight.grad = weight_step.reshape_as(weight).contiguous()
 

@@ -34,7 +34,7 @@ OF_TRAINING = {
 }
 # steps between warm-up and the first average: with fewer, 4 of 15 fits of minis went on to speed
 # up
-SETTLED = 5
+SETTLING_STEPS = 5
 # stitch.lr where none is given, by optimiser, and in whitened coordinates
 DEFAULT_RATES = {"sgd": 1.0, "adam": 0.18}
 WHITENED_RATE = 10.0
@@ -162,6 +162,7 @@ class StitchConfig(Checked, part="stitch"):
             self.floor = not identity_is_best
 
     def _decide_steps(self) -> None:
+        """Set steps and warmup to 0 where nothing is trained, and refuse too few steps."""
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
@@ -233,21 +234,21 @@ class StitchConfig(Checked, part="stitch"):
         }
 
     def settings_read(self) -> frozenset[str]:
-        """Return the settings that change something with the others as they are."""
-        read = super().settings_read()
+        """Return the names of the settings that have an effect beside the values of the others."""
+        names = super().settings_read()
         if not self.trained:
-            read -= OF_TRAINING
+            names -= OF_TRAINING
         elif self.optimizer != "sgd":
-            read -= {"momentum", "scale_lr_by_momentum"}
+            names -= {"momentum", "scale_lr_by_momentum"}
         if self.kind == "identity" and not self.trained:
-            read -= {"steps", "tokens_per_step"}
+            names -= {"steps", "tokens_per_step"}
 
         maps = {self.kind, self.init}  # φ, and the one that training begins with
         if maps.isdisjoint({"low_rank", "reduced_rank"}):
-            read -= {"rank"}
+            names -= {"rank"}
         if not self.controls and maps.isdisjoint({"least_squares", "reduced_rank"}):
-            read -= {"ridge"}
-        return read
+            names -= {"ridge"}
+        return names
 
     @property
     def peak(self) -> float:
@@ -274,10 +275,10 @@ class StitchConfig(Checked, part="stitch"):
     def has_settled(self) -> bool:
         """Whether the steps are enough for a bound on what more would gain, see `left_to_gain`.
 
-        The first average, from a quarter of the steps on, has to begin `SETTLED` steps after
-        warm-up.
+        The first average begins after a quarter of the steps. That must be at least
+        `SETTLING_STEPS` steps after warm-up.
         """
-        return self.steps // 4 - self.warmup >= SETTLED
+        return self.steps // 4 - self.warmup >= SETTLING_STEPS
 
     @property
     def trained(self) -> bool:
@@ -295,9 +296,11 @@ def fewest_steps(warmup: int | None = None) -> int:
         steps.
     """
     if warmup is not None:
-        return 4 * (warmup + SETTLED)
+        return 4 * (warmup + SETTLING_STEPS)
     # A tenth is rounded down, so that 28 steps are enough, and 30 are not.
-    return 1 + max(steps for steps in range(20 * SETTLED) if steps // 4 - steps // 10 < SETTLED)
+    return 1 + max(
+        steps for steps in range(20 * SETTLING_STEPS) if steps // 4 - steps // 10 < SETTLING_STEPS
+    )
 
 
 @dataclass

@@ -17,7 +17,7 @@ STATE = "training"  # the name of the state
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """Where and how a module is trained.
 
     Attributes:
@@ -25,14 +25,14 @@ class Run:
         device: where it is trained.
         trainer: the settings of the trainer.
         tracker: what logs to W&B, if the job does.
-        part: the name of this training, if a job has several; the first has none.
+        name: the name of this training, if a job has several; the first has none.
     """
 
     partial: Path | None
     device: torch.device
     trainer: TrainerConfig
     tracker: Wandb | None = None
-    part: str = ""
+    name: str = ""
 
     @property
     def state_folder(self) -> Path | None:
@@ -44,6 +44,6 @@ class Run:
     @property
     def state_name(self) -> str:
         """The name of the states of this training."""
-        if self.part:
-            return f"{STATE}-{self.part}"
+        if self.name:
+            return f"{STATE}-{self.name}"
         return STATE

@@ -67,6 +67,7 @@ class CrossEntropy:
         return []
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
+        """Return the loss of each next token for each stitch."""
         last = last_states(batch.target, batch.entering)
         losses = next_token_losses(batch.target, last, batch.tokens)
         return [token_losses.flatten() for token_losses in losses]
@@ -79,6 +80,7 @@ class KullbackLeibler:
         return [layer_count - 1]
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
+        """Return the divergence from the target's prediction at each token for each stitch."""
         last = torch.stack(last_states(batch.target, batch.entering))  # (p, b, t, d)
         own_last = batch.last_target_states.flatten(0, 1)  # (n, d)
         return list(token_kl(last.flatten(1, 2), batch.target.finish, own_last))
@@ -91,6 +93,7 @@ class MeanSquaredError:
         return depths
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
+        """Return the mean squared difference from the target's state at each token."""
         losses = []
         for depth, state in batch.entering:
             difference = state - batch.target_states[depth]
@@ -105,19 +108,21 @@ class Penultimate:
         return [layer_count - 1]
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
+        """Return the relative error of the last state at each token for each stitch."""
         losses = []
         for state in last_states(batch.target, batch.entering):
             losses.append(_relative_error(state, batch.last_target_states).flatten())
         return losses
 
 
-class Alignment:
+class OnwardAlignment:
     """The mean of ‖s - t‖² / ‖t‖² from the site of the stitch on (arXiv 2505.20142)."""
 
     def layers(self, depths: Sequence[int], layer_count: int) -> Sequence[int]:
         return range(min(depths), layer_count)
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
+        """Return the mean relative error of the states from the site on, at each token."""
         losses = []
         onwards = states_onwards(batch.target, batch.entering)
         for depth, states in zip(batch.depths, onwards, strict=True):
@@ -131,6 +136,7 @@ class Alignment:
 def _relative_error(
     state: Float[Tensor, "b t d"], goal: Float[Tensor, "b t d"]
 ) -> Float[Tensor, "b t"]:
+    """Return ‖s - g‖² / ‖g‖² of each state s and its goal g."""
     return (state - goal).float().square().sum(-1) / goal.float().square().sum(-1)
 
 
@@ -139,5 +145,5 @@ STITCH_LOSSES: Mapping[str, StitchLoss] = {
     "kl": KullbackLeibler(),
     "mse": MeanSquaredError(),
     "penultimate": Penultimate(),
-    "alignment": Alignment(),
+    "alignment": OnwardAlignment(),
 }

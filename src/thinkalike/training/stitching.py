@@ -76,6 +76,7 @@ class StitchAveraging(Callback):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, module: StitchTraining, *_: object
     ) -> None:
+        """Add the weights after this step to their running mean."""
         done = trainer.global_step
         half = module.steps // 2
         start = half // 2
@@ -164,6 +165,7 @@ class StitchTraining(SteppedModule):
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
     def _stitch(self, number: int) -> Stitch:
+        """Return the stitch of a number."""
         phi = self.stitches[number]
         assert isinstance(phi, Stitch)
         return phi
@@ -227,10 +229,10 @@ class StitchTraining(SteppedModule):
         read_models = dict.fromkeys([target, *(fit.reads for fit in fits)])
         states_by_site: dict[tuple[FrozenModel, int], Tensor] = {}
         for model in read_models:
-            wanted = {fit.layer for fit in fits if fit.reads is model}
+            layers_read = {fit.layer for fit in fits if fit.reads is model}
             if model is target:
-                wanted.update(loss_layers)
-            layers = sorted(wanted)
+                layers_read.update(loss_layers)
+            layers = sorted(layers_read)
             states: Sequence[Tensor] = []
             if model is not target:
                 states = layout.source_states(model, rows, layers)
@@ -246,6 +248,7 @@ class StitchTraining(SteppedModule):
         return [states_by_site[fit.reads, fit.layer] for fit in fits], target_states
 
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Float[Tensor, ""]:
+        """Return the sum of the losses of all stitches on some rows."""
         assert self.microbatch
         # Lightning would hold the gradients of the last step through the next forward pass.
         for weight in self.parameters():
@@ -266,6 +269,7 @@ class StitchTraining(SteppedModule):
         return [StitchAveraging()]
 
     def configure_optimizers(self) -> ScheduledOptimizer:  # type: ignore[override]
+        """Return the optimiser with the schedule of its learning rate."""
         starts: dict[nn.Parameter, Tensor] = {}
         if self.began is not None:
             starts = dict(zip(self.stitches.parameters(), self.began.parameters(), strict=True))
@@ -361,6 +365,7 @@ class StitchTraining(SteppedModule):
         return [self.limits.memory, self.limits.recompute]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the size of the microbatches to a state: a resumed training has the same bits."""
         super().on_save_checkpoint(checkpoint)
         assert self.microbatch
         checkpoint["microbatch"] = {"limits": self._memory_limits, "size": list(self.microbatch)}

@@ -23,7 +23,7 @@ from thinkalike.training.checkpoints import KeepStates, KeptState, StateFiles, i
 from thinkalike.training.curves import FOLDER, join_all, move_to_earlier, read_curves
 from thinkalike.training.data import StepData
 from thinkalike.training.module import SteppedModule
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ CHATTY_LIBRARIES = ("pytorch_lightning", "lightning_fabric")
 def fit(
     module: SteppedModule,
     data: StepData,
-    run: Run,
+    run: TrainingRun,
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[Callback] = (),
 ) -> None:
@@ -64,7 +64,7 @@ def fit(
         _matmul_precision(run.trainer.matmul),
         doing("training step", module.steps) as activity,
     ):
-        _train(module, data, run, loggers, callbacks, resumed, activity)
+        _train_by_lightning(module, data, run, loggers, callbacks, resumed, activity)
 
     if rank(run):
         raise ShareDone
@@ -72,7 +72,7 @@ def fit(
         join_all(curve_folder)
 
 
-def _resumed_state(run: Run, steps: int) -> KeptState | None:
+def _resumed_state(run: TrainingRun, steps: int) -> KeptState | None:
     """Return the state of an earlier run, if there is one."""
     if run.state_folder is None:
         return None
@@ -83,10 +83,10 @@ def _resumed_state(run: Run, steps: int) -> KeptState | None:
     return KeptState.read(path, steps, has_settings=not run.trainer.callbacks)
 
 
-def _train(
+def _train_by_lightning(
     module: SteppedModule,
     data: StepData,
-    run: Run,
+    run: TrainingRun,
     loggers: Sequence[Logger],
     callbacks: Sequence[Callback],
     resumed: KeptState | None,
@@ -160,7 +160,8 @@ class ProcessOptions(TypedDict, total=False):
     use_distributed_sampler: bool
 
 
-def _process_options(run: Run) -> ProcessOptions:
+def _process_options(run: TrainingRun) -> ProcessOptions:
+    """Return the options of Lightning's trainer that decide its devices and processes."""
     if run.trainer.strategy == "ddp":
         check_processes(run.trainer, run.device.type)
         return ProcessOptions(

@@ -119,13 +119,13 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
 
 def _values(job: MeasureJob, result: Result) -> pd.DataFrame:
     """Return the values between the two models, which come first in a result of layer pairs."""
-    table = result.table
+    table = result.details
     first_pair = table[MODEL_COLUMNS].iloc[0]
     between = table[(table[MODEL_COLUMNS] == first_pair).all(axis=1)]
     values = between[PAIR_COLUMNS].assign(source=job.source, target=job.target)
     values[job.measure] = between["value"]
-    if "back" in between:
-        values[f"{job.measure}{BACK}"] = between["back"]
+    if "value_backward" in between:
+        values[f"{job.measure}{BACK}"] = between["value_backward"]
     return values
 
 

@@ -100,9 +100,9 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         table = result.tables["agreement"]
         names = list(dict.fromkeys([*table["measure"], *table["other"]]))
         draw_agreement(table, names, folder)
-        closer = oriented(result.table, {name: is_distance(name) for name in names})
+        closer = oriented(result.details, {name: is_distance(name) for name in names})
         ranks = relative_ranks(closer, names)
-        with_ranks = result.table.assign(**{name: ranks[name] for name in names})
+        with_ranks = result.details.assign(**{name: ranks[name] for name in names})
         draw_ranks(with_ranks, names, folder)
 
     def show(self, result: Result) -> None:

@@ -40,7 +40,7 @@ from thinkalike.screen import Table, few, number_column, show_table, show_text, 
 from thinkalike.store import Result
 from thinkalike.training.data import StepData
 from thinkalike.training.module import SteppedModule
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 STATE = "court"  # the name of the state that a job resumes from
@@ -126,15 +126,15 @@ class Court(
         )
 
     def show(self, result: Result) -> None:
-        first = result.table.iloc[0]
-        rows = result.table.iloc[few(len(result.table), ROWS_SHOWN)]
+        first = result.details.iloc[0]
+        rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
         columns = [text_column("source", rows["source"]), text_column("kind", rows["kind"])]
         columns += [number_column(judge, rows[judge], ".3f") for judge in JUDGES_SHOWN]
         title = f"sources of known similarity to {first['target']}, layer {first['layer']}"
         show_table(Table(title, columns))
         show_text(
-            f"{len(rows)} of {len(result.table)} sources and {len(JUDGES_SHOWN)} of {len(JUDGES)} "
-            "judges are shown."
+            f"{len(rows)} of {len(result.details)} sources and {len(JUDGES_SHOWN)} of "
+            f"{len(JUDGES)} judges are shown."
         )
 
 
@@ -186,7 +186,7 @@ def _materials(
 
     def train(module: SteppedModule, data: StepData, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
-        fit(module, data, Run(folder, target.device, TrainerConfig()))
+        fit(module, data, TrainingRun(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
 
     return Materials(

@@ -10,7 +10,12 @@ import pandas as pd
 from matplotlib.colors import Normalize
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
-from thinkalike.figures.style import canvas, save
+from thinkalike.figures.style import COLUMN, PAGE, SMALL, canvas, save, write_title
+
+# inches
+BESIDE_MATRIX = 1.6  # the names of measures and the colours
+ROW_HEIGHT = 0.42  # of a measure in the figure of ranks
+BELOW_ROWS = 1.8  # a title and the names of models
 
 
 def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
@@ -28,12 +33,12 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
     cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
-    size = 0.42 * len(order)
-    with canvas(size + 2.6, size + 1.3) as (figure, axes):
-        image = draw_correlation_matrix(axes, cells, rotation=90.0)
-        figure.colorbar(
-            image, ax=axes, label="Spearman's ρ over layer pairs", shrink=0.8, aspect=30
-        )
+    with canvas(COLUMN, 2.9) as (figure, axes):
+        inches = COLUMN - BESIDE_MATRIX
+        image = draw_correlation_matrix(axes, cells, rotation=90.0, inches=inches, ha="right")
+        label = "Spearman's ρ over layer pairs"
+        figure.colorbar(image, ax=axes, label=label, shrink=0.8, aspect=25)
+        write_title(figure, axes, f"Agreement of {len(order)} measures")
         save(figure, folder, "agreement")
 
 
@@ -46,10 +51,9 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
         table: Has the rank of each layer pair by measure, from 0, the farthest, to 1.
     """
     model_pairs = list(table.groupby(["source", "target"], sort=False))
-    width = 0.75 * len(model_pairs) + 1.8
-    height = 0.72 * len(measures) + 1.3
+    height = ROW_HEIGHT * len(measures) + BELOW_ROWS
     grid = (len(measures), len(model_pairs))
-    with canvas(width, height, *grid, squeeze=False) as (figure, panels):
+    with canvas(PAGE, height, *grid, squeeze=False) as (figure, panels):
         for row, measure in zip(panels, measures, strict=True):
             for axes, (_, of_models) in zip(row, model_pairs, strict=True):
                 cells = of_models.pivot(
@@ -64,14 +68,17 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
                 )
                 axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
-            row[0].set_ylabel(measure, rotation=0, ha="right", va="center")
+            name = measure.replace("_", "\n")
+            row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=SMALL)
         for axes, ((source, target), _) in zip(panels[-1], model_pairs, strict=True):
-            axes.set_xlabel(f"{source}\n× {target}", rotation=90, fontsize=7)
+            axes.set_xlabel(f"{source}\n× {target}", rotation=90, fontsize=SMALL)
         figure.colorbar(
             image,
             ax=panels,
-            label="rank among the layer pairs of two models",
+            label="rank among the layer pairs of two models (1: most similar)",
             shrink=0.5,
             aspect=30,
         )
+        directions = "in a panel, layers of the first model upwards, of the second rightwards"
+        write_title(figure, panels[0, 0], "Layer pairs in the order of each measure", directions)
         save(figure, folder, "ranks")

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 
-from thinkalike.figures.style import write_values
+from thinkalike.figures.style import VALUE_WIDTH, colours_of, lower_half, write_values
 
 
 def draw_correlation_matrix(
-    axes: Axes, cells: pd.DataFrame, *, rotation: float, ha: str = "center"
+    axes: Axes, cells: pd.DataFrame, *, rotation: float, inches: float, ha: str = "center"
 ) -> AxesImage:
-    """Draw numbers from -1 to 1 as a matrix.
+    """Draw the lower half of a symmetric matrix of numbers from -1 to 1.
 
     Args:
         rotation, ha: Of the names of the columns.
+        inches: The width of the matrix; the numbers are written where they can be read.
     """
-    image = axes.imshow(cells.to_numpy(), cmap="RdBu_r", norm=Normalize(-1, 1))
-    write_values(axes, cells.to_numpy(), image)
-    axes.set_xticks(range(len(cells)), cells.columns, rotation=rotation, ha=ha)
-    axes.set_yticks(range(len(cells)), cells.columns)
+    values = lower_half(cells.to_numpy(float))
+    norm, colours = colours_of(values, (-1.0, 1.0))
+    image = axes.imshow(values, cmap=colours, norm=norm)
+    if inches / len(cells) >= VALUE_WIDTH:
+        write_values(axes, values, image)
+    names = [str(name).replace("_", " ") for name in cells.columns]
+    axes.set_xticks(range(len(cells)), names, rotation=rotation, ha=ha, rotation_mode="anchor")
+    axes.set_yticks(range(len(cells)), names)
     axes.spines[:].set_visible(False)
     return image

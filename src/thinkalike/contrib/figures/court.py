@@ -8,20 +8,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from thinkalike.figures.style import canvas, colour_of, save
+from thinkalike.figures.style import PAGE, canvas, colour_of, save, write_title
 
-PANELS_ACROSS = 4
+PANELS_ACROSS = 3
 JITTER = 0.25  # of the distance of two kinds
+UNITS = {"penalty": "penalty [nats per token]"}
+
+# inches
+KIND_HEIGHT = 0.12
+AXIS_HEIGHT = 0.5
+DOSE_HEIGHT = 1.8
 
 
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
     """Draw a panel for each judge: a row for each kind of source, a point for each source."""
     kinds = list(dict.fromkeys(table["kind"]))
     from_below = kinds[::-1]  # so that the first kind is on top
-    down = -(-len(judges) // PANELS_ACROSS)
-    size = (3.0 * PANELS_ACROSS, 2.4 * down)
-    grid = (down, PANELS_ACROSS)
-    with canvas(*size, *grid, squeeze=False, sharey=True) as (figure, panels):
+    across = min(len(judges), PANELS_ACROSS)
+    down = -(-len(judges) // across)
+    height = (KIND_HEIGHT * len(kinds) + AXIS_HEIGHT) * down + 0.3
+    with canvas(PAGE, height, down, across, squeeze=False, sharey=True) as (figure, panels):
         for axes, judge in zip(panels.flat, judges, strict=False):
             for position, kind in enumerate(from_below):
                 values = table[table["kind"] == kind][judge].to_numpy()
@@ -29,11 +35,14 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
                 if len(values) > 1:
                     jitter = np.linspace(-JITTER, JITTER, len(values))
                 colour = colour_of(kinds.index(kind))
-                axes.plot(values, position + jitter, ".", color=colour, markersize=4, alpha=0.7)
-            axes.set_title(judge)
-        panels[0][0].set_yticks(range(len(kinds)), from_below)
+                axes.plot(values, position + jitter, ".", color=colour, markersize=3, alpha=0.7)
+            axes.set_xlabel(UNITS.get(judge, judge))
+        for row in panels:
+            row[0].set_yticks(range(len(kinds)), from_below)
+            row[0].set_ylabel("kind of source")
         for axes in panels.flat[len(judges) :]:
             axes.set_axis_off()
+        write_title(figure, panels[0, 0], "What each measure says of sources of known similarity")
         save(figure, folder, "court")
 
 
@@ -43,15 +52,17 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
     Args:
         curves: own_share and value, by judge.
     """
-    down = -(-len(curves) // PANELS_ACROSS)
-    size = (3.0 * PANELS_ACROSS, 2.2 * down)
-    grid = (down, PANELS_ACROSS)
-    with canvas(*size, *grid, squeeze=False, sharex=True) as (figure, panels):
+    across = min(len(curves), PANELS_ACROSS)
+    down = -(-len(curves) // across)
+    height = DOSE_HEIGHT * down + 0.3
+    with canvas(PAGE, height, down, across, squeeze=False, sharex=True) as (figure, panels):
         for axes, (judge, curve) in zip(panels.flat, curves.items(), strict=False):
             axes.plot(curve["own_share"], curve["value"], "o-", color=colour_of(0), markersize=3)
-            axes.set_title(judge)
+            axes.set_ylabel(UNITS.get(judge, judge))
         for axes in panels[-1]:
             axes.set_xlabel("share of the target's own variance")
         for axes in panels.flat[len(curves) :]:
             axes.set_axis_off()
+        title = "What each measure says of a mixture of the target's states and unrelated ones"
+        write_title(figure, panels[0, 0], title)
         save(figure, folder, "doses")

@@ -9,11 +9,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
-from thinkalike.figures.style import canvas, colour_of, layer_name, save
+from thinkalike.figures.style import (
+    COLUMN,
+    PAGE,
+    SMALL,
+    canvas,
+    colour_of,
+    layer_name,
+    save,
+    write_title,
+)
 
 # A feature is named where its importance is above this share of the largest one; the others lie
 # together at 0.
 NAMED_SHARE = 0.04
+
+BESIDE_MATRIX = 1.4  # inches of the names of features and the colours
 
 
 class Contrast(NamedTuple):
@@ -35,27 +46,41 @@ class Contrast(NamedTuple):
 
 def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
     """Draw the correlations of all features with all: a table with named rows and columns."""
-    side = 0.55 * len(table) + 1.2
-    with canvas(side + 0.8, side) as (figure, axes):
-        image = draw_correlation_matrix(axes, table, rotation=45.0, ha="right")
-        figure.colorbar(image, ax=axes, label="correlation of differences over pairs", shrink=0.8)
+    with canvas(COLUMN, COLUMN) as (figure, axes):
+        inches = COLUMN - BESIDE_MATRIX
+        image = draw_correlation_matrix(axes, table, rotation=45.0, inches=inches, ha="right")
+        label = "correlation of differences over pairs"
+        figure.colorbar(image, ax=axes, label=label, shrink=0.8, aspect=25)
+        write_title(figure, axes, f"Correlation of {len(table)} features")
         save(figure, folder, "correlation")
 
 
 def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw the layers of each model as a line through their points x, y, with their `stress`."""
+    """Draw the layers of each model as a line through their points x, y, with their `stress`.
+
+    The first and the last layer of each model are named.
+    """
     for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
-        axes.plot(rows["x"], rows["y"], "o-", color=colour_of(number), label=str(model), alpha=0.7)
-        for layer, x, y in zip(rows["layer"], rows["x"], rows["y"], strict=True):
+        axes.plot(
+            rows["x"],
+            rows["y"],
+            "o-",
+            color=colour_of(number),
+            label=str(model),
+            alpha=0.7,
+            markersize=3,
+        )
+        for row in (rows.iloc[0], rows.iloc[-1]):
             axes.annotate(
-                layer_name(layer),
-                (x, y),
-                fontsize=6,
+                layer_name(row["layer"]),
+                (row["x"], row["y"]),
+                fontsize=SMALL,
+                color=colour_of(number),
                 xytext=(3, 3),
                 textcoords="offset points",
             )
-    axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}")
-    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    axes.set_title(f"layers in a plane (MDS), stress {points['stress'].iloc[0]:.2f}")
+    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
 
@@ -63,11 +88,11 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
 def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
     """Draw for each contrast the importance of all features in both layers, and the words."""
     n_rows = len(contrasts)
-    with canvas(9.6, 3.2 * n_rows, n_rows, 3, squeeze=False) as (figure, panels):
+    with canvas(PAGE, 2.4 * n_rows, n_rows, 3, squeeze=False) as (figure, panels):
         for (first, middle, second), contrast in zip(panels, contrasts, strict=True):
             _draw_words(first, contrast.names[0], contrast.words[0], contrast.feature)
             _draw_words(second, contrast.names[1], contrast.words[1], contrast.feature)
-            first.legend(fontsize=6, markerscale=2)
+            first.legend(markerscale=2, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
             _draw_importance(middle, contrast)
         save(figure, folder, "contrasts")
 
@@ -79,7 +104,7 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
             rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0
         )
     stress = words["stress"].iloc[0]
-    axes.set_title(f"{name}, by {feature}\nstress {stress:.2f}", fontsize=8)
+    axes.set_title(f"{name}, by {feature}\nplane (MDS), stress {stress:.2f}")
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
 
@@ -93,12 +118,12 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> None:
     axes.scatter(table["x"], table["y"], color=colours, s=18, zorder=3)
     named = table[values.max(axis=1) > NAMED_SHARE * largest]
     for feature, x, y in zip(named["feature"], named["x"], named["y"], strict=True):
-        axes.annotate(feature, (x, y), fontsize=6, xytext=(3, 2), textcoords="offset points")
+        axes.annotate(feature, (x, y), fontsize=SMALL, xytext=(3, 2), textcoords="offset points")
     ends = [min(values.min(), 0), 1.1 * largest]
     axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
     first, second = contrast.names
     axes.set(
-        xlabel=f"importance in {first}",
-        ylabel=f"importance in {second}",
+        xlabel=f"importance in {first} [drop of ρ]",
+        ylabel=f"importance in {second}\n[drop of ρ]",
         title=contrast.title,
     )

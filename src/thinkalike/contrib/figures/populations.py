@@ -10,7 +10,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-from thinkalike.figures.style import COLOURS, canvas, line, save, ticks
+from thinkalike.figures.style import (
+    COLOURS,
+    COLUMN,
+    PAGE,
+    canvas,
+    line,
+    lower_half,
+    save,
+    ticks,
+    write_title,
+)
 
 LABELS = {
     "accuracy_penalty": "accuracy penalty",
@@ -36,8 +46,9 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
     down = -(-n_panels // across)
     all_rows = pd.concat(list(panels_by_title.values()))
     values = all_rows.set_index("column")[["mean", "low", "high"]]
+    handle_of_label = {}
     finite = values.replace([np.inf, -np.inf], np.nan)  # an interval may be unbounded
-    with canvas(4.1 * across, 3.3 * down, down, across, squeeze=False) as (figure, panels):
+    with canvas(PAGE, 2.3 * down + 0.3, down, across, squeeze=False) as (figure, panels):
         for axes in panels.flat[n_panels:]:
             axes.set_axis_off()
         for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
@@ -48,7 +59,12 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
             _draw_means(axes, table)
             axes.set_ylim(lowest - margin, highest + margin)
             axes.set(ylabel=LABELS[quantity], title=title)
-            axes.legend(fontsize=7)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                handle_of_label[label] = handle
+        labels = list(handle_of_label)
+        figure.legend(handle_of_label.values(), labels, loc="outside lower center", ncols=3)
+        note = "bars: 95 % intervals over models; panels of one quantity have one scale"
+        write_title(figure, panels[0, 0], "Pairs of models within and between groups", note)
         save(figure, folder, "groups")
 
 
@@ -64,10 +80,13 @@ def _draw_means(axes: Axes, table: pd.DataFrame) -> None:
 
 def draw_distances(table: pd.DataFrame, folder: Path) -> None:
     """Draw the distances of all pairs of models: a matrix by groups, and by the kind of pair."""
-    with canvas(8.4, 3.6, 1, 2) as (figure, (matrix_axes, kinds_axes)):
+    with canvas(COLUMN, 5.2, 2, 1) as (figure, (matrix_axes, kinds_axes)):
         image = _draw_distance_matrix(matrix_axes, table)
         figure.colorbar(image, ax=matrix_axes, label="distance (equation 2)", shrink=0.85)
         _draw_kinds(kinds_axes, table)
+        models = table["source"].nunique()
+        note = "boxes: quartiles and median; points: pairs of models"
+        write_title(figure, matrix_axes, f"Distances of {models} models", note)
         save(figure, folder, "distances")
 
 
@@ -75,13 +94,14 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
     """Draw the matrix of distances in the order of the groups, with lines between groups."""
     names = list(dict.fromkeys(table["source"]))
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
-    image = axes.imshow(cells.to_numpy(), origin="lower", cmap="viridis")
+    image = axes.imshow(lower_half(cells.to_numpy(float)), origin="lower", cmap="viridis")
+    axes.spines[:].set_visible(False)
     groups = table.drop_duplicates("source")["group_of_source"].tolist()
     for index in range(1, len(groups)):
         if groups[index] != groups[index - 1]:
             axes.axhline(index - 0.5, color="white", linewidth=1)
             axes.axvline(index - 0.5, color="white", linewidth=1)
-    order = f"model: {', then '.join(dict.fromkeys(groups))}"
+    order = f"models: {', then '.join(dict.fromkeys(groups))}"
     axes.set(xlabel=order, ylabel=order)
     return image
 
@@ -104,4 +124,4 @@ def _draw_kinds(axes: Axes, table: pd.DataFrame) -> None:
         axes.plot(position + jitter, values, "o", color=colour, markersize=2.5, alpha=0.6)
     names = [kind.replace(" and ", "\nand ") for kind in values_of_kind]
     axes.set_xticks(range(1, len(names) + 1), names)
-    axes.set_ylabel("distance (equation 2)")
+    axes.set(xlabel="groups of the two models", ylabel="distance (equation 2)")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from thinkalike.figures.style import COLOURS, canvas, save
+from thinkalike.figures.style import COLOURS, canvas, save, width_of, write_title
 
 STARTS = {
     "random": "random",
@@ -26,12 +26,16 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
     if "transfer" in curves:
         panels_of = [(str(name), rows) for name, rows in curves.groupby("transfer", sort=False)]
     n_panels = len(panels_of)
-    size = (4.4, 3.2) if n_panels == 1 else (3.2 * n_panels, 3.1)
-    with canvas(*size, 1, n_panels, squeeze=False) as (figure, panels):
+    width = width_of(n_panels)
+    with canvas(width, 2.6, 1, n_panels, squeeze=False) as (figure, panels):
         for axes, (title, rows) in zip(panels[0], panels_of, strict=True):
             _draw_starts(axes, rows)
-            axes.set_title(title, fontsize=8)
-        panels[0][0].legend(fontsize=7)
+            axes.set_title(title)
+        panels[0][0].set_ylabel("explained variance [share]")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        seeds = "lines: means over seeds; points: seeds"
+        write_title(figure, panels[0][0], "Sparse autoencoders by their start", seeds)
         save(figure, folder, "explained_variance")
 
 
@@ -54,7 +58,7 @@ def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
             color=colour,
             label=STARTS.get(str(start), str(start)),
         )
-    axes.set(xlabel="FLOPs, all counted", ylabel="explained variance")
+    axes.set(xlabel="FLOPs, all counted")
     first_flops = table.loc[table["tokens"] > 0, "flops"].min()
     axes.set_xscale("symlog", linthresh=max(first_flops, 1.0))
 

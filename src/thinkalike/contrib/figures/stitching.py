@@ -10,7 +10,15 @@ import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from thinkalike.figures.style import COLOURS, canvas, line, save
+from thinkalike.figures.style import (
+    COLOURS,
+    PAGE,
+    canvas,
+    line,
+    save,
+    width_of,
+    write_title,
+)
 
 LINE_STYLES = ("o-", "s--")
 SMOOTHED_STEPS = 10  # of a running mean
@@ -19,8 +27,8 @@ SMOOTHED_STEPS = 10  # of a running mean
 def draw_directions(table: pd.DataFrame, folder: Path) -> None:
     """Draw the penalty against the layer, a panel for each group, a line for each direction."""
     groups = list(dict.fromkeys(table["group"]))
-    width = 3.1 * len(groups)
-    with canvas(width, 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
+    width = width_of(len(groups))
+    with canvas(width, 3.2, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
         for axes, group in zip(panels[0], groups, strict=True):
             of_group = table[table["group"] == group]
             directions = of_group.groupby(["source", "target"], sort=True)
@@ -37,8 +45,10 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set_xticks(range(of_group["source_layer"].nunique()))
             axes.set(xlabel="layer of the stitch", title=group)
-            axes.legend(fontsize=7)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         panels[0][0].set_ylabel("penalty [nats per token]")
+        note = "bars: 95 % intervals over documents"
+        write_title(figure, panels[0][0], "Stitches in all directions", note)
         save(figure, folder, "penalties")
 
 
@@ -52,9 +62,10 @@ def draw_learning_curves(
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     most_layers = max(curve.shape[1] for curve in curves.values())
-    size = (2.3 * most_layers, 2.3 * len(groups))
+    height = 1.8 * len(groups) + 0.15 * len(curves) / 2 + 0.4
     grid = (len(groups), most_layers)
-    with canvas(*size, *grid, sharey=True, squeeze=False) as (figure, panels):
+    all_labels = {}
+    with canvas(PAGE, height, *grid, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             of_group = {label: curve for (name, label), curve in curves.items() if name == group}
             n_layers = next(iter(of_group.values())).shape[1]
@@ -63,10 +74,16 @@ def draw_learning_curves(
                     axes.set_axis_off()
                     continue
                 _draw_losses(axes, of_group, layer)
-                axes.set_title(f"{group}, layer {layer}", fontsize=8)
+                axes.set_title(f"{group}, layer {layer}")
                 axes.set_xlabel("step")
             row[0].set_ylabel("loss [nats per token]")
-            row[0].legend(fontsize=6)
+            handles, labels = row[0].get_legend_handles_labels()
+            for label, handle in zip(labels, handles, strict=True):
+                all_labels[f"{group}: {label}"] = handle
+        handles = list(all_labels.values())
+        figure.legend(handles, list(all_labels), loc="outside lower center", ncols=2)
+        title = f"Training of stitches; mean of {SMOOTHED_STEPS} steps"
+        write_title(figure, panels[0][0], title)
         save(figure, folder, "learning_curves")
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import pandas as pd
 
 from thinkalike.figures.layers import band
-from thinkalike.figures.style import canvas, colour_of, save, ticks
+from thinkalike.figures.style import (
+    canvas,
+    colour_of,
+    save,
+    ticks,
+    width_of,
+    write_title,
+)
+
+BANDS = "coloured bands: 95 % intervals"
 
 
 def draw_subject_scores(
@@ -19,8 +28,8 @@ def draw_subject_scores(
     """
     recorded = list(ceilings["recorded"])
     n_panels = len(recorded)
-    width = 3.4 * n_panels + 1.2
-    with canvas(width, 3.4, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
+    width = width_of(n_panels)
+    with canvas(width, 2.8, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
         for axes, name in zip(panels[0], recorded, strict=True):
             ceiling = ceilings[ceilings["recorded"] == name].iloc[0]
             axes.axhspan(
@@ -35,5 +44,6 @@ def draw_subject_scores(
             axes.set(title=str(name), xlabel="layer")
         panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
         handles, labels = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        write_title(figure, panels[0, 0], "Layers of models beside recorded subjects", BANDS)
         save(figure, folder, "subjects")

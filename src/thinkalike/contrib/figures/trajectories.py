@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from thinkalike.figures.style import canvas, colour_of, save
+from thinkalike.figures.style import COLUMN, SMALL, canvas, colour_of, save, write_title
 from thinkalike.figures.trajectories import label_steps, step_position
 
 
@@ -16,23 +17,25 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
     """Draw similarity to the end by layer in each run, and how many runs have an onset when."""
     last_run = list(runs.values())[-1]
     steps = last_run["step"].unique()
-    with canvas(8.5, 3.4, 1, 2) as (figure, (curves_axes, onsets_axes)):
+    with canvas(COLUMN, 5.2, 2, 1) as (figure, (curves_axes, onsets_axes)):
         _draw_curves(curves_axes, runs)
         layers = last_run["layer"].unique()
-        curves_axes.legend([f"layer {layer}" for layer in layers], fontsize=7)
+        curves_axes.legend([f"layer {layer}" for layer in layers])
+        curves_axes.set_ylabel("CKA")
         _draw_onsets(onsets_axes, onsets)
         for axes in (curves_axes, onsets_axes):
             label_steps(axes, steps)
+        write_title(figure, curves_axes, f"{len(runs)} training runs of one model")
         save(figure, folder, "settling")
 
 
 def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
     for table in runs.values():
         positions = step_position(table["step"].unique())
-        by_layer = table.pivot(index="step", columns="layer", values="to_last")
+        by_layer = table.pivot(index="step", columns="layer", values="similarity_to_last")
         for layer, curve in by_layer.items():
             axes.plot(positions, curve, color=colour_of(int(str(layer))), linewidth=0.9)
-    axes.set(title="CKA with the last checkpoint, each seed a line", ylim=(None, 1.02))
+    axes.set(title="each checkpoint and the last, a line per seed", ylim=(None, 1.02))
 
 
 def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
@@ -42,19 +45,20 @@ def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
         of_feature = onsets[onsets["feature"] == feature]
         first_of_run = of_feature.groupby("run")["onset"].min()
         for step, count in first_of_run.value_counts().items():
-            position = float(step_position(step))
-            axes.plot(position, number, "o", color=colour_of(number), markersize=11)
+            (position,) = step_position(np.array([step]))
+            axes.plot(position, number, "o", color=colour_of(number), markersize=8)
             axes.text(
                 position,
                 number,
                 str(count),
                 ha="center",
                 va="center_baseline",
-                fontsize=8,
+                fontsize=SMALL,
                 color="white",
             )
     axes.set_yticks(range(len(features)), features)
     axes.set(
-        title="onset in how many seeds; none: not there at the end",
+        title="seeds with an onset at a step; blank: none",
+        ylabel="feature",
         ylim=(-0.5, len(features) - 0.5),
     )

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from thinkalike.figures.style import canvas, colour_of, save
+from thinkalike.figures.style import COLUMN, PAGE, canvas, colour_of, save, width_of, write_title
 
 MARKERS = "osD^vP*Xph"
+LEGENDS_ACROSS = {COLUMN: 2, PAGE: 5}
+MOST_IN_COLUMN = 3  # features of all panels of a row, in a figure as wide as a column
 FEATURE_WIDTH = 0.7  # of the distance of two features, which its conditions share
 
 
@@ -22,8 +25,10 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
     layer_pairs = list(table.groupby(["source_layer", "target_layer"], sort=False))
     splits = list(dict.fromkeys(table["split"]))
     features = list(dict.fromkeys(table["feature"]))
-    width = max(1.1 * len(features), 4) * len(layer_pairs) + 1.6
-    height = 2.8 * len(splits)
+    width = PAGE
+    if len(features) * len(layer_pairs) <= MOST_IN_COLUMN:
+        width = COLUMN
+    height = 2.1 * len(splits) + 0.9
     grid = (len(splits), len(layer_pairs))
     with canvas(width, height, *grid, squeeze=False, sharey=True) as (figure, panels):
         for (row, column), axes in np.ndenumerate(panels):
@@ -33,10 +38,15 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
             axes.set_title(f"layer {source_layer} → {target_layer}, held-out {split}s")
             if column == 0:
                 axes.set_ylabel("balanced accuracy")
+            axes.tick_params(labelbottom=row == len(splits) - 1)
         handles, labels = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", fontsize=7)
+        handles.append(Line2D([], [], color="0.6", linestyle="--", linewidth=1))
+        labels.append("chance")
+        across = LEGENDS_ACROSS[width]
+        figure.legend(handles, labels, loc="outside lower center", ncols=across)
         first = table.iloc[0]
-        figure.suptitle(f"probes of {first['source']} in {first['target']}", fontsize=10)
+        names = f"Probes of {first['source']} in {first['target']}"
+        write_title(figure, panels[0, 0], names, "bars: 95 % intervals")
         save(figure, folder, name)
 
 
@@ -55,8 +65,9 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
             label=condition,
             fmt=MARKERS[number % len(MARKERS)],
             color=colour_of(number),
-            markersize=4,
-            capsize=2,
+            markersize=2.5,
+            capsize=1,
+            elinewidth=0.7,
         )
     chance = table.drop_duplicates("feature").set_index("feature")["chance"].reindex(features)
     for position, value in enumerate(chance):
@@ -80,14 +91,18 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
     has_shares = bool(table["share"].notna().any())
     panels_of = list(table.groupby(["position", "strength"], sort=False))
     n_panels = len(panels_of)
-    width = 3.6 * n_panels + 1.6
-    with canvas(width, 3.0, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
+    width = width_of(n_panels)
+    with canvas(width, 2.6, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
         for axes, ((position, strength), rows) in zip(panels[0], panels_of, strict=True):
             _draw_effects(axes, rows, has_shares)
-            axes.set(xlabel="layers", title=f"{position}, strength {strength:g}")
+            axes.set(xlabel="layer → layer", title=f"{position}, strength {strength:g}")
         panels[0, 0].set_ylabel("share of the natural effect" if has_shares else "effect [nats]")
         handles, labels = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+        across = LEGENDS_ACROSS[width]
+        figure.legend(handles, labels, loc="outside lower center", ncols=across)
+        first = table.iloc[0]
+        names = f"Steering vectors of {first['source']} in {first['target']}"
+        write_title(figure, panels[0, 0], names, "bars: 95 % intervals")
         save(figure, folder, name)
 
 
@@ -105,8 +120,9 @@ def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
             fmt=f"{MARKERS[number]}-",
             color=colour_of(number),
             label=condition,
-            markersize=4,
+            markersize=3,
             capsize=2,
+            elinewidth=0.8,
         )
     layer_pairs = table.drop_duplicates(["source_layer", "target_layer"])
     names = []

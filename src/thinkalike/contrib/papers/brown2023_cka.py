@@ -31,7 +31,7 @@ from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import reached
 from thinkalike.models.checkpoints import located, named_folder
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]
@@ -237,15 +237,12 @@ def _tilt(case: Case) -> Claim:
 
 def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
     """Return the table of all pairs of models, with heatmaps of those that are drawn."""
-    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables = []
     for source, target in drawn:
         tables.append(table[(table["source"] == source) & (table["target"] == target)])
-    panels_across = 2 if len(drawn) == 4 else 3
-    draw = partial(
-        layer_heatmaps, pd.concat(tables), file="cka", label="CKA", across=panels_across
-    )
+    draw = partial(layer_heatmaps, pd.concat(tables), file="cka", label="CKA")
     return Conclusion(table, claims, draw)
 
 
@@ -293,7 +290,7 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
     """Return the sizes of a Hugging Face model by its configuration alone."""
     from transformers import AutoConfig
 
-    with explained(config), reached(config) as (place, commit):
+    with explaining_loading_errors(config), reached(config) as (place, commit):
         revision = None if named_folder(config) else commit
         shape = AutoConfig.from_pretrained(**located(place), revision=revision)
     d_head = shape.hidden_size // shape.num_attention_heads

@@ -102,12 +102,12 @@ def _stitches(case: Case) -> list[InnerJob]:
 def _penalties(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
     tables = []
     for direction in directions:
-        tables.append(case.results[direction.label].table.assign(group=direction.group))
+        tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
     return pd.concat(tables, ignore_index=True)
 
 
 def _rows_of_same_layers(result: Result) -> pd.DataFrame:
-    return result.table[result.table["source_layer"] == result.table["target_layer"]]
+    return result.details[result.details["source_layer"] == result.details["target_layer"]]
 
 
 class PenaltyDifferences(NamedTuple):

@@ -100,16 +100,16 @@ def _jobs(case: Case) -> list[InnerJob]:
 def _conclude(case: Case) -> Conclusion:
     claims: list[Claim] = []
     for label, result in case.results.items():
-        by_layers = result.table.groupby(["source_layer", "target_layer"], sort=False)
+        by_layers = result.details.groupby(["source_layer", "target_layer"], sort=False)
         for (source_layer, target_layer), rows in by_layers:
             probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
             claims += [*_carried(probed), *_lexical(probed), _random(probed), _refitted(probed)]
-    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
 
     def draw(folder: Path) -> None:
         for label, result in case.results.items():
             name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
-            draw_probes(result.table, folder, name)
+            draw_probes(result.details, folder, name)
 
     return Conclusion(table, claims, draw, blank=BLANK)
 

@@ -80,7 +80,7 @@ class Steered:
             "position": position,
             "strength": strength,
         }
-        table = self.result.table
+        table = self.result.details
         rows = table[(table[list(selection)] == pd.Series(selection)).all(axis=1)]
         if rows.empty or rows["share"].isna().any():
             return None
@@ -94,7 +94,7 @@ class Steered:
 
     def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
         """Return the shares of the natural effect by condition, and `BEYOND_RANDOM`."""
-        conditions = list(self.result.table["condition"].unique())
+        conditions = list(self.result.details["condition"].unique())
         matched = conditions.index(MATCHED)
         random = conditions.index(RANDOM)
         value = effects.steered.value
@@ -145,12 +145,12 @@ def _conclude(case: Case) -> Conclusion:
     tables = []
     for label, result in case.results.items():
         contrast = label.partition(",")[0]
-        tables.append(result.table.assign(contrast=contrast))
+        tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
         for label, result in case.results.items():
             name = label.replace(", ", "-").replace(" ", "-")
-            draw_steering(result.table, folder, name)
+            draw_steering(result.details, folder, name)
 
     table = pd.concat(tables, ignore_index=True)
     return Conclusion(table, claims, draw, blank=BLANK)

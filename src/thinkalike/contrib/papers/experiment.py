@@ -257,7 +257,7 @@ class Experiment(
 
     def show(self, result: Result) -> None:
         if self.tabulates:
-            columns = [_column(result.table[name]) for name in result.table]
+            columns = [_column(result.details[name]) for name in result.details]
             show_table(Table(self.name, columns))
         claims = result.tables["claims"]
         columns = [

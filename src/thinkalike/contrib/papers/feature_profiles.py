@@ -47,7 +47,7 @@ class Profiles:
 
     @property
     def features(self) -> list[str]:
-        return list(dict.fromkeys(self.result.table["feature"]))
+        return list(dict.fromkeys(self.result.details["feature"]))
 
     @property
     def importances(self) -> Float[Tensor, "k l f"]:
@@ -71,7 +71,7 @@ class Profiles:
     @property
     def reference_note(self) -> str:
         """What share of its split-half reference the mean score is; empty if none is known."""
-        shares = self.result.tables["scores"].get("share", pd.Series(dtype=float))
+        shares = self.result.tables["scores"].get("share_of_reference", pd.Series(dtype=float))
         if not shares.notna().any():
             return ""
         return f" ({shares.mean():.0%} of its split-half reference)"

@@ -98,7 +98,7 @@ class PopulationResult:
 
     @cached_property
     def _group_of_all(self) -> dict[str, str]:
-        rows = self.result.table.drop_duplicates("source")
+        rows = self.result.details.drop_duplicates("source")
         return dict(zip(rows["source"], rows["group_of_source"], strict=True))
 
     @cached_property

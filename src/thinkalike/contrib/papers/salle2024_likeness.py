@@ -171,7 +171,7 @@ def _rsa_of_all_layers(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     }
     values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
     for source, target in itertools.combinations(case.models, 2):
-        for cell in case.results[f"{source}, {target}"].table.to_dict("records"):
+        for cell in case.results[f"{source}, {target}"].details.to_dict("records"):
             row = index_of[cell["source"], cell["source_layer"]]
             column = index_of[cell["target"], cell["target_layer"]]
             values[row, column] = cell["value"]

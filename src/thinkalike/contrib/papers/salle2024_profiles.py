@@ -48,7 +48,7 @@ def _figure3(case: Case) -> Conclusion:
 
     score_tables = [model.result.tables["scores"] for model in profiles]
     scores = pd.concat(score_tables, ignore_index=True)
-    table = pd.concat([model.result.table for model in profiles], ignore_index=True)
+    table = pd.concat([model.result.details for model in profiles], ignore_index=True)
     return Conclusion(table, claims, partial(draw_profiles, table, scores), {"scores": scores})
 
 

@@ -76,7 +76,7 @@ def _conclude(case: Case) -> Conclusion:
     ]
     for feature in dict.fromkeys(onsets["feature"]):
         claims.append(_appears(onsets, feature, units))
-    draw = partial(draw_settling, {run: result.table for run, result in results.items()}, onsets)
+    draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
     return Conclusion(
         table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"]
     )
@@ -84,7 +84,7 @@ def _conclude(case: Case) -> Conclusion:
 
 def _settled(result: Result) -> pd.DataFrame:
     """Return when loss, likeness to the end, and each layer settle in one run."""
-    steps = settling(result.table, result.tables["losses"])
+    steps = settling(result.details, result.tables["losses"])
     table = pd.DataFrame(steps.items(), columns=["what", "step"])
     return table.assign(doublings=np.log2(1 + table["step"]))
 
@@ -105,7 +105,7 @@ def _aligned(results: Mapping[str, Result], units: str) -> Claim:
     """Return the claim that runs differ less at the same loss than at the same step."""
     runs = []
     for result in results.values():
-        likeness = result.table.pivot(index="step", columns="layer", values="to_last")
+        likeness = result.details.pivot(index="step", columns="layer", values="similarity_to_last")
         runs.append(result.tables["losses"].merge(likeness, on="step"))
 
     mean_gains = []

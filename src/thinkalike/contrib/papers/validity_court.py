@@ -127,7 +127,7 @@ def _courts(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
     judges = ranking.summary(table)
     doses = ranking.doses(table)

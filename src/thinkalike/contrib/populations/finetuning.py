@@ -38,7 +38,7 @@ from thinkalike.store import Headline, Result
 from thinkalike.training.curves import loggers_of
 from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import scheduled
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 SIDES: tuple[Side, ...] = ("fit", "report", "challenge")
@@ -178,7 +178,7 @@ class ClassifierFinetuning(
             module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index
         )
         device = torch.device(pick_device(config.model.device))
-        run = Run(work.job.partial, device, config.trainer, work.tracker)
+        run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
         with work.phase("fit"):
             fit(training, training.data(), run, loggers_of(run, config.logger.kind))
         folder = work.job.aside / CHECKPOINT
@@ -215,7 +215,7 @@ class ClassifierFinetuning(
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         columns = [
             text_column("set", table["set"]),
             number_column("pairs", table["pairs"], ","),

@@ -13,7 +13,7 @@ from thinkalike.errors import ModelError
 from thinkalike.models.access import reached
 from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import CLASSIFIER, FAMILIES
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.readers import read_weights
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
@@ -39,7 +39,7 @@ def new_classifier(
         ModelError: The model is no BERT, or has no block `redraw`.
     """
     family = FAMILIES[CLASSIFIER]
-    with explained(config), reached(config) as (place, _):
+    with explaining_loading_errors(config), reached(config) as (place, _):
         model_type = read_config_json(config, place).get("model_type", config.family)
         if model_type != family.model_type:
             raise ModelError(

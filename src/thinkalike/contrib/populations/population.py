@@ -221,7 +221,7 @@ class Population(
 
 def _means_by_quantity(result: Result) -> dict[str, Grouped]:
     """Return penalties, flips and CKA within and between groups, by cut or layer."""
-    groups = list(result.table.drop_duplicates("source")["group_of_source"])
+    groups = list(result.details.drop_duplicates("source")["group_of_source"])
     correct = torch.from_numpy(result.arrays["correct"])
     predicted = torch.from_numpy(result.arrays["predicted"])
     values = {

@@ -33,7 +33,7 @@ from thinkalike.store import Result
 from thinkalike.training.curves import loggers_of
 from thinkalike.training.data import StepData
 from thinkalike.training.recipe import whole_rows
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 USUAL_CONTEXT = 256  # tokens, where `model.context` is not set
@@ -100,7 +100,7 @@ class MiniPretraining(
             setting="pretrain.tokens_per_step",
         )
         device = torch.device(pick_device(model.device))
-        run = Run(work.job.partial, device, config.trainer, work.tracker)
+        run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
         kept_folder = work.job.partial / KEPT
         facts: dict[str, object] = {"architecture": model.architecture, "seed": model.seed}
 

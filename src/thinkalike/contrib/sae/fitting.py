@@ -14,7 +14,7 @@ from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.site_states import spread_by_document
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Fitted:
         return (start * n_rates + rate) * n_seeds + seed
 
 
-def fit_all(materials: SAEMaterials, run: Run, loggers: Sequence[Logger]) -> Fitted:
+def fit_all(materials: SAEMaterials, run: TrainingRun, loggers: Sequence[Logger]) -> Fitted:
     """Train all autoencoders of a job, from every start, at every rate, with every seed."""
     config = materials.config
     fits = []

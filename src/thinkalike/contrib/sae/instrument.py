@@ -35,7 +35,7 @@ from thinkalike.screen import (
 )
 from thinkalike.store import Headline, Result
 from thinkalike.training.curves import loggers_of
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 
 SCALARS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
 
@@ -99,7 +99,7 @@ class SparseAutoencoders(
     def run(self, config: SAEJob, work: Work) -> Outcome:
         with work.phase("loading"):
             materials = SAEMaterials.of(config, work.optional_input("source", Result))
-        run = Run(work.job.partial, materials.model.device, config.trainer, work.tracker)
+        run = TrainingRun(work.job.partial, materials.model.device, config.trainer, work.tracker)
         with work.phase("fit"):
             fitted = fit_all(materials, run, loggers_of(run, config.logger.kind))
         with work.phase("report"):
@@ -145,7 +145,7 @@ class SparseAutoencoders(
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return what the autoencoder of `sae.start` explains and recovers, and its dead share."""
-        table = result.table
+        table = result.details
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
         headlines = []
         for name in ("explained_variance", "loss_recovered"):
@@ -157,7 +157,7 @@ class SparseAutoencoders(
         return headlines
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         sae = result.config["sae"]
         first = table.iloc[0]
         activation = "ReLU"

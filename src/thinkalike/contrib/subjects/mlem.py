@@ -42,7 +42,7 @@ class SubjectsMLEM(
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the profiles and the scores of all sides; subjects are one side, the group."""
-        profiles = result.table
+        profiles = result.details
         scores = result.tables["scores"]
         if "group" not in result.tables:
             return profiles, scores

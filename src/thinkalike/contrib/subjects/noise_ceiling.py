@@ -8,7 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare
+from thinkalike.measures.distances.comparators import (
+    CENTRED_COMPARATORS,
+    RANK_COMPARATORS,
+    comparable,
+    compare,
+)
 from thinkalike.measures.distances.ranks import mid_ranks
 
 
@@ -59,8 +64,8 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
 
 def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
     """Return each subject's distances in the unit in which subjects are averaged."""
-    if comparator in RANKED:
+    if comparator in RANK_COMPARATORS:
         return mid_ranks(vectors)
-    if comparator in CENTRED:
+    if comparator in CENTRED_COMPARATORS:
         vectors = vectors - vectors.mean(1, keepdim=True)
     return vectors / vectors.square().mean(1, keepdim=True).sqrt()

@@ -87,14 +87,14 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         if "models" in result.tables:
             ceilings = _mean_ceilings(result.tables["ceilings"])
             comparator = result.config["measure"]["comparator"]
-            draw_subject_scores(result.table, ceilings, folder, comparator)
+            draw_subject_scores(result.details, ceilings, folder, comparator)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the mean score of a model's best layer, if there is one, and the ceiling."""
         ceiling = Headline("ceiling", result.scalars["ceiling"])
         if "models" not in result.tables:
             return [ceiling]
-        best = result.table.iloc[int(result.table["value"].argmax())]
+        best = result.details.iloc[int(result.details["value"].argmax())]
         low_column, high_column = _widest_interval(best)
         headline = Headline.with_ends("best", best["value"], best[low_column], best[high_column])
         return [headline, ceiling]

@@ -52,7 +52,7 @@ from thinkalike.job.inputs import Inputs
 from thinkalike.measures.accuracy import Accuracy
 from thinkalike.measures.estimates import interval_around
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.sites import ONCE
+from thinkalike.models.sites import SITES_OUTSIDE_BLOCKS
 from thinkalike.models.variants import fresh
 from thinkalike.processes import counted
 from thinkalike.screen import (
@@ -146,7 +146,11 @@ class CarriedProbes(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
-            if not isinstance(model.site, str) or model.site in ONCE or model.head == "all":
+            if (
+                not isinstance(model.site, str)
+                or model.site in SITES_OUTSIDE_BLOCKS
+                or model.head == "all"
+            ):
                 raise ConfigError(
                     "probes are of one place in each block: give one model.site, and one "
                     "model.head of z"
@@ -218,7 +222,7 @@ class CarriedProbes(
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike.contrib.figures.transfer import draw_probes  # imports matplotlib
 
-        draw_probes(result.table, folder)
+        draw_probes(result.details, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return means over features: the share that carried probes keep, and accuracies."""
@@ -227,7 +231,7 @@ class CarriedProbes(
         return [Headline(name, scalars[name]) for name in names if name in scalars]
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         stimuli = result.provenance["stimuli"]
         first = table.iloc[0]
         splits = list(table["split"].unique())

@@ -193,11 +193,11 @@ class Steering(
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike.contrib.figures.transfer import draw_steering  # imports matplotlib
 
-        draw_steering(result.table, folder)
+        draw_steering(result.details, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return shares of the natural effect, native and carried, where native does most."""
-        by_case = result.table.groupby(["position", "strength"], sort=False)
+        by_case = result.details.groupby(["position", "strength"], sort=False)
         _, first = next(iter(by_case))
         strongest = first[first["condition"] == NATIVE].nlargest(1, "effect")
         at_strongest = first.merge(strongest[["source_layer", "target_layer"]])
@@ -208,7 +208,7 @@ class Steering(
         return [headline for headline in headlines if isfinite(headline.value)]
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         scalars = result.scalars
         first = table.iloc[0]
         column = "effect"

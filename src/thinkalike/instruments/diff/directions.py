@@ -55,7 +55,7 @@ def directions_at(
             {
                 "layer": part.layer,
                 "direction": index + 1,
-                "share": float(principal.share[index]),
+                "share_of_change": float(principal.share[index]),
                 "stability": float(principal.stability[index]),
                 "raises": raised,
                 "lowers": lowered,

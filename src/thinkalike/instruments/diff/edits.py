@@ -70,7 +70,7 @@ def edits_of(
         if tensor.data_ptr() == embedding.data_ptr():
             changed_tokens = list(range(base.vocabulary))
             if change.axis == 0:
-                changed_tokens = list(change.places)
+                changed_tokens = list(change.indices)
         rows.append(
             {
                 **_part_columns(name, parts),

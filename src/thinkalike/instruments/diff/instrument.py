@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_o
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.budget_ladder import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
@@ -47,6 +48,7 @@ from thinkalike.models.parts import (
     without_difference,
 )
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
@@ -58,6 +60,9 @@ FORK_TOKENS = 2**18
 
 MOST_PARTS_EXCHANGED = 16
 """At most so many parts of blocks are exchanged."""
+
+FEWEST_TOKENS = 512
+"""A budget leaves at least so many tokens."""
 
 TOKENS_OF_CONTRAST = 8
 """About how many tokens a text of a pair has."""
@@ -76,7 +81,7 @@ class Differences(NamedTuple):
     """The tokens whose row of the embedding differs."""
 
 
-class Diff(
+class DiffInstrument(
     Instrument[AnalyzeConfig],
     kind="diff",
     version=8,
@@ -131,6 +136,15 @@ class Diff(
             passes.append(base.passes("amplified text", float(tokens_of_amplified_text()), row))
         return passes
 
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer tokens, of all text and of what modules are exchanged on."""
+        measure = config.measure_as(DiffConfig)
+        for tokens in halvings(measure.tokens, least=FEWEST_TOKENS):
+            tokens_per_part = min(measure.tokens_per_part, tokens)
+            yield {"measure.tokens": tokens, "measure.tokens_per_part": tokens_per_part}
+
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(DiffConfig)
         with work.phase("loading"):
@@ -179,8 +193,14 @@ class Diff(
     def draw(self, result: Result, folder: Path) -> None:
         if "layers" in result.tables:
             base, changed = (model["name"] for model in result.provenance["models"][:2])
-            about = f"{base} → {changed}, {result.scalars['documents']:.0f} documents"
-            figures.changes(result.table, result.tables["layers"], folder, about)
+            documents = result.scalars["documents"]
+            about = f"bars: 95 % intervals over {documents:.0f} documents"
+            names = f"{base} → {changed}"
+            figures.changes(result.details, result.tables["layers"], folder, names, about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the modules first that bring back most of the base model."""
+        return ranked_rows(table, "mean_effect")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         scalars = result.scalars

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.evaluation.changes import BatchStates, perturbed
 from thinkalike.evaluation.forks import fork, part_moves, rate_for
-from thinkalike.instruments.diff.null_runs import SIGNS, NullRuns
+from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.job import Work
@@ -28,8 +28,6 @@ RUNS = 19
 
 PERMUTED = "permuted"
 """The kind of null whose changes move to random rows and columns."""
-
-FORKS = "forks"
 
 OpenModel = Callable[[int], AbstractContextManager[FrozenModel]]
 """Opens a model of a null by its number."""

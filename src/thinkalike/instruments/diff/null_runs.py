@@ -9,6 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+FORKS = "forks"
+"""The kind of null whose models are copies of the base that were trained further."""
+
 SIGNS = "signs"
 """The kind of null whose changes stay at their entries."""
 

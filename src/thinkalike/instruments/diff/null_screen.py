@@ -10,9 +10,9 @@ MORE = "more"
 LESS = "less"
 
 BESIDE_RANDOM = {
-    (MORE, MORE): "More than random changes of the same size.",
-    (LESS, LESS): "Less than random changes of the same size.",
-    (AS_MUCH, AS_MUCH): "Not distinguishable from random changes of the same size.",
+    (MORE, MORE): "More than matched random changes.",
+    (LESS, LESS): "Less than matched random changes.",
+    (AS_MUCH, AS_MUCH): "Not distinguishable from matched random changes.",
     (LESS, AS_MUCH): (
         "As much as random changes of the same entries, and less than random changes elsewhere: "
         "entries changed most where it does least, as by casts, rounding and noise in proportion "
@@ -39,9 +39,9 @@ BESIDE_RANDOM = {
 signs at its entries."""
 
 BESIDE_FORKS = {
-    MORE: "More than drift on this text.",
-    LESS: "Less than drift on this text.",
-    AS_MUCH: "Not distinguishable from drift on this text.",
+    MORE: "More than the continued-training control.",
+    LESS: "Less than the continued-training control.",
+    AS_MUCH: "Not distinguishable from the continued-training control.",
 }
 
 
@@ -55,28 +55,29 @@ class BesideRuns(NamedTuple):
     """The range of the runs, with the p-value."""
 
 
-def beside_null(numbers: Mapping[str, float], null: str) -> str:
+def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
     """Return whether the change is more than that of the null, of its size.
 
     Args:
         numbers: The headline numbers of the result.
-        null: The setting `measure.null`.
+        by_forks: Whether the null is the continued-training control.
     """
-    own_kl = (
-        f"On the {numbers['tokens_of_part']:,.0f} of these tokens that all of these models read, "
-        f"KL is {numbers['kl_of_part']:.4g};"
+    kl_of_change = (
+        f"On the {numbers['compared_tokens']:,.0f} of these tokens that all of these models read, "
+        f"KL is {numbers['kl_of_compared_tokens']:.4g} nats;"
     )
     beside = _beside_runs(numbers, "null")
-    if null == "continued_training":
+    if by_forks:
         return (
-            f"{BESIDE_FORKS[beside.comparison]} {own_kl} {numbers['nulls']:.0f} forks by further "
-            f"training on this text, with changes of equal norm, make {beside.runs}."
+            f"{BESIDE_FORKS[beside.comparison]} {kl_of_change} {numbers['nulls']:.0f} copies of "
+            f"the base that were trained further on this text, with changes of equal norm, make "
+            f"{beside.runs}."
         )
     beside_signs = _beside_runs(numbers, "signs")
     verdict = BESIDE_RANDOM[beside.comparison, beside_signs.comparison]
     return (
-        f"{verdict} {own_kl} changes of equal norms and singular values, "
-        f"{numbers['nulls'] / 2:.0f} of each kind, make {beside.runs} in random rows and columns, "
+        f"{verdict} {kl_of_change} matched random changes (equal norms and singular values, "
+        f"{numbers['nulls'] / 2:.0f} of each kind) make {beside.runs} in random rows and columns, "
         f"and {beside_signs.runs} with random signs at the same entries."
     )
 
@@ -88,7 +89,7 @@ def _beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
         numbers: The headline numbers of the result.
         name: What the numbers of the null are called.
     """
-    kl = numbers["kl_of_part"]
+    kl = numbers["kl_of_compared_tokens"]
     low = numbers[f"{name}_low"]
     high = numbers[f"{name}_high"]
     p = numbers[f"{name}_p"]

@@ -78,7 +78,7 @@ def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
         margin: The margins of equivalence.
     """
     rows = [row_of_equal_part(part) for part in parts_of(base)]
-    names = ["parts", "settings", "tokens"]
+    names = ["modules", "settings", "tokens"]
     for name in ("kl", "flips", "loss_change"):
         names += [name, f"{name}_low", f"{name}_high"]
     margins = [name for name, value in margin.items() if value is not None]
@@ -103,7 +103,7 @@ def _scalars(
     scalars = {
         **document_counts(torch.bincount(documents)),
         "tokens": float(len(kl)),
-        "parts": float(len(observed.parts)),
+        "modules": float(len(observed.parts)),
         "settings": float(len(observed.exact.get("settings", ()))),
         "nulls": float(len(observed.null.kl)),
     }
@@ -117,8 +117,8 @@ def _scalars(
     tokens_of_part = observed.rows.tokens[: observed.first, :-1].numel()
     kl_of_part = kl[:tokens_of_part].mean()
     if observed.parts or observed.outputs:
-        scalars["kl_of_part"] = float(kl_of_part)
-        scalars["tokens_of_part"] = float(tokens_of_part)
+        scalars["kl_of_compared_tokens"] = float(kl_of_part)
+        scalars["compared_tokens"] = float(tokens_of_part)
     for kind in observed.null.kinds:
         name = "signs" if kind == SIGNS else "null"
         runs = observed.null.kl_of_kind(kind).double().mean(1)
@@ -128,7 +128,7 @@ def _scalars(
         scalars["contrast_change"] = words["change"].mean()
     if observed.has_forks:
         _, p = observed.beyond_drift
-        scalars["part_p"] = p
+        scalars["p_of_farthest_module"] = p
     return scalars | _verdicts(observed.margin, scalars, {"class": classes, "word": words})
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.measures.edits import Edit
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.module_facts import HEADS, number_in, text_config
+from thinkalike.models.module_facts import HEADS, config_of_text_model, number_in
 
 MOST_NAMED = 4
 """At most so many tokens, neurons and the like are named."""
@@ -46,9 +46,9 @@ def places_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit)
         tensor: The tensor.
         change: The edit.
     """
-    if change.axis is None or not change.places:
+    if change.axis is None or not change.indices:
         return ""
-    indices = change.places
+    indices = change.indices
     is_of_vocabulary = len(tensor) == model.vocabulary and model.family.blocks not in name
     if change.axis == 0 and is_of_vocabulary:
         tokens = [repr(model.tokenizer.decode([token])) for token in indices]
@@ -109,7 +109,7 @@ def _heads_in_words(
         indices: The indices that differ.
         is_of_outputs: Whether they are of the outputs of the module.
     """
-    config = text_config(model.module)
+    config = config_of_text_model(model.module)
     query_heads = number_in(config, HEADS) or 0
     if not query_heads or "att" not in path:
         return ""

@@ -8,18 +8,25 @@ from typing import TypeAlias
 
 import pandas as pd
 
+from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import beside_null
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.weights_screen import weights_in_words
-from thinkalike.screen import number_of_documents, span
+from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
 
 SHARE_NAMED = 0.9
-"""The modules that are named hold this share of what enters at all modules."""
+"""The modules that are named hold this share of the onsets of all modules."""
 
 MOST_SHARES = 3
-"""At most so many shares of KL are named."""
+"""At most so many modules, outputs or tokens with the largest effects are named."""
+
+LEAST_EFFECT = 0.005
+"""A smaller share of KL rounds to 0 %."""
+
+CONCENTRATED = 0.5
+"""A module that restores this share of KL alone holds most of the effect."""
 
 MOST_RANGES = 5
 """At most so many ranges of layers are named."""
@@ -28,8 +35,8 @@ MOST_NAMED = 6
 """At most so many settings, tokens or words are named."""
 
 APART = 3
-"""A module is told apart that is more than so many times as far from forks as modules typically
-are: recipes of training differ, too."""
+"""A module is told apart that is more than so many times as far from the continued-training
+control as modules typically are: recipes of training differ, too."""
 
 FALSE_DISCOVERIES = 0.05
 """The rate of false discoveries among what is told apart."""
@@ -46,7 +53,9 @@ def lines(result: Result) -> Iterator[str]:
     numbers = result.scalars
     tables = result.tables
     settings = result.config["measure"]
-    yield f"Did it change? {_change_in_words(numbers)}"
+    yield summary(result)
+    if numbers["tokens"]:
+        yield f"How much? {_change_in_words(numbers)}"
     if len(tables.get("settings", ())):
         yield f"Which settings? {_settings_in_words(tables['settings'])}"
     if "weights" in tables:
@@ -60,19 +69,90 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     """Yield the lines about what both models make of text."""
     numbers = result.scalars
     tables = result.tables
-    null = result.config["measure"]["null"]
+    by_forks = "nulls" in tables and bool((tables["nulls"]["kind"] == FORKS).any())
     if "null_p" in numbers:
-        yield f"More than by chance? {beside_null(numbers, null)}"
-    if numbers["parts"]:
-        yield f"Where? {_modules_in_words(result.table, numbers.get('part_p'))}"
+        yield f"More than by chance? {beside_null(numbers, by_forks)}"
+    if numbers["modules"]:
+        p = numbers.get("p_of_farthest_module")
+        yield f"Where? {_modules_in_words(result.details, p)}"
     if len(tables.get("outputs", ())):
         yield f"Through which outputs? {_outputs_in_words(tables['outputs'])}"
-    yield f"On what? {_tokens_in_words(tables.get('tokens'), tables.get('contexts'), null)}"
+    if "contexts" in tables:
+        tokens = tables.get("tokens")
+        yield f"On what? {_tokens_in_words(tokens, tables['contexts'], by_forks)}"
     if "words" in tables:
         yield f"On which words? {_words_in_words(tables['words'], numbers)}"
-    if numbers["parts"]:
-        yield f"In which directions? {_directions_in_words(tables.get('directions'))}"
+    if numbers["modules"]:
+        directions = _directions_in_words(tables.get("directions"), result.details, numbers)
+        yield f"In which directions? {directions}"
     yield from lines_of_what_was_taught(tables, numbers)
+
+
+def summary(result: Result) -> str:
+    """Return in one sentence what changed, where its effect lies, and on which text."""
+    numbers = result.scalars
+    base, changed = (model["name"] for model in result.provenance["models"][:2])
+    if not numbers["tokens"]:
+        return f"{changed} equals {base}: all weights, settings and tokenizers are the same."
+
+    text = f"text: {result.config['data']['name']}, {numbers['tokens']:,.0f} tokens"
+    what_changed = _count_of_modules(result.details, int(numbers["modules"]))
+    what_changed = f"{base} → {changed}: {what_changed}"
+    if not numbers["kl"]:
+        return f"{what_changed}, and no prediction differs; {text}."
+
+    clauses = [what_changed, f"KL is {number_text(numbers['kl'], '.3g')} nats per token"]
+    if numbers["modules"]:
+        clauses.append(_spread_of_effect(result.details))
+    clauses += _most_affected_tokens(result.tables)
+    return f"{'; '.join([*clauses, text])}."
+
+
+def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
+    """Return how many modules changed, and by how much in the median.
+
+    Args:
+        table: The modules.
+        modules: How many of them changed.
+    """
+    if not modules:
+        return "only settings changed"
+    count = f"{modules} of {len(table)} modules changed"
+    if modules == len(table):
+        count = f"all {modules} modules changed"
+    changes = table["relative_weight_change"]
+    median = changes[changes > 0].median()
+    if math.isnan(median):  # the weights of an adapter have none in the base to compare with
+        return count
+    digits = ".0f" if median > 0.1 else ".2g"
+    return f"{count}, in the median by {number_text(100 * median, digits)} % of their norm"
+
+
+def _spread_of_effect(table: pd.DataFrame) -> str:
+    """Return whether restoring one module undoes most of the change."""
+    changed = table[table["relative_weight_change"] != 0].dropna(subset="restoring_effect")
+    if changed.empty:
+        return "no module was exchanged"
+    with_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
+    largest = with_largest["restoring_effect"]
+    if largest < LEAST_EFFECT:
+        return "the effect is spread out: restoring one module removes none of it"
+    module = _named([with_largest])
+    share = number_text(largest, ".0%")
+    if largest >= CONCENTRATED:
+        return f"the effect is concentrated: restoring {module} alone removes {share} of the KL"
+    return f"the effect is spread out: no module restores more than {share} ({module})"
+
+
+def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return a clause that names the tokens after which KL is largest; none without a test."""
+    if "tokens" not in tables:
+        return []
+    standing_out = tables["tokens"].query("q <= @FALSE_DISCOVERIES")
+    if standing_out.empty:
+        return []
+    largest = standing_out.nlargest(MOST_SHARES, "factor")
+    return [f"largest after {', '.join(map(str, largest['token']))}"]
 
 
 def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> str:
@@ -84,20 +164,16 @@ def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> 
 
 def _change_in_words(numbers: Numbers) -> str:
     """Return how far the predictions moved."""
-    if not numbers["tokens"]:
-        return "No. All weights, settings and tokenizers are equal."
     documents = number_of_documents(numbers)
     if not numbers["kl"]:
-        what = "Settings"
-        if numbers["parts"]:
-            what = f"Weights of {numbers['parts']:.0f} modules"
-        return f"{what} differ, and no prediction over {documents}."
+        return f"No prediction differs over {documents}."
     return (
-        f"KL(base ‖ changed) {_value_with_interval(numbers, 'kl', '.4g')} nats per token (reverse "
-        f"{numbers['reverse_kl']:.4g}); the most likely next token flips at "
-        f"{_value_with_interval(numbers, 'flips', '.2%')}; loss {numbers['loss_base']:.3f} → "
-        f"{numbers['loss_changed']:.3f}, {_value_with_interval(numbers, 'loss_change', '+.4f')}; "
-        f"{numbers['tokens']:,.0f} tokens of {documents}."
+        f"KL(base ‖ changed) is {_value_with_interval(numbers, 'kl', '.4g')} nats per token "
+        f"(KL(changed ‖ base) {numbers['reverse_kl']:.4g}); the most likely next token differs at "
+        f"{_value_with_interval(numbers, 'flips', '.1%')} of the tokens; the loss goes from "
+        f"{numbers['loss_base']:.3f} to {numbers['loss_changed']:.3f} nats per token, by "
+        f"{_value_with_interval(numbers, 'loss_change', '+.4f')}; {numbers['tokens']:,.0f} tokens "
+        f"of {documents}."
     )
 
 
@@ -112,60 +188,65 @@ def _settings_in_words(table: pd.DataFrame) -> str:
 
 
 def _modules_in_words(table: pd.DataFrame, p: float | None) -> str:
-    """Return where the change of states enters, and which modules hold the greatest shares of KL.
+    """Return where states begin to differ, and which modules have the largest effects.
 
     Args:
         table: The modules.
         p: The p-value of the module that is farthest from forks; None: there are no forks.
     """
-    changed = table[table["weights"] != 0]
-    sentences = [_entry_in_words(changed, len(table))]
-    shares = changed["share"].dropna().sort_values(ascending=False, kind="stable")
-    if shares.empty:
+    changed = table[table["relative_weight_change"] != 0]
+    sentences = [_onsets_in_words(changed)]
+    effects = changed["mean_effect"].dropna().sort_values(ascending=False, kind="stable")
+    if effects.empty:
         sentences.append("No prediction differs.")
     else:
         modules = []
-        for index in shares.index[:MOST_SHARES]:
+        for index in effects.index[:MOST_SHARES]:
             row = changed.loc[index]
-            modules.append(f"{_named([row])} {_value_with_interval(row, 'share', '.2f')}")
-        sentences.append(f"Shares of KL: {', '.join(modules)}.")
+            modules.append(f"{_named([row])}: {_value_with_interval(row, 'mean_effect', '.0%')}")
+        sentences.append(
+            "Share of the KL that one module restores or transplants, on average: "
+            f"{', '.join(modules)}."
+        )
     if p is not None:
         sentences.append(_farthest_in_words(changed, p))
-    return " ".join(sentences)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _entry_in_words(changed: pd.DataFrame, modules: int) -> str:
-    """Return how many modules changed, and at which of them the change of states enters.
+def _onsets_in_words(changed: pd.DataFrame) -> str:
+    """Return after which modules most of the change of states begins.
 
     Args:
         changed: The modules whose weights differ.
-        modules: How many modules there are.
     """
-    count = f"Weights differ in {len(changed)} of {modules} modules"
-    entering = changed["entering"].dropna().sort_values(ascending=False, kind="stable")
-    entered_before = entering.cumsum() - entering
-    holds_most = entered_before < SHARE_NAMED * entering.sum()
-    indices = entering.index[holds_most]
+    onsets = changed["onset"].dropna().sort_values(ascending=False, kind="stable")
+    begun_before = onsets.cumsum() - onsets
+    holds_most = begun_before < SHARE_NAMED * onsets.sum()
+    indices = onsets.index[holds_most]
     if not len(indices):
-        return f"{count}."
+        return ""
     named = _named([changed.loc[index] for index in sorted(indices)])
     ranges = 1 + named.count(",") + named.count(" and ")
     if ranges <= MOST_RANGES:
-        return f"The change of states enters at {named}. {count}."
-    most = _named([changed.loc[indices[0]]])
-    return f"{count}; the change of states enters at {len(indices)} of them, most at {most}."
+        return f"Onset: states begin to differ at {named}."
+    most = changed.loc[indices[0]]
+    return (
+        f"Onset: states begin to differ at {len(indices)} modules, most at {_named([most])} "
+        f"(relative distance {number_text(most['onset'], '.2g')})."
+    )
 
 
 def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
     """Return whether a module moved farther than in forks and than the remaining modules did."""
-    compared = changed[changed["beyond"].notna()].sort_values("beyond")
+    compared = changed[changed["weight_change_beyond_control"].notna()]
+    compared = compared.sort_values("weight_change_beyond_control")
     farthest = compared.iloc[-1]
     module = "No module"
-    if p <= FALSE_DISCOVERIES and farthest["beyond"] >= APART:
+    if p <= FALSE_DISCOVERIES and farthest["weight_change_beyond_control"] >= APART:
         module = _named([farthest])
     return (
-        f"{module} moved farther than in forks and than the remaining modules did (p = {p:.2g} "
-        f"over {len(compared)})."
+        f"{module} moved farther than in the continued-training control and than the remaining "
+        f"modules did (p = {p:.2g}, corrected for {len(compared)} modules)."
     )
 
 
@@ -189,9 +270,9 @@ def _outputs_in_words(table: pd.DataFrame) -> str:
     is_head = table["output"] == "z"
     heads = ""
     if is_head.any():
-        heads = f"; of single heads {_shares_of_outputs(table[is_head])}"
+        heads = f"; among heads, {_shares_of_outputs(table[is_head])}"
     return (
-        "The exchange of one output between the models moves this share of KL: "
+        "Share of the KL that one output restores or transplants, on average: "
         f"{_shares_of_outputs(table[~is_head])}{heads}. An output also carries what changed "
         "before it."
     )
@@ -206,44 +287,43 @@ def _shares_of_outputs(rows: pd.DataFrame) -> str:
             output = f"head {row['layer']}.{row['head']:.0f}"
         else:
             output = f"{names[row['output']]} {row['layer']}"
-        outputs.append(f"{output} {_value_with_interval(row, 'share', '.2f')}")
+        outputs.append(f"{output}: {_value_with_interval(row, 'mean_effect', '.0%')}")
     return ", ".join(outputs)
 
 
-def _tokens_in_words(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None, null: str) -> str:
+def _tokens_in_words(tokens: pd.DataFrame | None, contexts: pd.DataFrame, by_forks: bool) -> str:
     """Return after which tokens predictions changed, and where they changed most.
 
     Args:
         tokens: The tokens that occur often; None: there are none, or no null.
-        contexts: The places where predictions changed most; None: no prediction differs.
-        null: The setting `measure.null`.
+        contexts: The places where predictions changed most.
+        by_forks: Whether the null is the continued-training control.
     """
-    if contexts is None:
-        return "On nothing: no prediction differs."
     sentences = []
     if tokens is not None:
-        sentences.append(_more_than_at_random(tokens, null))
+        sentences.append(_more_than_at_random(tokens, by_forks))
         sentences.append(_more_than_elsewhere(tokens))
     most = contexts.iloc[0]
     sentences.append(
-        f"Most (KL {most['kl']:.3g}) after {most['context']}: {most['before']} → {most['after']}."
+        f"Most (KL {most['kl']:.3g} nats) after {most['context']}: the most likely next token "
+        f"goes from {most['before']} to {most['after']}."
     )
     return " ".join(sentences)
 
 
-def _more_than_at_random(tokens: pd.DataFrame, null: str) -> str:
+def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
     """Return after how many tokens predictions changed more than by the changes of the null."""
-    beyond = tokens[tokens["q_random"] <= FALSE_DISCOVERIES]
+    above = tokens[tokens["q_random"] <= FALSE_DISCOVERIES]
     tested = f"of {len(tokens)} tokens that occur at least {tokens['count'].min()} times"
-    by_null = "when as large a change is at random places"
-    if null == "continued_training":
-        by_null = "in the forks"
-    if beyond.empty:
-        return f"After none {tested} do predictions move more than {by_null}."
-    times = (beyond["kl"] / beyond["null"]).median()
+    by_null = "by matched random changes"
+    if by_forks:
+        by_null = "in the continued-training control"
+    if above.empty:
+        return f"After none {tested} do predictions change more than {by_null}."
+    times = (above["kl"] / above["null_mean"]).median()
     return (
-        f"After {len(beyond)} {tested}, predictions move more than {by_null}: in the median of "
-        f"these, KL is {times:.2g} times as large."
+        f"After {len(above)} {tested}, predictions change more than {by_null}; the median of "
+        f"these has {times:.2g} times the KL."
     )
 
 
@@ -253,52 +333,66 @@ def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
     if standing_out.empty:
         return "No token stands out against the rest."
     named = standing_out.head(MOST_NAMED)
-    in_words = ", ".join(f"{row.token} x {row.factor:.1f}" for row in named.itertuples())
+    in_words = ", ".join(f"{row.token} ({row.factor:.1f} times)" for row in named.itertuples())
     if len(standing_out) > MOST_NAMED:
-        in_words += f", and {len(standing_out) - MOST_NAMED} more"
-    return f"Against the rest stand out {in_words}."
+        in_words += f" and {len(standing_out) - MOST_NAMED} more"
+    return f"KL stands out against the remaining tokens after {in_words}."
 
 
 def _words_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
     """Return the words whose contrast changed beyond the null's and that of other words."""
     contrast = (
-        f"The contrast of {len(table)} words is {numbers['contrast_base']:.2f} nats and changes "
-        f"by {numbers['contrast_change']:+.3f} on average"
+        f"The contrast of {len(table)} words is {numbers['contrast_base']:.2f} nats in the base "
+        f"and changes by {number_text(numbers['contrast_change'], '+.3f')} nats on average"
     )
     if "q" not in table:
-        return f"{contrast}; there is no null."
+        return f"{contrast}; it was not compared with a null."
     beyond = table[table["q"] <= FALSE_DISCOVERIES]
+    if beyond.empty:
+        return f"{contrast}; no word changes more than the null and the remaining words."
     words = []
     for row in beyond.head(MOST_NAMED).itertuples():
-        words.append(f"{row.word} {row.change:+.2f} (t = {row.t:.1f})")
-    listed = ""
-    if words:
-        listed = f": {', '.join(words)}"
-    return f"{contrast}; beyond other words and the null at {len(beyond)}{listed}."
+        words.append(f"{row.word} by {row.change:+.2f} nats (t = {row.t:.1f})")
+    if len(beyond) > MOST_NAMED:
+        words.append(f"{len(beyond) - MOST_NAMED} more")
+    return f"{contrast}; more than the null and the remaining words change {', '.join(words)}."
 
 
-def _directions_in_words(table: pd.DataFrame | None) -> str:
-    """Return the first principal direction of the change of states."""
-    if table is None:
+def _directions_in_words(
+    directions: pd.DataFrame | None, modules: pd.DataFrame, numbers: Numbers
+) -> str:
+    """Return the first principal direction of the change of states.
+
+    Args:
+        directions: The directions; None: they were not computed.
+        modules: The modules.
+        numbers: The headline numbers.
+    """
+    if directions is None and not modules["onset"].max() > 0:
+        return "Not computed: the states inside the blocks do not differ."
+    if directions is None:
         return (
-            "Not computed: the states do not differ inside the blocks, or the text is a single "
-            "document."
+            f"Not computed: the {numbers['compared_tokens']:,.0f} tokens that this reads are of 1 "
+            "document, and at least 2 are needed."
         )
-    first = table.iloc[0]
+    first = directions.iloc[0]
     site = f"layer {first['layer']}"
     if first["layer"] < 0:
         site = "the embedding"
     return (
-        f"After {site} one direction holds {first['share']:.0%} of the change (cosine between "
-        f"halves of documents {first['stability']:.2f}); it raises {first['raises']} and lowers "
-        f"{first['lowers']}."
+        f"After {site}, one direction holds {number_text(first['share_of_change'], '.0%')} of the "
+        f"change of the states (cosine between halves of the documents {first['stability']:.2f}); "
+        f"it raises {first['raises']} and lowers {first['lowers']}."
     )
 
 
 def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
     """Return the verdict for each margin, and what follows changed tokens that the text lacks."""
     if "exit_status" not in numbers:
-        verdict = "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
+        verdict = (
+            "Not tested, as no margin is given; measure.margin.kl=0.01 tests whether KL is below "
+            "0.01 nats."
+        )
     elif not numbers["tokens"]:
         verdict = "Equivalent: the models are equal."
     else:

@@ -37,18 +37,18 @@ class DiffConfig(MeasureConfig):
     # whether to name the tokens that the change raises, and to write text by the amplified
     # difference of the models
     taught: bool = True
-    # pairs of sentences that differ in one respect: number or question of the built-in grammar, or
-    # a table of your own
+    # contrast between the sentences of a pair: number or question of the built-in grammar, or a
+    # table of your own
     contrast: Literal["number", "question", "table"] | None = None
     # for contrast=table: the file (.csv, .tsv, .parquet)
     path: str | None = setting(None, in_key=False)
     # for contrast=number and question: number of pairs of sentences
     pairs: int = setting(2048, least=2, most=10**7)
-    # third model that may have been mixed into the changed one: a folder, ORG/NAME or a name
+    # another model that may have been mixed into the changed one: a folder, ORG/NAME or a name
     other: str | None = setting(None, in_key=False)
-    # largest difference that counts as equivalent, for each of kl, class (kl of every class of
-    # tokens), loss, word (contrast of every word, up or down), in nats, and flips, as a share;
-    # null: not tested
+    # margin of equivalence, the largest difference that counts as equivalent, for each of kl,
+    # class (kl of every class of tokens), loss, word (contrast of every word, up or down), in
+    # nats, and flips, as a share; null: not tested
     margin: dict[str, float | None] = setting(_no_margins, above=0)
 
     paths: ClassVar[tuple[str, ...]] = ("path",)

@@ -44,9 +44,15 @@ BOUNDS = {
 """The least and the greatest value at a token."""
 
 
+EFFECTS = ("onset", "restoring_effect", "transplanting_effect", "mean_effect")
+"""What the exchange of a module does, in the columns of the table of modules."""
+
+NUMBERS_OF_MODULE = ("relative_weight_change", *EFFECTS)
+
+
 def row_of_equal_part(part: Part) -> dict[str, object]:
     """Return the row of a part whose weights are equal in both models."""
-    numbers = dict.fromkeys(("weights", "entering", "goes", "comes", "share"), 0.0)
+    numbers = dict.fromkeys(NUMBERS_OF_MODULE, 0.0)
     return {"component": part.component, "layer": part.layer, **numbers}
 
 
@@ -59,15 +65,15 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
     for part in parts:
         row = row_of_equal_part(part)
         if part in observed.parts:
-            row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan)
-            row["weights"] = _relative_change(observed, part.paths)
+            row |= dict.fromkeys(EFFECTS, math.nan)
+            row["relative_weight_change"] = _relative_change(observed, part.paths)
             row |= _changes_of_part(observed.parts[part], kl, documents)
         rows.append(row)
     table = pd.DataFrame(rows)
     if observed.has_forks:
         beyond, _ = observed.beyond_drift
         is_compared = [part in observed.parts_compared_with_forks for part in parts]
-        table.loc[is_compared, "beyond"] = beyond.numpy()
+        table.loc[is_compared, "weight_change_beyond_control"] = beyond.numpy()
     return table
 
 
@@ -99,16 +105,16 @@ def _changes_of_part(
     row: dict[str, float] = {}
     if changes.entering is not None:
         entering = mean_over_documents(changes.entering, documents, bounds=BOUNDS["distance"])
-        row |= interval_columns("entering", entering)
+        row |= interval_columns("onset", entering)
     total = kl.sum()
     if changes.without is None or changes.alone is None or not total:
         return row
     without = changes.without.double()
     alone = changes.alone.double()
-    row["goes"] = float(1 - without.sum() / total)
-    row["comes"] = float(alone.sum() / total)
+    row["restoring_effect"] = float(1 - without.sum() / total)
+    row["transplanting_effect"] = float(alone.sum() / total)
     of_part = (kl - without + alone) / 2
-    row |= interval_columns("share", _share(of_part, kl, documents))
+    row |= interval_columns("mean_effect", _share(of_part, kl, documents))
     return row
 
 
@@ -149,7 +155,7 @@ def table_of_outputs(observed: Observations) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)
-    return table.sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    return table.sort_values("mean_effect", ascending=False, kind="stable", ignore_index=True)
 
 
 def table_of_nulls(observed: Observations) -> pd.DataFrame:
@@ -186,7 +192,7 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
             "token": written,
             "count": counts[is_frequent],
             "kl": kl.cpu().numpy(),
-            "null": null.mean(0).cpu().numpy(),
+            "null_mean": null.mean(0).cpu().numpy(),
             "p_random": p_random.cpu().numpy(),
             "q_random": false_discovery_rates(p_random).cpu().numpy(),
             "factor": beyond.exp().cpu().numpy(),
@@ -258,7 +264,7 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     if observed.null.effects:
         null = means_of_groups(observed.null.moved_effects() - before, groups)
         beyond, t, p = excess(mean_change, null)
-        columns |= {"beyond": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
+        columns |= {"change_beyond_null": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         sorted_by = "p"
     arrays = {name: values.cpu().numpy() for name, values in columns.items()}
     table = pd.DataFrame({"word": words, "pairs": counts, **arrays})

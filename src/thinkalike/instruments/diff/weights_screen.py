@@ -25,8 +25,8 @@ WITHOUT_NAME = ("noise", "changed")
 """The operations of tensors whose change no simple edit gives."""
 
 TRIED = (
-    " Noise and other changes are none of: zeros, a mask, a swap, a permutation, a cast, a "
-    "scaling, a rounding, low rank. A mixture is tried with a model that measure.other= names."
+    " No simple edit recognised (tested: zeroing, masking, swapping, permuting, casting, scaling, "
+    "rounding, low rank); measure.other=MODEL also tests mixtures with that model."
 )
 """What is said of such tensors."""
 
@@ -124,7 +124,7 @@ def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     if by_layer.empty:
         return ""
     median = by_layer.median()
-    in_words = f", by {median:.2g} of the spread"
+    in_words = f", by {median:.2g} of their standard deviation"
     if len(by_layer) > 1:
         in_words += " in the median block"
     far = by_layer[by_layer > FAR * median].sort_values(ascending=False)

@@ -23,7 +23,7 @@ from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, With
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.ranges import Within
-from thinkalike.registry import Entry
+from thinkalike.registry import KindEntry
 
 
 @dataclass
@@ -90,7 +90,7 @@ class ByMeasure(LayerPairs[ComparedAgain]):
     parts: ClassVar[tuple[str, ...]] = OF_STATES
     config = AnalyzeConfig
 
-    def __init__(self, entry: Entry):
+    def __init__(self, entry: KindEntry):
         measure_class = entry.load()
         assert isinstance(measure_class, type)
         assert issubclass(measure_class, LayerMeasure)

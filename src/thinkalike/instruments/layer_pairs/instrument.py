@@ -131,10 +131,10 @@ class LayerPairs(PairMeasure[Settings]):
 
     def draw(self, result: Result, folder: Path) -> None:
         super().draw(result, folder)
-        if "readings" in result.tables:
+        if "equivalent_bits" in result.tables:
             figures.ruler(
-                result.tables["readings"],
-                result.tables["rungs"],
+                result.tables["equivalent_bits"],
+                result.tables["calibration_points"],
                 result.scalars["documents_read"],
                 folder,
                 self.label(result),
@@ -142,7 +142,7 @@ class LayerPairs(PairMeasure[Settings]):
 
     def show(self, result: Result) -> None:
         super().show(result)
-        if "readings" in result.tables:
+        if "equivalent_bits" in result.tables:
             from thinkalike.instruments.layer_pairs.readings import show_read
 
             show_read(result, self.label(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike import figures
 from thinkalike.catalogue import title_of
@@ -18,9 +18,13 @@ from thinkalike.job import Instrument
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.models.families import Layer
 from thinkalike.models.layer_choice import layers_of_sides
+from thinkalike.ranking import ranked_layer_pairs
 from thinkalike.states.source import StateSource
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class LayerMatrix(Instrument[AnalyzeConfig]):
@@ -75,7 +79,9 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         about = screen.rows_of(result)
         if "components" not in result.tables:
             label = self.label(result)
-            figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)
+            figures.layer_heatmaps(
+                result.details, folder, self.kind, label, self.scale, about=about
+            )
             return
 
         components = result.tables["components"]
@@ -83,6 +89,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if self.is_distance:
             scale = (0.0, float(components["value"].max()))
             about += "; differences accumulate from layer to layer"
+        first = result.details.iloc[0]
+        about = f"{first.source} and {first.target}\n{about}"
         cells = as_matrix(components)
         figures.components(cells, folder, self.kind, self.label(result), scale, about)
 
@@ -92,9 +100,13 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         site = _site_of_all(result)
         if site and "components" not in result.tables:
             label += f" at {site}"
-        if "given" in result.table:
-            label += f" conditional on the {result.table['given'].iloc[0]}"
+        if "conditional_on" in result.details:
+            label += f" conditional on the {result.details['conditional_on'].iloc[0]}"
         return label
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the most similar layers first."""
+        return ranked_layer_pairs(table, smallest_first=self.is_distance)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         headlines = screen.headlines_of(self.kind, result, self.is_distance)

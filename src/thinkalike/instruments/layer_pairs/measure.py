@@ -219,12 +219,12 @@ def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]
     if chance is None:
         return {}
     return {
-        "null": chance.null,
+        "null_mean": chance.null,
         "calibrated": chance.calibrated.value,
         "calibrated_low": chance.calibrated.low,
         "calibrated_high": chance.calibrated.high,
         "p": chance.p,
-        "p_of_largest": chance.p_of_largest,
+        "p_corrected": chance.p_of_largest,
     }
 
 
@@ -234,12 +234,12 @@ def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
     chance = estimate.chance
     if chance is not None and not math.isnan(chance.largest):
         scalars["largest_calibrated"] = chance.largest
-        scalars["largest_p"] = float(chance.p_of_largest.min())
+        scalars["lowest_p_corrected"] = float(chance.p_of_largest.min())
     scalars["documents"] = float(estimate.documents)
     if estimate.rows is not None:
         scalars["rows"] = float(estimate.rows)
     if estimate.effective is not None:
-        scalars["effective_documents"] = estimate.effective
+        scalars["effective_sample_size"] = estimate.effective
     return scalars
 
 

@@ -119,7 +119,7 @@ def readings_of_layer_pairs(
     level: str,
     work: Work,
 ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-    """Return the tables `readings` and `rungs`, and how much text they are of.
+    """Return the tables `equivalent_bits` and `calibration_points`, and how much text they are of.
 
     Both are empty where a model cannot be rounded.
 
@@ -151,8 +151,8 @@ def readings_of_layer_pairs(
 
     names = [source.name, target.name]
     tables = {
-        "readings": ruler_table(names, pairs, values),
-        "rungs": rungs_table(names, comparison.layers, values.rungs),
+        "equivalent_bits": ruler_table(names, pairs, values),
+        "calibration_points": rungs_table(names, comparison.layers, values.rungs),
     }
     documents = comparison.documents
     scalars = {
@@ -365,7 +365,7 @@ def show_read(result: Result, label: str) -> None:
         result: The result.
         label: What figures call the measure.
     """
-    table = result.tables["readings"]
+    table = result.tables["equivalent_bits"]
     rows = result.scalars["rows_read"]
     documents = result.scalars["documents_read"]
     show_text(sentence_of_reading(table.iloc[len(table) // 2], label))

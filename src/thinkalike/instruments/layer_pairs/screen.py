@@ -157,7 +157,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         result: The result.
         is_distance: Whether smaller values are closer.
     """
-    across = rows_across(result.table)
+    across = rows_across(result.details)
     is_same_layer = (across["source"] == across["target"]) & (
         across["source_layer"] == across["target_layer"]
     )
@@ -171,7 +171,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         averaged = different_layers
     mean = float(averaged["value"].mean())
     least = PairValue.of(_least_similar(compared, is_distance))
-    name = f"greatest_{kind}" if is_distance else f"least_{kind}"
+    name = f"highest_{kind}" if is_distance else f"lowest_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
         Headline(f"mean_{kind}", mean),
@@ -215,7 +215,7 @@ def _unit_of_rows(result: Result) -> str:
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
     """Print where models are most and least similar, a map of all layer pairs, and the null."""
-    across = rows_across(result.table)
+    across = rows_across(result.details)
     sentence = answer(label, across, is_distance)
     if sentence:
         show_text(sentence)
@@ -247,7 +247,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 def show_what_was_read(result: Result) -> None:
     """Say how much was compared, and what intervals are over if there are any."""
     text = f"Computed on {rows_of(result)}."
-    if result.table["low"].notna().any():
+    if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
             units = "groups of stimuli"
@@ -264,9 +264,9 @@ def _show_groups_and_null(label: str, result: Result) -> None:
             f"{100 * scalars['rows_used']:.0f} % of the {unit} occur often enough in a batch to "
             "be compared conditional on the token."
         )
-    if "largest_p" in scalars:
+    if "lowest_p_corrected" in scalars:
         show_text(
             f"Calibrated for chance, {label} of the most similar of all layer pairs is "
             f"{number_text(scalars['largest_calibrated'], '.3f')} (0 by chance, 1 for a layer "
-            f"with itself; p = {scalars['largest_p']:.2g} among all pairs)."
+            f"with itself; p = {scalars['lowest_p_corrected']:.2g} among all pairs)."
         )

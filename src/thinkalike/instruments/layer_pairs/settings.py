@@ -24,19 +24,19 @@ class LayerPairsConfig(MeasureConfig):
     batches: int = setting(BATCHES, by_recipe=True, least=1, most=10**9)
     # number of tokens in a batch (of words, if the tokenizers differ)
     tokens_per_batch: int = setting(1024, least=1, most=TOKENS_AT_ONCE)
-    # what is compared, tokens or words; auto: words if the tokenizers differ
+    # unit that is compared, tokens or words; auto: words if the tokenizers differ
     unit: Literal["auto", "token", "word"] = "auto"
     # also compare the embedding, the input of block 0
     embed: bool = False
     # drop excludes the few tokens with massive activations, which alone would decide a layer; keep
     # includes them
     massive: Literal["drop", "keep"] = "drop"
-    # number of tokens at the beginning of each row that are excluded
+    # number of tokens to skip at the beginning of each row
     skip_first: int = setting(0, least=0, most=CONTEXT)
-    # exclude special tokens such as BOS and EOS
+    # skip special tokens such as BOS and EOS
     skip_special_tokens: bool = False
-    # token: compare only states of the same token (or word); token_position: subtract the mean
-    # state of each token and position first
+    # what similarity is conditional on; token: compare only states of the same token (or word);
+    # token_position: subtract the mean state of each token and position first
     conditional_on: Literal["none", "token", "token_position"] = "none"
 
 

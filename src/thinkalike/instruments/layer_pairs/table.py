@@ -42,13 +42,13 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
 
     further_columns = instrument.columns(estimate)
     if with_massive is not None:
-        further_columns["with_massive"] = with_massive.value
+        further_columns["including_massive_activations"] = with_massive.value
     table = _table(comparison, estimate, source, target, further_columns)
     if instrument.same_layers:
         is_same = table["source_layer"] == table["target_layer"]
         table = table[is_same].reset_index(drop=True)
     if comparison.measure.conditional_on != "none":
-        table["given"] = comparison.measure.conditional_on.replace("_", " and ")
+        table["conditional_on"] = comparison.measure.conditional_on.replace("_", " and ")
 
     across = table[table["source"] != table["target"]]
     arrays = _values(estimate, on_diagonal=instrument.same_layers) | instrument.arrays(estimate)

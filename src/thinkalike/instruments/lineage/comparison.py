@@ -204,8 +204,8 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             **names,
             "source_layer": EMBEDDING_LAYER,
             "target_layer": EMBEDDING_LAYER,
-            "source_part": EMBEDDING,
-            "target_part": EMBEDDING,
+            "source_module": EMBEDDING,
+            "target_module": EMBEDDING,
             **_numbers(coordinates, coordinates.p, None),
         })  # fmt: skip
     for pair in comparison.pairs:
@@ -213,8 +213,8 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             **names,
             "source_layer": pair.source.block,
             "target_layer": pair.target.block,
-            "source_part": _part_name(pair.source),
-            "target_part": _part_name(pair.target),
+            "source_module": _part_name(pair.source),
+            "target_module": _part_name(pair.target),
             **_numbers(pair.test, comparison.p(pair), pair.alike),
         })  # fmt: skip
     return pd.DataFrame(rows)
@@ -222,10 +222,10 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
 
 def _part_name(units: Units) -> str:
     """Return the part of a block that units are in."""
-    part = units.part or "mlp"
+    module = units.module or "mlp"
     if units.expert is None:
-        return part
-    return f"{part}.{units.expert}"
+        return module
+    return f"{module}.{units.expert}"
 
 
 def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[str, object]:
@@ -233,17 +233,17 @@ def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[st
         "test": test.by,
         "units": test.compared,
         "matched": test.matched,
-        "in_place": test.kept,
+        "in_place": test.in_place,
         "p": test.p,
         "p_corrected": p_corrected,
-        "alike": math.nan if alike is None else alike,
+        "similar_units": math.nan if alike is None else alike,
     }
 
 
 def table_of_origins(comparison: Comparison) -> pd.DataFrame:
     """Return, for each part of the target's blocks, the source's part with the smallest p-value.
 
-    Without a corrected p-value below `ALPHA`, `source_layer` and `source_part` are blank.
+    Without a corrected p-value below `ALPHA`, `source_layer` and `source_module` are blank.
     """
     rows: list[dict[str, object]] = []
     for target in comparison.target.units:
@@ -255,9 +255,9 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
             "source": comparison.source.name,
             "target": comparison.target.name,
             "target_layer": target.block,
-            "target_part": _part_name(target),
+            "target_module": _part_name(target),
             "source_layer": best.source.block if has_origin else math.nan,
-            "source_part": _part_name(best.source) if has_origin else "",
+            "source_module": _part_name(best.source) if has_origin else "",
             **_numbers(best.test, comparison.p(best), max(alike, default=None)),
         })  # fmt: skip
     return pd.DataFrame(rows)
@@ -265,4 +265,4 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
 
 def _strength(pair: PairOfBlocks) -> tuple[float, int, int]:
     """Return what is smaller for stronger evidence, and then for blocks of nearer depth."""
-    return pair.test.log_p, -pair.test.kept, abs(pair.source.block - pair.target.block)
+    return pair.test.log_p, -pair.test.in_place, abs(pair.source.block - pair.target.block)

@@ -14,9 +14,9 @@ from thinkalike.instruments.lineage.comparison import (
 def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
     """Return a row for each pair of models: the share of blocks and of units that they share.
 
-    The columns are source, target, blocks (of the model with fewer), shared_blocks, shared (the
-    mean share of units in place over those blocks), least_p (the smallest corrected p-value of two
-    blocks), same_stream (whether the coordinates of their embeddings are in place) and stream_p.
+    The columns are source, target, blocks (of the model with fewer), shared_blocks,
+    units_in_place (their mean share over those blocks), lowest_p_corrected (of two blocks),
+    same_stream (whether the coordinates of their embeddings are in place) and stream_p.
     """
     rows: list[dict[str, object]] = []
     for comparison in comparisons:
@@ -30,8 +30,8 @@ def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
             "target": comparison.target.name,
             "blocks": blocks,
             "shared_blocks": min(len(with_origin), blocks),
-            "shared": min(float(shares.sum()) / blocks, 1.0),
-            "least_p": float(origins["p_corrected"].min()),
+            "units_in_place": min(float(shares.sum()) / blocks, 1.0),
+            "lowest_p_corrected": float(origins["p_corrected"].min()),
             "same_stream": comparison.streams.basis == "shared",
             "stream_p": 1.0 if coordinates is None else coordinates.p,
         })  # fmt: skip

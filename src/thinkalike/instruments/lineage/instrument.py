@@ -34,6 +34,7 @@ from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.units import open_units
+from thinkalike.ranking import ranked_rows
 from thinkalike.store import Headline, Result
 
 
@@ -42,11 +43,11 @@ class LineageConfig(MeasureConfig):
     """The settings of lineage."""
 
     kind: str = "lineage"
-    # also look for copies whose hidden units were reordered
+    # also look for copies whose hidden units were reordered, by the likeness of their units
     likeness: bool = True
 
 
-class Lineage(
+class LineageInstrument(
     Instrument[AnalyzeConfig], kind="lineage", reads=("models", "model", "target", "measure")
 ):
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""
@@ -104,22 +105,29 @@ class Lineage(
             _scalars(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            blank=("alike", "source_layer"),
+            blank=("similar_units", "source_layer"),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
         if "relations" in result.tables:
             figures.family(result.tables["relations"], folder)
             return
-        blocks = result.table[result.table["target_layer"] != EMBEDDING_LAYER]
+        blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]
         value = blocks["in_place"] / blocks["units"]
         sides = ["source", "target", "source_layer", "target_layer"]
         by_layer = blocks.assign(value=value).groupby(sides, sort=False)["value"]
         shares: pd.DataFrame = by_layer.max().reset_index()
-        figures.layer_heatmaps(shares, folder, "units_in_place", "share of units in place")
+        most_units = int(blocks["units"].max())
+        about = f"of up to {most_units:,} hidden units of a block"
+        label = "share of units in place"
+        figures.layer_heatmaps(shares, folder, "units_in_place", label, about=about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the blocks first that are most surely of one origin."""
+        return ranked_rows(table, "p", smallest_first=True)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        names = ("blocks_with_origin", "least_p_corrected")
+        names = ("blocks_with_origin", "lowest_p_corrected")
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
@@ -148,7 +156,7 @@ def _scalars(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, 
     return {
         "blocks": float(len(origins)),
         "blocks_with_origin": float(origins["source_layer"].notna().sum()),
-        "least_p_corrected": float(origins["p_corrected"].min()),
+        "lowest_p_corrected": float(origins["p_corrected"].min()),
         "pairs_of_blocks": float(comparisons[0].tests),
     }
 

@@ -12,13 +12,13 @@ from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import EMBEDDING_LAYER
 from thinkalike.instruments.lineage.family import groups_of
 from thinkalike.measures.lineage import LEAST_P
-from thinkalike.screen import MOST_ROWS, Table, show_table, show_text, text_column
+from thinkalike.screen import MOST_ROWS, Table, number_text, show_table, show_text, text_column
 from thinkalike.store import Result
 
 # The largest share of a block's units that agreed in what they read and write between two models
 # of independent training, after their streams were aligned: SmolLM2-135M and Gemma 3 270M. Bundled
 # models of other seeds reach 3 %.
-LIKENESS_OF_INDEPENDENT = 0.12
+SIMILARITY_OF_INDEPENDENT = 0.12
 
 # A copy whose units were only reordered keeps nearly all such units, and a tuned one most of them.
 REORDERED = 0.25
@@ -77,8 +77,8 @@ class Run:
     @property
     def alike(self) -> float:
         """The largest share of units that agree; NaN if they were not counted."""
-        counts = [float(row["alike"]) for row in self.rows if not math.isnan(row["alike"])]
-        return max(counts, default=math.nan)
+        shares = [float(row["similar_units"]) for row in self.rows]
+        return max((share for share in shares if not math.isnan(share)), default=math.nan)
 
 
 def in_words(numbers: list[int]) -> str:
@@ -89,7 +89,7 @@ def in_words(numbers: list[int]) -> str:
 
 
 def p_in_words(p: float) -> str:
-    """Return a p-value, such as "p = .034" or "p < 1e-300"."""
+    """Return a p-value, such as "p = 0.034" or "p < 1e-300"."""
     if p <= LEAST_P:
         return f"p < {LEAST_P:.0e}"
     if p < 0.001:
@@ -126,7 +126,7 @@ def runs_of(origins: pd.DataFrame) -> list[Run]:
 def show_lineage(result: Result) -> None:
     """Print which blocks of the target come from which blocks of the source."""
     runs = runs_of(result.tables["origins"])
-    table = result.table
+    table = result.details
     source = str(table["source"].iloc[0])
     target = str(table["target"].iloc[0])
     for sentence in sentences(result, runs, source, target):
@@ -162,21 +162,21 @@ def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iter
             yield f"{run.blocks.capitalize()} of {target} {origin}: {evidence}."
     if without_origin:
         yield no_origin_in_words(result, without_origin, source, target, len(runs))
-        yield from likeness(without_origin)
+        yield from similarity_in_words(without_origin)
     yield streams_in_words(result, source, target)
 
 
 def no_origin_in_words(
     result: Result, runs: list[Run], source: str, target: str, all_runs: int
 ) -> str:
-    """Return which blocks have no origin, and the least p-value among them."""
-    pairs = int((result.table["target_layer"] != EMBEDDING_LAYER).sum())
+    """Return which blocks have no origin, and the lowest p-value among them."""
+    pairs = int((result.details["target_layer"] != EMBEDDING_LAYER).sum())
     which = f"No block of {target} has"
     if len(runs) < all_runs:
         which = f"Other blocks of {target} ({listed([run.target for run in runs])}) do not have"
     least = p_in_words(min(run.p for run in runs)).removeprefix("p = ")
     return (
-        f"{which} units in the positions of a block of {source}: the least p-value is {least}, "
+        f"{which} units in the positions of a block of {source}: the lowest p-value is {least}, "
         f"corrected for {pairs:,} pairs of blocks."
     )
 
@@ -191,19 +191,20 @@ def origin_in_words(run: Run, source: str) -> str:
     )
 
 
-def likeness(runs: list[Run]) -> Iterator[str]:
+def similarity_in_words(runs: list[Run]) -> Iterator[str]:
     """Yield how many units agree where no units are in place."""
     counted = [run for run in runs if not math.isnan(run.alike)]
     if not counted:
         return
     most = max(counted, key=lambda run: run.alike)
-    row = max(most.rows, key=lambda row: float(row["alike"]))
+    row = max(most.rows, key=lambda row: float(row["similar_units"]))
+    share = number_text(row["similar_units"], ".0%")
     sentence = (
-        f"Likeness: {row['alike']:.0%} of the units of block {row['target_layer']} agree with "
-        "those of one block in what they read and write; between independent models up to "
-        f"{LIKENESS_OF_INDEPENDENT:.0%} do."
+        f"Similarity: {share} of the units of block {row['target_layer']} agree with those of one "
+        "block in what they read and write; between independent models up to "
+        f"{number_text(SIMILARITY_OF_INDEPENDENT, '.0%')} do."
     )
-    if row["alike"] > REORDERED:
+    if row["similar_units"] > REORDERED:
         sentence += " It may be a copy with reordered units, which no test here can prove."
     yield sentence
 
@@ -214,7 +215,7 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
         return f"Weights are compared as they are stored, as the vocabularies share {tokens}."
-    row = result.table[result.table["target_layer"] == EMBEDDING_LAYER].iloc[0]
+    row = result.details[result.details["target_layer"] == EMBEDDING_LAYER].iloc[0]
     coordinates = f"{counts_in_words(row)} coordinates {where(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
     if streams["basis"] == "shared":
@@ -241,14 +242,16 @@ def show_family(result: Result) -> None:
 
     related_rows = relations[(relations["shared_blocks"] > 0) | relations["same_stream"]]
     if len(related_rows):
-        rows = related_rows.sort_values("shared", ascending=False)[:MOST_ROWS]
+        rows = related_rows.sort_values("units_in_place", ascending=False)[:MOST_ROWS]
         shared = zip(rows["shared_blocks"], rows["blocks"], strict=True)
         columns = [
             text_column("model", rows["source"]),
             text_column("model", rows["target"]),
             text_column("shared blocks", [f"{count} of {blocks}" for count, blocks in shared]),
-            text_column("units in place", [f"{share:.0%}" for share in rows["shared"]]),
-            text_column("p, corrected", [p_in_words(float(p)) for p in rows["least_p"]]),
+            text_column(
+                "units in place", [number_text(share, ".0%") for share in rows["units_in_place"]]
+            ),
+            text_column("p, corrected", rows["lowest_p_corrected"].map(p_in_words)),
             text_column("same stream", rows["same_stream"].map({True: "yes", False: "no"})),
         ]
         show_table(Table(f"Models of a common history, corrected for {pairs}", columns, keys=2))

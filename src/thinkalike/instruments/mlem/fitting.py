@@ -32,13 +32,17 @@ from thinkalike.states.stimuli import StimulusStates, numbered
 
 log = logging.getLogger(__name__)
 
-REFERENCE = "reference"
+REFERENCE = "split_half_reference"
 """The column of the split-half reference of all features together."""
 
-REFERENCE_OF_WORDS = "reference_of_words"
+REFERENCE_OF_WORDS = "split_half_reference_of_words"
 """The column of the split-half reference of words."""
 
-GIVEN_WORD = ("given_word", "given_word_low", "given_word_high")
+GIVEN_WORD = (
+    "conditional_on_word",
+    "conditional_on_word_low",
+    "conditional_on_word_high",
+)
 """The columns of importance beyond the identity of words, with the ends of its interval."""
 
 Columns: TypeAlias = dict[str, np.ndarray | float]

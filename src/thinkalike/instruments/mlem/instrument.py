@@ -46,6 +46,7 @@ from thinkalike.instruments.of_stimuli import (
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.mlem.importance import fold_interval
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
@@ -116,8 +117,8 @@ class FeatureProfiles(
                 replace(config, measure=brief), with_massive.stimuli, with_massive.sides
             )
             profile = importance_with_massive.profile().value
-            profiles["with_massive"] = profile.flatten().numpy()
-            scores["with_massive"] = importance_with_massive.score().value.numpy()
+            profiles["including_massive_activations"] = profile.flatten().numpy()
+            scores["including_massive_activations"] = importance_with_massive.score().value.numpy()
         tables = {"scores": scores, **tables}
         tables |= self.beside(config, stimuli, sides, profiles, scores)
         return Outcome(
@@ -155,15 +156,20 @@ class FeatureProfiles(
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the profiles and the scores that the screen and the figure show."""
-        return result.table, result.tables["scores"]
+        return result.details, result.tables["scores"]
 
     def draw(self, result: Result, folder: Path) -> None:
-        about = f"{result.provenance['stimuli']['count']:,} stimuli"
+        stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
+        about = f"{stimuli}\nbands: 95 % intervals over folds"
         profiles, scores = self.shown(result)
         figures.profiles(profiles, scores, folder, about=about)
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
-            figures.similarity(by_title, folder, about=about)
+            figures.similarity(by_title, folder, about=stimuli)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the features first that matter most, each with its layer."""
+        return ranked_rows(table, "importance")
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the held-out ρ, as the mean over layers and of the best layer.
@@ -183,8 +189,11 @@ class FeatureProfiles(
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
-        show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
         profiles, scores = self.shown(result)
         show_scores(profiles, scores)
+        show_text(
+            f"Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
+            f"{stimuli['count']} stimuli of {stimuli['source']}."
+        )
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")

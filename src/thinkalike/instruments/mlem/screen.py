@@ -1,27 +1,66 @@
-"""What a result of MLEM says on the screen: held-out scores and the features that matter most."""
+"""What a result of MLEM says on the screen: what the features explain, and how that changes."""
 
 from __future__ import annotations
 
 from math import isfinite, nan
+from typing import NamedTuple
 
 import pandas as pd
 
 from thinkalike.instruments.mlem.fitting import GIVEN_WORD
 from thinkalike.instruments.mlem.table import SHARE
-from thinkalike.screen import Table, few, number_column, show_table, show_text, span
+from thinkalike.screen import Table, few, number_column, number_text, show_table, show_text, span
 
 MOST_FEATURES = 5
 """The columns of features on the screen."""
 
 MOST_ROWS = 12
-"""The rows on the screen of all models together."""
+"""The rows on the screen of all models together, beside those of layers that a sentence names."""
 
 FEWEST_ROWS = 2
 """The fewest rows of each model."""
 
+MOST_CHANGES = 3
+"""At most so many features are named whose importance rises or falls over the layers."""
+
+
+class Change(NamedTuple):
+    """How the importance of a feature rises or falls over the layers of a model."""
+
+    feature: str
+
+    first: pd.Series
+    """The row of the profile at the shallower of the two extremes."""
+
+    second: pd.Series
+    """The row at the deeper one."""
+
+    @property
+    def size(self) -> float:
+        """How much the importance changes."""
+        return abs(float(self.second["importance"] - self.first["importance"]))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the intervals at the two layers do not overlap; true without intervals."""
+        lower, higher = sorted((self.first, self.second), key=lambda row: float(row["importance"]))
+        return not lower["high"] >= higher["low"]
+
+    def __str__(self) -> str:
+        """Return the change in words: "PoS rises from 0.003 at layer 3 to 0.265 at layer 21"."""
+        verb = "rises"
+        if self.second["importance"] < self.first["importance"]:
+            verb = "falls"
+        before = number_text(self.first["importance"], ".3f")
+        after = number_text(self.second["importance"], ".3f")
+        return (
+            f"{self.feature} {verb} from {before} at layer {self.first['layer']} to {after} at "
+            f"layer {self.second['layer']}"
+        )
+
 
 def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """Print for each model the scores of its layers, the features that matter most, and in words.
+    """Print for each model what the features explain, in words and in a table of its layers.
 
     Args:
         profiles: The importance of each feature in each layer.
@@ -30,7 +69,7 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     models = scores["model"].unique()
     rows = max(MOST_ROWS // len(models), FEWEST_ROWS)
     for model in models:
-        scores_of_model = scores[scores["model"] == model]
+        scores_of_model = scores[scores["model"] == model].reset_index(drop=True)
         profiles_of_model = profiles[profiles["model"] == model]
         _show_model(model, profiles_of_model, scores_of_model, rows)
 
@@ -38,58 +77,102 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
 def _show_model(model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_rows: int) -> None:
     """Print the scores and profiles of one model."""
     importances = profiles.pivot(index="layer", columns="feature", values="importance")
-    rows = scores.iloc[few(len(scores), most_rows)]
+    best = scores.iloc[int(scores["score"].argmax())]
+    peak = profiles.iloc[int(profiles["importance"].argmax())]
+    changes = largest_changes(profiles)
+    conditional = _rows_given_word(profiles)
+
+    show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
+    if changes:
+        show_text(f"Over depth, {'; '.join(map(str, changes))}.")
+    for row in conditional:
+        show_text(_given_word_in_words(row))
+
+    named_layers = [best["layer"], peak["layer"], *(row["layer"] for row in conditional)]
+    for change in changes:
+        named_layers += [change.first["layer"], change.second["layer"]]
+    is_named = scores["layer"].isin(named_layers)
+    shown = sorted({*few(len(scores), most_rows), *is_named[is_named].index})
+    rows = scores.iloc[shown]
     columns = [
         number_column("layer", rows["layer"]),
         number_column("held-out ρ", rows["score"], ".3f"),
     ]
-    for name in importances.mean().nlargest(MOST_FEATURES).index:
-        values = importances.loc[rows["layer"], name]
-        columns.append(number_column(str(name), values, ".3f"))
-    title = f"{model}: Spearman's ρ, and what it loses without a feature"
+    for name in _features_shown(importances, peak, changes):
+        values = [number_text(value, ".3f") for value in importances[name].loc[rows["layer"]]]
+        columns.append(number_column(name, values))
+    title = f"{model}: Spearman's ρ, and how much it drops when one feature is permuted"
     show_table(Table(title, columns))
-    show_text(_in_words(scores, importances))
-    beyond_words = _beyond_words(profiles)
-    if beyond_words:
-        show_text(beyond_words)
 
 
-def _in_words(scores: pd.DataFrame, importances: pd.DataFrame) -> str:
-    """Return which layer the features explain best, its references, and what matters most.
+def largest_changes(profiles: pd.DataFrame) -> list[Change]:
+    """Return how the importances of features rise or fall between layers, the largest first.
+
+    A change is that between the smallest and the largest importance of a feature. It is left out
+    if the intervals at both layers overlap.
 
     Args:
-        scores: The score of each layer.
-        importances: The importance of each feature, in columns, in each layer.
+        profiles: The importance of each feature in each layer of one model.
     """
-    best = scores.iloc[int(scores["score"].argmax())]
-    score = span(best["score"], best["low"], best["high"])
-    best_layer = f"Features explain layer {best['layer']} best, ρ {score}"
+    changes = []
+    for feature, rows in profiles.groupby("feature", sort=False):
+        smallest = rows.iloc[int(rows["importance"].argmin())]
+        largest = rows.iloc[int(rows["importance"].argmax())]
+        first, second = sorted((smallest, largest), key=lambda row: int(row["layer"]))
+        change = Change(str(feature), first, second)
+        if change.size > 0 and change.is_certain:
+            changes.append(change)
+    changes.sort(key=lambda change: -change.size)
+    return changes[:MOST_CHANGES]
+
+
+def _features_shown(
+    importances: pd.DataFrame, peak: pd.Series, changes: list[Change]
+) -> list[str]:
+    """Return the features of the table: those that sentences name, and the most important ones."""
+    named = [str(peak["feature"]), *(change.feature for change in changes)]
+    by_importance = [
+        str(name) for name in importances.mean().nlargest(len(importances.columns)).index
+    ]
+    return list(dict.fromkeys([*named, *by_importance]))[:MOST_FEATURES]
+
+
+def _best_in_words(best: pd.Series) -> str:
+    """Return in which layer the features predict distances best, and beside which references."""
+    score = span(best["score"], best["low"], best["high"], ".3f")
+    sentence = f"the features predict distances best in layer {best['layer']}, with ρ {score}"
     if isfinite(best.get(SHARE, nan)):
-        best_layer += f", {best[SHARE]:.0%} of the reference"
+        sentence += f", {number_text(best[SHARE], '.0%')} of the split-half reference"
     if isfinite(best.get("lower", nan)):
-        best_layer += f", with a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
-    feature = str(importances.max().idxmax())
-    by_layer = importances[feature]
+        sentence += f", and a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
+    return f"{sentence}."
+
+
+def _peak_in_words(peak: pd.Series) -> str:
+    """Return which feature matters most, and in which layer."""
+    importance = span(peak["importance"], peak["low"], peak["high"], ".3f")
     return (
-        f"{best_layer}. {feature} matters most, {by_layer.max():.3f} at layer {by_layer.idxmax()}."
+        f"{peak['feature']} matters most: permuting it costs {importance} of ρ in layer "
+        f"{peak['layer']}."
     )
 
 
-def _beyond_words(profiles: pd.DataFrame) -> str:
-    """Return what is left, given the word, of the features that go with words.
-
-    It is said of the layer where most is left.
-    """
-    column, low, high = GIVEN_WORD
+def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
+    """Return for each feature that goes with words the layer where most is left given the word."""
+    column, _, _ = GIVEN_WORD
     if column not in profiles:
-        return ""
-    sentences = []
-    going_with_words = profiles.dropna(subset=column)
-    for feature, rows in going_with_words.groupby("feature", sort=False):
-        row = rows.iloc[int(rows[column].argmax())]
-        importance = span(row[column], row[low], row[high])
-        sentences.append(
-            f"Given the word, {feature} has importance {importance} of {row['importance']:.3f} at "
-            f"layer {row['layer']}."
-        )
-    return " ".join(sentences)
+        return []
+    rows = []
+    for _, rows_of_feature in profiles.dropna(subset=column).groupby("feature", sort=False):
+        rows.append(rows_of_feature.iloc[int(rows_of_feature[column].argmax())])
+    return rows
+
+
+def _given_word_in_words(row: pd.Series) -> str:
+    """Return what is left of the importance of a feature conditional on word identity."""
+    column, low, high = GIVEN_WORD
+    importance = span(row[column], row[low], row[high], ".3f")
+    return (
+        f"Conditional on the word, {row['feature']} has importance {importance} in layer "
+        f"{row['layer']}, of {number_text(row['importance'], '.3f')} without that condition."
+    )

@@ -21,7 +21,7 @@ class MLEMConfig(StimulusDistanceConfig):
     kind: str = "mlem"
     # diagonal: one weight for each feature; full: also one for the interaction of every two
     weights: Literal["diagonal", "full"] = "diagonal"
-    # ridge penalties among which cross-validation chooses
+    # ridge penalties (alphas) among which cross-validation chooses
     alphas: list[float] = setting(_default_alphas, least=0)
     # how two values of a feature differ: indicator, 0 or 1 as in Salle et al. (2024); scaled, by
     # the distance of ordered values; levels, a weight for each pair of values
@@ -34,13 +34,14 @@ class MLEMConfig(StimulusDistanceConfig):
     scale: Literal["auto", "mean", "minmax", "none"] = "auto"
     # number of folds of the outer and the inner cross-validation
     folds: int = setting(5, least=2, most=10**4)
-    # what is never divided between two folds
+    # what stays together in one fold of cross-validation
     together: Literal["sentence", "stimulus"] = "sentence"
     # number of permutations of each feature in each fold, from which its importance is computed
     permutations: int = setting(5, least=1, most=10**6)
-    # permute features only among stimuli that have the same value of this feature
+    # feature that importance is conditional on: other features are permuted only among stimuli
+    # that have the same value of it
     conditional_on: str | None = None
-    # pairs of features that are also permuted together
+    # interactions whose importance is computed: pairs of features that are also permuted together
     interactions: list[list[str]] = field(default_factory=list)
     # number of times that each feature is moved between sentences, for its importance by chance
     # and p-values; 0: none

@@ -18,7 +18,7 @@ from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
 
-SHARE = "share"
+SHARE = "share_of_reference"
 """The column of the share of the split-half reference that a score is."""
 
 
@@ -32,7 +32,7 @@ BLANK = (
     *_names_with_ends(REFERENCE),
     *_names_with_ends(REFERENCE_OF_WORDS),
     "p",
-    "p_of_largest",
+    "p_corrected",
     *GIVEN_WORD,
 )
 """Columns that may have empty cells."""
@@ -62,7 +62,7 @@ def profile_table(
     }
     if importance.null is not None:
         columns["p"] = importance.p_values()
-        columns["p_of_largest"] = importance.p_of_largest()
+        columns["p_corrected"] = importance.p_of_largest()
     return repeated_rows(rows, "feature", stimuli.names, **columns)
 
 
@@ -140,8 +140,8 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         first_levels = [levels[index] for index in first]
         second_levels = [levels[index] for index in second]
         table = repeated_rows(rows, "level", first_levels, weight=weights[:, first, second])
-        tables.append(table.assign(feature=name, other=second_levels * len(rows)))
+        tables.append(table.assign(feature=name, other_level=second_levels * len(rows)))
     if not tables:
         return pd.DataFrame()
-    columns = ["model", "layer", "feature", "level", "other", "weight"]
+    columns = ["model", "layer", "feature", "level", "other_level", "weight"]
     return pd.concat(tables, ignore_index=True)[columns]

@@ -26,14 +26,17 @@ from thinkalike.instruments.of_stimuli import (
 )
 from thinkalike.instruments.rsa.distances import RSAConfig, distances_of_sides
 from thinkalike.instruments.rsa.similarity import (
+    FEWEST_PAIRS,
     p_values,
+    pairs_of_one_word,
     similarity_estimate,
     similarity_given_word,
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
-from thinkalike.screen import show_text, span
+from thinkalike.ranking import ranked_layer_pairs
+from thinkalike.screen import number_text, show_text, span
 from thinkalike.states.stimuli import Compared, StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
@@ -48,7 +51,7 @@ SIGNS = {
 }
 """What screens and figures call each comparator."""
 
-BLANK = ("p", "p_of_largest", "given_word")
+BLANK = ("p", "p_corrected", "conditional_on_word")
 """Columns that may have empty cells: few sentences have no p, and a word may determine states."""
 
 
@@ -99,6 +102,8 @@ class RSA(
         value = similarity.value.numpy()
         scalars = {"stimuli": float(len(stimuli))}
         is_pair_of_layers = ~np.eye(len(rows), dtype=bool)
+        if stimuli.confounded_with_words():
+            scalars["pairs_of_one_word"] = float(pairs_of_one_word(stimuli).sum())
         if is_pair_of_layers.any():
             scalars["mean_similarity"] = float(value[is_pair_of_layers].mean())
         return Outcome(
@@ -118,35 +123,42 @@ class RSA(
     def draw(self, result: Result, folder: Path) -> None:
         sign = SIGNS[result.config["measure"]["comparator"]]
         about = f"{result.scalars['stimuli']:,.0f} stimuli"
-        figures.similarity({f"{sign} of distances": result.table}, folder, about=about)
+        figures.similarity({f"{sign} of distances": result.details}, folder, about=about)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the most similar layers first."""
+        return ranked_layer_pairs(table)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        pairs = _different_layers(result.table)
+        pairs = _different_layers(result.details)
         if pairs.empty:
             return super().headlines(result)
         most = pairs.iloc[int(pairs["value"].argmax())]
         return [
             Headline("mean_similarity", result.scalars["mean_similarity"]),
-            Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"]),
+            Headline.with_ends("highest_similarity", most["value"], most["low"], most["high"]),
         ]
 
     def show(self, result: Result) -> None:
-        pairs = _different_layers(result.table)
+        pairs = _different_layers(result.details)
         if pairs.empty:
             return
         stimuli = result.provenance["stimuli"]
+        sign = SIGNS[result.config["measure"]["comparator"]]
+        most_similar = pairs.iloc[int(pairs["value"].argmax())]
+        least_similar = pairs.iloc[int(pairs["value"].argmin())]
+        show_text(f"Most similar: {_layers_and_similarity(most_similar, sign)}.")
+        if len(pairs) > 1:
+            show_text(f"Least similar: {_layers_and_similarity(least_similar, sign)}.")
         show_text(
-            f"{stimuli['count']} stimuli of {stimuli['source']}, 95 % intervals over their groups"
+            f"Compared by the distances of {stimuli['count']} stimuli of {stimuli['source']}; "
+            "95 % intervals are over their groups."
         )
-        sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
-        most_alike = pairs.iloc[int(pairs["value"].argmax())]
-        least_alike = pairs.iloc[int(pairs["value"].argmin())]
-        show_text(f"Most alike: {_layers_and_similarity(most_alike, sign)}.")
-        show_text(f"Least alike: {_layers_and_similarity(least_alike, sign)}.")
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
-        if "given_word" in pairs:
-            show_text(f"Over pairs of one word: {_given_word_in_words(pairs['given_word'])}.")
+        if "conditional_on_word" in pairs:
+            given_word = _given_word_in_words(pairs["conditional_on_word"], result.scalars)
+            show_text(f"Conditional on the word (pairs of stimuli of one word): {given_word}.")
 
 
 def _similarity(
@@ -163,7 +175,8 @@ def _similarity(
     columns: dict[str, Tensor] = {}
     if with_massive:
         all_distances = distances_of_sides(with_massive.sides, measure)
-        columns["with_massive"] = rsa(all_distances, comparator=measure.comparator)
+        of_all_stimuli = rsa(all_distances, comparator=measure.comparator)
+        columns["including_massive_activations"] = of_all_stimuli
 
     stimuli = compared.stimuli
     layers = distances_of_sides(compared.sides, measure)
@@ -171,32 +184,54 @@ def _similarity(
     columns["low"] = similarity.low
     columns["high"] = similarity.high
     if stimuli.confounded_with_words():
-        columns["given_word"] = similarity_given_word(layers, stimuli)
+        columns["conditional_on_word"] = similarity_given_word(layers, stimuli)
     if measure.permutations:
         columns |= p_values(layers, measure, config.seed, stimuli)
     return similarity, columns
 
 
 def _layers_and_similarity(row: pd.Series, sign: str) -> str:
-    """Return the layers of a row in words, and their similarity."""
-    similarity = span(row["value"], row["low"], row["high"])
+    """Return the layers of a row in words, their similarity, and its p-values if there are any."""
+    similarity = span(row["value"], row["low"], row["high"], ".3f")
+    in_words = (
+        f"layer {row['source_layer']} of {row['source']} and layer {row['target_layer']} of "
+        f"{row['target']}, {sign} {similarity}"
+    )
+    if pd.isna(row.get("p")):
+        return in_words
     return (
-        f"{row['source']} layer {row['source_layer']} and {row['target']} layer "
-        f"{row['target_layer']}, {sign} {similarity}"
+        f"{in_words}, p = {row['p']:.3g}, and {row['p_corrected']:.3g} corrected for all pairs of "
+        "layers"
     )
 
 
-def _given_word_in_words(similarities: pd.Series) -> str:
-    """Return the range of similarities over pairs of one word."""
+def _given_word_in_words(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
+    """Return the range of similarities over pairs of one word, or why there are none."""
     finite = similarities.dropna()
+    count = scalars.get("pairs_of_one_word", FEWEST_PAIRS)
+    if count < FEWEST_PAIRS:
+        return f"not computed, as there are {count:.0f} and at least {FEWEST_PAIRS} are needed"
     if finite.empty:
-        return "nothing is left to compare"
-    return f"ρ {finite.min():.3f} to {finite.max():.3f}"
+        return "not computed, as they are all equally far apart in every layer"
+    lowest = number_text(finite.min(), ".3f")
+    highest = number_text(finite.max(), ".3f")
+    return f"Spearman's ρ {lowest} to {highest}"
 
 
 def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that compare layers of two models, or two layers if there is one model."""
-    is_across = table["source"] != table["target"]
+    """Return the rows of any two layers of two models, or of one model if there is only one.
+
+    Of the two rows of a pair, this is the one in the order in which the layers were given.
+    """
+    sources = list(zip(table["source"], table["source_layer"], strict=True))
+    targets = list(zip(table["target"], table["target_layer"], strict=True))
+    number = {
+        layer: position for position, layer in enumerate(dict.fromkeys([*sources, *targets]))
+    }
+    source_numbers = [number[layer] for layer in sources]
+    target_numbers = [number[layer] for layer in targets]
+    in_order = table[np.less(source_numbers, target_numbers)]
+    is_across = in_order["source"] != in_order["target"]
     if is_across.any():
-        return table[is_across]
-    return table[table["source_layer"] != table["target_layer"]]
+        return in_order[is_across]
+    return in_order

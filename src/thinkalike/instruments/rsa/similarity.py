@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.instruments.rsa.distances import RSAConfig
-from thinkalike.measures.distances.comparators import TIED
+from thinkalike.measures.distances.comparators import TIE_TOLERANCE
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks
 from thinkalike.measures.distances.rsa import mantel, rsa, rsa_estimate
@@ -62,7 +62,7 @@ def similarity_estimate(
 def p_values(
     layers: Sequence[NeuralDistances], measure: RSAConfig, seed: int, stimuli: Stimuli
 ) -> dict[str, Float[Tensor, "l l"]]:
-    """Return the columns `p` and `p_of_largest` of every two layers, by Mantel's test.
+    """Return the columns `p` and `p_corrected` of every two layers, by Mantel's test.
 
     A warning says if there are too few sentences. For the arguments see `similarity_estimate`.
     """
@@ -79,7 +79,15 @@ def p_values(
         )
     for warning in caught:
         log.warning("warning: %s: %s", stimuli.source, warning.message)
-    return {"p": test.p, "p_of_largest": test.p_of_largest}
+    return {"p": test.p, "p_corrected": test.p_of_largest}
+
+
+def pairs_of_one_word(stimuli: Stimuli) -> Bool[Tensor, " pairs"]:
+    """Return which pairs of stimuli have the same word, in the order of distance vectors."""
+    word_numbers, _ = pd.factorize(pd.Series(stimuli.words).str.casefold())
+    words = torch.from_numpy(word_numbers)
+    first, second = torch.triu_indices(len(words), len(words), 1)
+    return words[first] == words[second]
 
 
 def similarity_given_word(
@@ -93,16 +101,13 @@ def similarity_given_word(
         layers: The distances of stimuli in each layer.
         stimuli: The stimuli.
     """
-    word_numbers, _ = pd.factorize(pd.Series(stimuli.words).str.casefold())
-    words = torch.from_numpy(word_numbers)
-    first, second = torch.triu_indices(len(words), len(words), 1)
-    have_one_word = words[first] == words[second]  # (pairs)
+    have_one_word = pairs_of_one_word(stimuli)
     distances = torch.stack([layer.vector() for layer in layers]).cpu().double()
     distances = distances[:, have_one_word]
     if distances.shape[1] < FEWEST_PAIRS:
         return torch.full((len(layers), len(layers)), torch.nan, dtype=torch.float64)
 
-    ranks = mid_ranks(distances, TIED)
+    ranks = mid_ranks(distances, TIE_TOLERANCE)
     centred = ranks - ranks.mean(1, keepdim=True)
     # Of distances that are all equal, this is 0 / 0, which is NaN.
     norms: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
@@ -47,10 +47,14 @@ from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_
 from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource, pairs_of_sources, reader_of
 from thinkalike.store import Headline, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +68,17 @@ OWN_RUNGS: Mapping[str, Sequence[str]] = {
 }
 """The rungs that the words of the setting `calibration_points` stand for; any other word names a
 model. Copies of fewer bits are always there."""
+
+FURTHER_COLUMNS = [
+    "above_local_mixing",
+    "value_forward",
+    "value_backward",
+    "above_local_mixing_low",
+    "above_local_mixing_high",
+    "source_random_control",
+    "target_random_control",
+]
+"""Columns that only `result.details` has."""
 
 TOKENS_PER_PIECE = 128
 """Models read text in pieces of so many tokens at most."""
@@ -189,7 +204,7 @@ class Ruler(
         say_left_out(comparison)
 
         scalars = comparison.numbers()
-        effective_documents = scalars["effective_documents"]
+        effective_documents = scalars["effective_sample_size"]
         if not has_interval(effective_documents):
             reason = why_no_interval(effective_documents, int(scalars["documents"]))
             log.warning("warning: %s", reason)
@@ -198,29 +213,35 @@ class Ruler(
         return Outcome(
             table,
             scalars,
-            tables={"rungs": rungs},
+            tables={"calibration_points": rungs},
             models=described,
             facts=facts_of_words(config.data),
             blank=blank_columns(table),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        label = "residual R², mean of both directions"
         documents = result.scalars["documents"]
-        figures.ruler(result.table, result.tables["rungs"], documents, folder, label)
+        figures.ruler(
+            result.details, result.tables["calibration_points"], documents, folder, "residual R²"
+        )
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the most similar layers first, without `FURTHER_COLUMNS`."""
+        return ranked_rows(table.drop(columns=FURTHER_COLUMNS, errors="ignore"), "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return what the middle layer pair shares, and its reading in bits of each side."""
-        row = result.table.iloc[len(result.table) // 2]
-        shared = Headline.with_ends("shared", row["value"], row["low"], row["high"])
+        row = result.details.iloc[len(result.details) // 2]
+        shared = Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])
         headlines = [shared]
         for side, _ in sides_with_readings(row):
-            bits, low, high = row[[f"{side}_bits", f"{side}_bits_low", f"{side}_bits_high"]]
-            headlines.append(Headline.with_ends(f"bits_of_{side}", bits, low, high))
+            name = f"{side}_equivalent_bits"
+            bits, low, high = row[[name, f"{name}_low", f"{name}_high"]]
+            headlines.append(Headline.with_ends(f"equivalent_bits_of_{side}", bits, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
-        table = result.table
+        table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
         show_text(sentence_of_ruler(table, result.scalars))
@@ -229,7 +250,7 @@ class Ruler(
             "bit width by residual R²"
         )
         show_readings(table, title, RESIDUAL_R2)
-        show_further_points(result.tables["rungs"])
+        show_further_points(result.tables["calibration_points"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:

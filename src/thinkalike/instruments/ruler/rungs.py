@@ -23,7 +23,7 @@ from thinkalike.measures.ladder import next_rung
 from thinkalike.measures.massive_rows import massive
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.rounding import rounded
+from thinkalike.models.rounding import rounded_copy
 from thinkalike.models.variants import twin
 from thinkalike.states.source import StateSource
 
@@ -120,7 +120,7 @@ def changed(model: StateSource, rung: str) -> FrozenModel:
     assert isinstance(model, FrozenModel)
     if rung == UNTRAINED:
         return twin(model, TWIN_SEED)
-    return rounded(model, int(rung))
+    return rounded_copy(model, int(rung))
 
 
 def in_words(rung: str) -> str:

@@ -49,10 +49,10 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
 
 def show_further_points(points: pd.DataFrame) -> None:
     """Print the calibration points of each model that are not rounded copies, by layer."""
-    is_further = points["bits"].isna() & ~points["rung"].isin([MIXING, UNTRAINED])
+    is_further = points["bits"].isna() & ~points["calibration_point"].isin([MIXING, UNTRAINED])
     for model, rows in points[is_further].groupby("model", sort=False):
-        cells = rows.pivot(index="rung", columns="layer", values="value")
-        cells = cells.loc[rows["rung"].unique()]
+        cells = rows.pivot(index="calibration_point", columns="layer", values="value")
+        cells = cells.loc[rows["calibration_point"].unique()]
         columns = [text_column("calibration point", cells.index)]
         for layer in cells:
             columns.append(number_column(f"layer {layer}", cells[layer], ".2f"))
@@ -108,7 +108,7 @@ def local_mixing(table: pd.DataFrame | pd.Series) -> pd.Series | float:
     Args:
         table: A table of layer pairs, or one of its rows.
     """
-    control = "mixing" if "source_mixing" in table else "untrained"
+    control = "local_mixing" if "source_local_mixing" in table else "random_control"
     of_sides = table[[f"source_{control}", f"target_{control}"]]
     if isinstance(of_sides, pd.DataFrame):
         return of_sides.max(axis=1)
@@ -116,20 +116,19 @@ def local_mixing(table: pd.DataFrame | pd.Series) -> pd.Series | float:
 
 
 @overload
-def shares_more(rows: pd.DataFrame, prefix: str = "") -> pd.Series: ...
+def shares_more(rows: pd.DataFrame) -> pd.Series: ...
 @overload
-def shares_more(rows: pd.Series, prefix: str = "") -> bool: ...
-def shares_more(rows: pd.DataFrame | pd.Series, prefix: str = "") -> pd.Series | bool:
+def shares_more(rows: pd.Series) -> bool: ...
+def shares_more(rows: pd.DataFrame | pd.Series) -> pd.Series | bool:
     """Return whether a layer pair shares more than local mixing does.
 
     Where there is an interval, it must lie above 0.
 
     Args:
         rows: A table, or one of its rows.
-        prefix: What the names of the columns begin with.
     """
-    is_more = rows[f"{prefix}beyond"] > 0
-    interval_holds_zero = rows[f"{prefix}beyond_low"] <= 0
+    is_more = rows["above_local_mixing"] > 0
+    interval_holds_zero = rows["above_local_mixing_low"] <= 0
     if isinstance(rows, pd.DataFrame):
         return is_more & ~interval_holds_zero
     return bool(is_more and not interval_holds_zero)
@@ -139,7 +138,7 @@ def copies_in_words(row: pd.Series) -> str:
     """Return which rounded copies are as similar to their model as a layer pair is, in words."""
     clauses = []
     for side, name in sides_with_readings(row):
-        bits = in_bits(row[f"{side}_bits"])
+        bits = in_bits(row[f"{side}_equivalent_bits"])
         clauses.append(f"{name} is to its copy rounded to {bits} bits")
     return ", and as ".join(clauses)
 
@@ -152,12 +151,13 @@ def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
     sides = ["source"]
     if row["source"] != row["target"]:
         sides.append("target")
-    return [(side, row[side]) for side in sides if not pd.isna(row[f"{side}_bits"])]
+    return [(side, row[side]) for side in sides if not pd.isna(row[f"{side}_equivalent_bits"])]
 
 
 def bits_in_words(row: pd.Series, side: str) -> str:
     """Return the equivalent bit width of one side's model at a layer pair, with its interval."""
-    bits = row[f"{side}_bits"]
+    column = f"{side}_equivalent_bits"
+    bits = row[column]
     if RUNGS[0] < bits < RUNGS[-1]:
-        return span(bits, row[f"{side}_bits_low"], row[f"{side}_bits_high"], ".1f")
+        return span(bits, row[f"{column}_low"], row[f"{column}_high"], ".1f")
     return in_bits(bits)

@@ -27,10 +27,15 @@ from thinkalike.measures.ridge import with_interval
 EXACT = 1e-12
 """A similarity that is closer to 1 than this counts as that of the very same states."""
 
-COLUMNS_OF_COPIES = ("untrained", "bits", "bits_low", "bits_high")
+COLUMNS_OF_COPIES = (
+    "random_control",
+    "equivalent_bits",
+    "equivalent_bits_low",
+    "equivalent_bits_high",
+)
 """The columns that a side without copies has empty, after the name of the side."""
 
-BLANK = ("bits", "source_bits_high", "target_bits_high")
+BLANK = ("bits", "source_equivalent_bits_high", "target_equivalent_bits_high")
 """Columns that may have empty cells: an untrained twin has no bits, and a value above all rungs
 has no upper end."""
 
@@ -42,7 +47,7 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     """
     columns = list(BLANK)
     for side in ("source", "target"):
-        if table[f"{side}_bits"].isna().all():
+        if table[f"{side}_equivalent_bits"].isna().all():
             columns += [f"{side}_{name}" for name in COLUMNS_OF_COPIES]
     return tuple(columns)
 
@@ -65,24 +70,28 @@ def ruler_table(
     }
     shared = shared_columns(values.value, [rungs[MIXING] for rungs in values.rungs])
     columns |= {name: column.numpy() for name, column in shared.items()}
-    difference = Estimate(shared["beyond"], shared["beyond_low"], shared["beyond_high"])
+    difference = Estimate(
+        shared["above_local_mixing"],
+        shared["above_local_mixing_low"],
+        shared["above_local_mixing_high"],
+    )
     beyond = is_beyond(difference).tolist()
 
     both_ways = values.value.mean(1)
     for side, rungs in zip(("source", "target"), values.rungs, strict=True):
-        columns[f"{side}_mixing"] = rungs[MIXING].mean(1)[:, 0].numpy()
+        columns[f"{side}_local_mixing"] = rungs[MIXING].mean(1)[:, 0].numpy()
         if UNTRAINED not in rungs:  # a folder of states has no copies
             for name in COLUMNS_OF_COPIES:
                 columns[f"{side}_{name}"] = math.nan
             continue
 
-        columns[f"{side}_untrained"] = rungs[UNTRAINED].mean(1)[:, 0].numpy()
+        columns[f"{side}_random_control"] = rungs[UNTRAINED].mean(1)[:, 0].numpy()
         readings = []
         for layer in range(len(pairs)):
             readings.append(_reading(both_ways[layer], rungs, layer, is_beyond=beyond[layer]))
-        columns[f"{side}_bits"] = [float(reading.value) for reading in readings]
-        columns[f"{side}_bits_low"] = [float(reading.low) for reading in readings]
-        columns[f"{side}_bits_high"] = [float(reading.high) for reading in readings]
+        columns[f"{side}_equivalent_bits"] = [float(reading.value) for reading in readings]
+        columns[f"{side}_equivalent_bits_low"] = [float(reading.low) for reading in readings]
+        columns[f"{side}_equivalent_bits_high"] = [float(reading.high) for reading in readings]
     return pd.DataFrame(columns)
 
 
@@ -95,16 +104,16 @@ def shared_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[T
     """
     both_ways = value.mean(1)
     interval = with_interval(both_ways)
-    beyond = difference_interval(both_ways - greatest_by_layer(mixing).mean(1))
+    above = difference_interval(both_ways - greatest_by_layer(mixing).mean(1))
     return {
         "value": interval.value,
         "low": interval.low,
         "high": interval.high,
-        "there": value[:, 0, 0],
-        "back": value[:, 1, 0],
-        "beyond": beyond.value,
-        "beyond_low": beyond.low,
-        "beyond_high": beyond.high,
+        "value_forward": value[:, 0, 0],
+        "value_backward": value[:, 1, 0],
+        "above_local_mixing": above.value,
+        "above_local_mixing_low": above.low,
+        "above_local_mixing_high": above.high,
     }
 
 
@@ -168,13 +177,13 @@ def rungs_table(
                     {
                         "model": name,
                         "layer": layer,
-                        "rung": in_words(rung),
+                        "calibration_point": in_words(rung),
                         "bits": float(rung) if rung.isdigit() else math.nan,
                         "value": float(interval.value),
                         "low": float(interval.low),
                         "high": float(interval.high),
-                        "there": float(value[0, 0]),
-                        "back": float(value[1, 0]),
+                        "value_forward": float(value[0, 0]),
+                        "value_backward": float(value[1, 0]),
                     }
                 )
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)

@@ -33,7 +33,7 @@ from thinkalike.instruments.ruler.rungs import (
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import (
-    COMPONENTS,
+    COMPONENTS_OF_BAG,
     POSITION_FUNCTIONS,
     ResidualStates,
     fewest_rows,
@@ -87,7 +87,7 @@ def tokens_of_words(words: int) -> float:
 def fewest_words(widths: Iterable[int]) -> int:
     """Return about how many words of text R² needs, given the widths of both models."""
     widths = list(widths)
-    components = sum(min(width, COMPONENTS) for width in widths)
+    components = sum(min(width, COMPONENTS_OF_BAG) for width in widths)
     covariates = len(BAGS) * components + POSITION_FUNCTIONS * (len(widths) - 1)
     return WORDS_PER_ROW * fewest_rows(max(widths), covariates)
 

@@ -20,7 +20,7 @@ from thinkalike.instruments.stitching.table import penalties, penalty_readings
 from thinkalike.job import Work
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.models.variants import randomised
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 
 Value = TypeVar("Value")
 
@@ -59,7 +59,9 @@ def with_prefixes(entries: Mapping[str, Mapping[str, Value]], mark: str) -> dict
     return joined
 
 
-def stitched(setting: StitchSetting, run: Run, loggers: Sequence[Logger], work: Work) -> Direction:
+def stitched(
+    setting: StitchSetting, run: TrainingRun, loggers: Sequence[Logger], work: Work
+) -> Direction:
     """Fit the stitches of one direction with every seed, and report on them.
 
     Args:
@@ -103,7 +105,7 @@ def stitched(setting: StitchSetting, run: Run, loggers: Sequence[Logger], work: 
 
 
 def _further_seeds(
-    setting: StitchSetting, moments: HalvedMoments | None, run: Run
+    setting: StitchSetting, moments: HalvedMoments | None, run: TrainingRun
 ) -> dict[str, Fitted]:
     """Return the stitches of all seeds but the first, by name.
 
@@ -120,9 +122,9 @@ def _further_seeds(
     fits = {}
     for number in range(1, setting.config.seeds):
         training_name = f"seed-{number}"
-        if run.part:
-            training_name = f"{run.part}-{training_name}"
+        if run.name:
+            training_name = f"{run.name}-{training_name}"
         setting_of_seed = replace(setting, config=config, seed=setting.seed + number)
         forms = ClosedForms(setting_of_seed, moments)
-        fits[f"seed_{number}"] = fitted(forms, replace(run, part=training_name))
+        fits[f"seed_{number}"] = fitted(forms, replace(run, name=training_name))
     return fits

@@ -22,7 +22,7 @@ from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import peak_rate
 from thinkalike.training.recipe import whole_rows
-from thinkalike.training.run import Run
+from thinkalike.training.run import TrainingRun
 from thinkalike.training.stitching import Fit, StitchTraining
 from thinkalike.training.trainer import fit
 
@@ -63,7 +63,7 @@ class Fitted:
 
 def fitted(
     forms: ClosedForms,
-    run: Run,
+    run: TrainingRun,
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
 ) -> Fitted:
@@ -100,7 +100,7 @@ def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
 
 
 def _trained(
-    forms: ClosedForms, run: Run, loggers: Sequence[Logger], untrained: ClosedForms | None
+    forms: ClosedForms, run: TrainingRun, loggers: Sequence[Logger], untrained: ClosedForms | None
 ) -> Fitted:
     """Train the φ of every layer pair; see `fitted`."""
     setting = forms.setting
@@ -271,7 +271,7 @@ def _train(
     module: StitchTraining,
     data: StepData,
     target: FrozenModel,
-    run: Run,
+    run: TrainingRun,
     loggers: Sequence[Logger],
 ) -> None:
     """Train all stitches of a module."""

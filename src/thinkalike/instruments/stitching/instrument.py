@@ -27,11 +27,14 @@ from thinkalike.instruments.stitching.screen import (
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
 from thinkalike.store import Headline, Result
 from thinkalike.training.recipe import StitchJob
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from thinkalike.instruments.stitching.direction import Direction
     from thinkalike.instruments.stitching.setting import StitchSetting
     from thinkalike.models.shapes import Passes, Shapes
@@ -147,7 +150,7 @@ class Stitching(
             tables={"details": details},
             models=[setting.source.describe(), setting.target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in details.columns if name.startswith("left_to_gain")],
+            blank=[name for name in details.columns if name.startswith("upper_bound_of_gain")],
         )
 
     # ---- figures and screen
@@ -159,21 +162,24 @@ class Stitching(
             files.items(), directions, strict=False
         ):
             count = result.arrays[tokens].sum()
-            title = (
-                f"{source} into {target}\n"
-                f"{count:,.0f} tokens of {result.scalars['documents']:.0f} documents"
-            )
+            documents = f"{result.scalars['documents']:.0f} documents"
+            about = f"{count:,.0f} tokens of {documents}"
             if cut_models(result):
-                title += f"\n{cut_models(result)}"
+                about += f"; {cut_models(result)}"
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             has_all_pairs = cells.notna().all(axis=None)
             if min(cells.shape) > 1 and has_all_pairs:
-                figures.penalty_map(cells, title, folder, file)
+                figures.penalty_map(cells, str(source), str(target), folder, about, file)
             else:
-                figures.penalties(table, title, folder, file)
+                about += "\nbars: 95 % intervals over documents"
+                figures.penalties(table, folder, about, file)
+
+    def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the stitches first that lose least."""
+        return ranked_rows(table, "penalty", smallest_first=True)
 
     def headlines(self, result: Result) -> list[Headline]:
-        table = result.table
+        table = result.details
         mean_penalty = result.scalars["mean_penalty"]
         has_two_directions = len(table) > len(result.arrays["stitch"])
         if has_two_directions:  # whose documents are not the same
@@ -204,7 +210,7 @@ class Stitching(
             show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]
         show_asymmetry(first)
-        if "similarity" in first:
+        if "residual_r2" in first:
             from thinkalike.instruments.stitching.similarity import sentence_of_similarity
 
             show_text(sentence_of_similarity(first))
@@ -216,12 +222,12 @@ def _stitch_directions(
     """Return the directions of a job by name: from source to target, and `BACK` if asked for."""
     from thinkalike.instruments.stitching.direction import stitched
     from thinkalike.training.curves import loggers_of
-    from thinkalike.training.run import Run
+    from thinkalike.training.run import TrainingRun
 
     partial = None
     if work.job.keeps_states:
         partial = work.job.partial
-    run = Run(partial, setting.target.device, config.trainer, work.tracker)
+    run = TrainingRun(partial, setting.target.device, config.trainer, work.tracker)
     loggers = loggers_of(run, config.logger.kind)
     onward = stitched(setting, run, loggers, work)
     if not config.stitch.both:
@@ -230,7 +236,7 @@ def _stitch_directions(
     from thinkalike.instruments.stitching.asymmetry import add_asymmetries, add_unexplained
 
     reversed_setting = setting.reversed(config.data)
-    back = stitched(reversed_setting, replace(run, part=BACK), (), work)
+    back = stitched(reversed_setting, replace(run, name=BACK), (), work)
     add_asymmetries(onward, back)
     if config.stitch.kind == "least_squares":
         with work.phase("report"):

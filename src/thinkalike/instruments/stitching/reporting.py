@@ -23,7 +23,7 @@ from thinkalike.instruments.stitching.fitting import FLOOR, RANDOM_SOURCE, Fitte
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.ladder import next_rung
 from thinkalike.memory import free_cached_memory
-from thinkalike.models.rounding import can_be_rounded, rounded
+from thinkalike.models.rounding import can_be_rounded, rounded_copy
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentT
     while bits:
         log.info("%s at %d bits", target.name, bits)
         with doing(f"rounding to {bits} bits"):
-            copy = rounded(target, bits)
+            copy = rounded_copy(target, bits)
         loss = target_losses(copy, setting.corpus.report)
         del copy  # there is room for one copy
         gain = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)

@@ -35,7 +35,7 @@ ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits p
 
 def details_of(result: Result) -> pd.DataFrame:
     """Return all columns of a result; results of an older version have them in their one table."""
-    return result.tables.get("details", result.table)
+    return result.tables.get("details", result.details)
 
 
 def layer_pairs_in_words(table: pd.DataFrame) -> str:
@@ -98,9 +98,9 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
     """Return what the stitches of one direction cost, in nats and in equivalent bits."""
     target = table["target"].iloc[0]
     cost = f"Stitching {_layers_in_words(table)} costs {_range(table, 'penalty')} nats per token"
-    if "reading" not in table:
+    if "equivalent_bits" not in table:
         return f"{cost}."
-    bits = _range_of_bits(table["reading"])
+    bits = _range_of_bits(table["equivalent_bits"])
     return f"{cost}, as much as rounding the weights of {target} to {bits} bits."
 
 
@@ -171,23 +171,23 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
     for label, name in BASELINES.items():
         if name in rows:
             columns.append(number_column(label, rows[name], ".2f"))
-    if "reading" in rows:
-        bits = [in_bits(reading) for reading in rows["reading"]]
-        columns.append(number_column("bit width by loss", bits))
-    if "left_to_gain" in rows:
-        gains = [_gain_in_words(gain) for gain in rows["left_to_gain"]]
+    if "equivalent_bits" in rows:
+        bits = [in_bits(reading) for reading in rows["equivalent_bits"]]
+        columns.append(number_column("bits by loss", bits))
+    if "upper_bound_of_gain" in rows:
+        gains = [_gain_in_words(gain) for gain in rows["upper_bound_of_gain"]]
         columns.append(number_column("left to gain", gains))
     return columns
 
 
 def _show_convergence(table: pd.DataFrame) -> None:
     """Say what longer training would gain, or where that is unknown; closed forms gain nothing."""
-    if "left_to_gain" not in table:
+    if "upper_bound_of_gain" not in table:
         return
-    has_no_bound = table["left_to_gain"].isna()
+    has_no_bound = table["upper_bound_of_gain"].isna()
     bounded = table[~has_no_bound]
     if len(bounded):
-        gain = max(bounded["left_to_gain"].max(), 0.0)
+        gain = max(bounded["upper_bound_of_gain"].max(), 0.0)
         layers = f" at {layer_pairs_in_words(bounded)}" if has_no_bound.any() else ""
         show_text(
             "Training three times longer would gain at most about "

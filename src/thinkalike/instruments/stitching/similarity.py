@@ -27,10 +27,22 @@ from thinkalike.screen import number_text
 
 log = logging.getLogger(__name__)
 
-PREFIX = "similarity"
-"""The column of what states share, and what the names of the columns beside it begin with."""
+RESIDUAL_R2 = "residual_r2"
+"""The column of residual R², the mean of both directions."""
 
-SWAPPED = {f"{PREFIX}_there": f"{PREFIX}_back", f"{PREFIX}_back": f"{PREFIX}_there"}
+NAMES_IN_DETAILS = {
+    "value": RESIDUAL_R2,
+    "low": f"{RESIDUAL_R2}_low",
+    "high": f"{RESIDUAL_R2}_high",
+    "value_forward": f"{RESIDUAL_R2}_forward",
+    "value_backward": f"{RESIDUAL_R2}_backward",
+}
+"""What the details of a stitch call columns of a ruler, in which R² is the value."""
+
+SWAPPED = {
+    f"{RESIDUAL_R2}_forward": f"{RESIDUAL_R2}_backward",
+    f"{RESIDUAL_R2}_backward": f"{RESIDUAL_R2}_forward",
+}
 """What the columns of single directions are called in the table of the opposite direction."""
 
 
@@ -66,10 +78,10 @@ def similarity_of(
         controls.append(comparison.shared(side, MIXING, states))
         free_cached_memory(model.device)
     shared = shared_columns(comparison.value(), controls)
-    columns = {PREFIX: shared.pop("value").numpy()}
+    columns = {}
     for name, values in shared.items():
-        columns[f"{PREFIX}_{name}"] = values.numpy()
-    columns[f"{PREFIX}_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
+        columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
+    columns["local_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
     return columns
 
 
@@ -96,7 +108,7 @@ def with_similarity(
 def sentence_of_similarity(details: pd.DataFrame) -> str:
     """Return whether states are similar, given the details of one direction."""
     first = details.iloc[0]
-    is_more = shares_more(details, f"{PREFIX}_")
+    is_more = shares_more(details)
     if is_more.all():
         verdict = "above"
     elif not is_more.any():
@@ -105,8 +117,8 @@ def sentence_of_similarity(details: pd.DataFrame) -> str:
         verdict = f"at {is_more.sum()} of {len(details)} layer pairs above"
     return (
         f"Residual R² of the stitched layers of {first['source']} and {first['target']} is "
-        f"{_range(details[PREFIX])}, {verdict} the local-mixing control "
-        f"({_range(details[f'{PREFIX}_mixing'])})."
+        f"{_range(details[RESIDUAL_R2])}, {verdict} the local-mixing control "
+        f"({_range(details['local_mixing'])})."
     )
 
 

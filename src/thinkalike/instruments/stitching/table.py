@@ -86,11 +86,11 @@ COLUMNS = (
     "identity_penalty",
     "token_mean_penalty",
     # what its cost is worth
-    "reading",
-    "reading_low",
-    "reading_high",
+    "equivalent_bits",
+    "equivalent_bits_low",
+    "equivalent_bits_high",
     # whether training has converged
-    "left_to_gain",
+    "upper_bound_of_gain",
 )
 """The columns of the table."""
 
@@ -178,7 +178,7 @@ def penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd.DataFram
         columns |= interval_columns(column, _spread(name, sums))
     if "half" in sums:
         gain = left_to_gain(setting.config, sums)
-        columns |= mean_columns("left_to_gain", gain, tokens)
+        columns |= mean_columns("upper_bound_of_gain", gain, tokens)
     if "target_bytes" in sums:  # the tokenizers differ
         columns |= _columns_per_byte(sums)
     return pd.DataFrame(columns)
@@ -241,7 +241,7 @@ def penalty_readings(sums: Mapping[str, Tensor]) -> Columns:
     rungs = -rung_costs.clamp(min=LEAST_COST).log()
     values = -costs.clamp(min=LEAST_COST / 2).log()
     replicates = torch.stack([reading_of(value, bits_of_rungs, rungs) for value in values], 1)
-    return interval_columns("reading", jackknife(replicates[0], replicates[1:]))
+    return interval_columns("equivalent_bits", jackknife(replicates[0], replicates[1:]))
 
 
 def _costs_without_parts(

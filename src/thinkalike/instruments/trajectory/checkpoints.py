@@ -15,7 +15,7 @@ from thinkalike.hub import cached, patiently, refused
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.models.checkpoints import named_folder, revisions_in
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.loading_errors import explained
+from thinkalike.models.loading_errors import explaining_loading_errors
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
 def _revision_names(model: ModelConfig) -> Sequence[str]:
     """Return the names of a model's checkpoints: folders, or branches and tags of the hub."""
     folder = named_folder(replace(model, revision=None))
-    with explained(model):
+    with explaining_loading_errors(model):
         if folder:
             return [path.name for path in revisions_in(folder)]
         return _on_hub(str(model.hub_id))

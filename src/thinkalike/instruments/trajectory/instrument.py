@@ -5,7 +5,7 @@ python analyze.py measure=trajectory model=./my-run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -27,12 +27,17 @@ from thinkalike.instruments.trajectory.screen import show_onsets, show_settling,
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import outcome_of_trajectory
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.budget_ladder import halvings
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
+from thinkalike.screen import number_of_documents
 from thinkalike.store import Headline, Result
 
+FEWEST_TOKENS = 1024
+"""A budget leaves at least so many tokens of each checkpoint."""
 
-class Trajectory(
+
+class TrajectoryInstrument(
     Instrument[AnalyzeConfig],
     kind="trajectory",
     version=4,
@@ -76,6 +81,13 @@ class Trajectory(
         tokens = float(measure.tokens)
         return [shapes["model"].passes("checkpoints", tokens, row, checkpoints)]
 
+    def smaller(
+        self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
+    ) -> Iterator[dict[str, object]]:
+        """Yield fewer tokens of each checkpoint."""
+        for tokens in halvings(config.measure_as(TrajectoryConfig).tokens, least=FEWEST_TOKENS):
+            yield {"measure.tokens": tokens}
+
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         stimuli = read_stimuli(config.stimuli)
         if not isinstance(config.model.site, str) or config.model.head == "all":
@@ -109,20 +121,22 @@ class Trajectory(
         return outcome_of_trajectory(list(checkpoints), numbers, reader)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.trajectory(result.table, result.tables, folder)
+        name = result.provenance["models"][-1]["name"]
+        about = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
+        figures.trajectory(result.details, result.tables, folder, name, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return when the loss and when likeness to the last checkpoint settled."""
+        """Return when the loss and when the similarity to the last checkpoint settled."""
         headlines = []
-        for name in ("loss_settles", "likeness_settles"):
+        for name in ("loss_settles", "similarity_settles"):
             if name in result.scalars:
                 headlines.append(Headline(name, result.scalars[name]))
         return headlines
 
     def show(self, result: Result) -> None:
-        show_steps(result)
-        show_onsets(result.tables["onsets"])
         show_settling(result)
+        show_onsets(result.tables["onsets"])
+        show_steps(result)
 
 
 def training(config: AnalyzeConfig) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
@@ -21,12 +19,14 @@ def show_steps(result: Result) -> None:
         number_column("step", losses["step"][indices]),
         number_column("loss", losses["loss"][indices], ".3f"),
     ]
-    likeness = result.table.pivot(index="step", columns="layer", values="to_last").iloc[indices]
-    layers = likeness.columns
+    similarity = result.details.pivot(
+        index="step", columns="layer", values="similarity_to_last"
+    ).iloc[indices]
+    layers = similarity.columns
     for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
-        columns.append(number_column(f"layer {layer}", likeness[layer], ".3f"))
+        columns.append(number_column(f"layer {layer}", similarity[layer], ".3f"))
     speeds = []
-    for speed in result.table.groupby("step")["speed"].mean().iloc[indices]:
+    for speed in result.details.groupby("step")["speed"].mean().iloc[indices]:
         speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
     columns.append(number_column("speed", speeds))
     last = result.provenance["models"][-1]["name"]
@@ -41,25 +41,33 @@ def _evenly_spaced(count: int) -> list[int]:
 
 
 def show_onsets(onsets: pd.DataFrame) -> None:
-    """Say from which step on each feature is there in some layer."""
+    """Say from which step on each feature can be read out of some layer."""
     with_onset = onsets.dropna(subset="onset").sort_values("onset", kind="stable")
     earliest = with_onset.groupby("feature", sort=False).first()
     in_words = []
     for feature, row in earliest.iterrows():
-        in_words.append(f"{feature} {row['onset']:.0f} (layer {row['layer']:.0f})")
-    sentence = f"Features are there for good from step: {', '.join(in_words) or 'none'}."
+        in_words.append(f"{feature} from step {row['onset']:.0f} in layer {row['layer']:.0f}")
+    if in_words:
+        show_text(
+            f"Onset, from which a feature can be read out to the end: {', '.join(in_words)}."
+        )
     never = [name for name in onsets["feature"].unique() if name not in earliest.index]
     if never:
-        sentence += f" Not at the end: {', '.join(never)}."
-    show_text(sentence)
+        show_text(f"Cannot be read out of any layer of the last checkpoint: {', '.join(never)}.")
 
 
 def show_settling(result: Result) -> None:
-    """Say by which step the loss and the likeness to the last checkpoint have settled."""
+    """Say by which step the loss and the similarity to the last checkpoint have settled."""
     scalars = result.scalars
-    loss = scalars.get("loss_settles", math.nan)
-    likeness = scalars.get("likeness_settles", math.nan)
-    show_text(
-        f"Nine tenths of the way: loss by step {loss:.0f}, likeness to the end by step "
-        f"{likeness:.0f}; {number_of_documents(scalars)}."
-    )
+    in_words = []
+    for name, what in (
+        ("loss_settles", "the loss"),
+        ("similarity_settles", "the similarity of the layers to the last checkpoint"),
+    ):
+        if name in scalars:
+            in_words.append(f"{what} by step {scalars[name]:.0f}")
+    sentence = "Neither the loss nor any layer changes between the checkpoints"
+    if in_words:
+        settled = "Settled (nine tenths of the way from the first checkpoint to the last)"
+        sentence = f"{settled}: {', '.join(in_words)}"
+    show_text(f"{sentence}; {number_of_documents(scalars)}.")

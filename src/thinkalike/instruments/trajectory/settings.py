@@ -26,7 +26,7 @@ class TrajectoryConfig(MeasureConfig):
     importance: bool = True
     # number of folds of the stimuli in cross-validation
     folds: int = setting(5, least=2, most=10**4)
-    # fewest stimuli that a level of a feature must have to be probed
+    # least number of stimuli that a level of a feature must have to be probed
     least: int = setting(20, least=2, most=10**9)
     # number of permutations of the labels, for the accuracy by chance
     permutations: int = setting(99, least=19, most=10**5)

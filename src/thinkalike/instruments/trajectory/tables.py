@@ -64,16 +64,16 @@ def outcome_of_trajectory(
     onsets = _onset_table(steps, curves)
     tables = {
         "losses": losses,
-        "likeness": _likeness_table(steps, likeness),
+        "similarity": _likeness_table(steps, likeness),
         "features": features,
         "onsets": onsets,
     }
 
     scalars = {}
     settled = settling(table, losses)
-    for name in ("loss", "likeness"):
-        if math.isfinite(settled[name]):
-            scalars[f"{name}_settles"] = settled[name]
+    for curve, scalar in (("loss", "loss_settles"), ("likeness", "similarity_settles")):
+        if math.isfinite(settled[curve]):
+            scalars[scalar] = settled[curve]
     scalars["checkpoints"] = float(len(steps))
     scalars["tokens"] = float(reader.text["tokens"].numel())
     scalars |= document_counts(torch.bincount(documents).double())
@@ -111,13 +111,13 @@ def settling(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float]:
         losses: The loss at each step.
     """
     steps = losses["step"].tolist()
-    mean_likeness = table.groupby("step")["to_last"].mean()
+    mean_likeness = table.groupby("step")["similarity_to_last"].mean()
     settled = {
         "loss": _settles(steps, losses["loss"].tolist()),
         "likeness": _settles(steps, mean_likeness.tolist()),
     }
     for layer, rows in table.groupby("layer"):
-        settled[f"layer {layer}"] = _settles(steps, rows["to_last"].tolist())
+        settled[f"layer {layer}"] = _settles(steps, rows["similarity_to_last"].tolist())
     return settled
 
 
@@ -186,10 +186,10 @@ def _likeness_table(steps: Sequence[int], likeness: Sequence[CKAResult]) -> pd.D
     """Return the CKA of every two checkpoints in each layer."""
     tables = []
     for layer, cka in enumerate(likeness):
-        table = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
+        table = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other_step"])
         tables.append(table.assign(layer=layer, value=cka.value.flatten().numpy()))
     joined = pd.concat(tables, ignore_index=True)
-    return joined[["layer", "step", "other", "value"]]
+    return joined[["layer", "step", "other_step", "value"]]
 
 
 def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.DataFrame:
@@ -201,7 +201,8 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
     value = cka.as_found  # (s, s)
     without = cka.without  # (parts, s, s)
     to_last = band(value[:, -1], without[:, :, -1], value[:, -1])
-    columns = {"step": list(steps), "layer": layer, **interval_columns("to_last", to_last)}
+    columns = {"step": list(steps), "layer": layer}
+    columns |= interval_columns("similarity_to_last", to_last)
 
     previous = value.diagonal(1, -2, -1)
     previous_without = without.diagonal(1, -2, -1)
@@ -210,7 +211,7 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
     angle_without = previous_without.clamp(-1, 1).arccos() / doublings
     to_previous = band(previous, previous_without, previous)
     speed = band(angle, angle_without, angle)
-    for name, estimate in {"to_previous": to_previous, "speed": speed}.items():
+    for name, estimate in {"similarity_to_previous": to_previous, "speed": speed}.items():
         for column, values in interval_columns(name, estimate).items():
             columns[column] = [math.nan, *values]  # the first checkpoint has none before it
     return pd.DataFrame(columns)
@@ -247,7 +248,7 @@ def _feature_table(
             "feature": task.feature,
             "held_out": task.split,
             **interval_columns("accuracy", curve.accuracy),
-            "null": curve.threshold,
+            "null_threshold": curve.threshold,
             "chance": 1 / len(task.levels),
         }
         tables.append(pd.DataFrame(columns))

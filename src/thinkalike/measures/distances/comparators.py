@@ -21,8 +21,8 @@ from thinkalike.measures.distances.ranks import levels_of, ranks_of_levels
 from thinkalike.measures.powers_of_two import size_of
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
-RANKED = ("spearman", "tau_a")
-CENTRED = ("corr", "corr_cov")
+RANK_COMPARATORS = ("spearman", "tau_a")
+CENTRED_COMPARATORS = ("corr", "corr_cov")
 WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
 
 # tau_a holds all copies of pairs of a resample in memory.
@@ -30,7 +30,7 @@ MOST_COPIES = 10**8
 
 # Rounding in float64 alone may take two distances apart by this share of them, beside the rounding
 # of states.
-TIED = 1e-13
+TIE_TOLERANCE = 1e-13
 
 
 def compare(
@@ -111,7 +111,7 @@ def _unit_vectors(
     They are NaN for constant (or zero) vectors.
     """
     weights = pair_counts(counts)
-    if comparator in CENTRED:
+    if comparator in CENTRED_COMPARATORS:
         vectors = vectors - (vectors @ weights / weights.sum())[:, None]
     if comparator in WHITENED:
         return _whitened(vectors, counts)
@@ -119,7 +119,7 @@ def _unit_vectors(
         drawn = weights.nonzero()[:, 0]
         vectors = vectors[:, drawn]
         weights = weights[drawn]
-    if comparator in RANKED:
+    if comparator in RANK_COMPARATORS:
         vectors = ranks_of_levels(vectors, weights) - (weights.sum() + 1) / 2
     return _normed(vectors, weights)
 
@@ -175,8 +175,8 @@ def comparable(
     prepared = []
     for name, vector in zip(names, vectors, strict=True):
         _refuse_constant(vector, comparator, name)
-        if comparator in RANKED:
-            prepared.append(levels_of(vector, TIED))
+        if comparator in RANK_COMPARATORS:
+            prepared.append(levels_of(vector, TIE_TOLERANCE))
         else:
             prepared.append(vector / size_of(vector))
     return torch.stack(prepared)
@@ -188,8 +188,8 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
         raise ValueError(f"the distances of {name} are not finite")
     low, high = vector.aminmax()
     is_constant = low == high == 0
-    if comparator in (*RANKED, *CENTRED):
-        is_constant = high - low <= TIED * high.abs()
+    if comparator in (*RANK_COMPARATORS, *CENTRED_COMPARATORS):
+        is_constant = high - low <= TIE_TOLERANCE * high.abs()
     if is_constant:
         raise ValueError(
             f"the distances of {name} are constant over {len(vector)} pairs: leave it out"

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, takes_arrays
-from thinkalike.measures.distances.comparators import TIED
+from thinkalike.measures.distances.comparators import TIE_TOLERANCE
 from thinkalike.measures.distances.ranks import with_ties
 from thinkalike.measures.powers_of_two import power_of_two_below
 
@@ -24,7 +24,7 @@ DISTANCES = (
 )
 
 # The states are squared distances: of a precomputed matrix, or from `NeuralDistances.given`.
-GIVEN = "given"
+GIVEN_DISTANCES = "given"
 
 Index = Int[Tensor, " _"] | slice
 
@@ -42,7 +42,7 @@ GREATEST_SIZE = 2.0**480
 LEAST_SIZE = 2.0**-480
 
 # Rows of distances that are computed at a time.
-PANEL = 256
+ROWS_AT_ONCE = 256
 
 # Differences of close states that are computed at a time.
 DIFFERENCES_AT_ONCE = 2**22
@@ -67,14 +67,14 @@ class NeuralDistances:
         states: In float64. If `exact`, centred states with these squared Euclidean distances; of
             given distances, (n, n), these.
         distance: The distance.
-        whole: Whether (D^N)² are whole numbers: they are rounded, so that equal ones tie.
+        is_integral: Whether (D^N)² are whole numbers: they are rounded, so that equal ones tie.
         error: By how much rounding may have moved each state, in units of D^N; None if that is not
             known.
     """
 
     states: Float[Tensor, "n d"]
     distance: str
-    whole: bool = False
+    is_integral: bool = False
     error: Float[Tensor, " n"] | None = None
 
     @classmethod
@@ -114,7 +114,7 @@ class NeuralDistances:
 
         if distance == "precomputed":
             _check_precomputed(states, name)
-            return cls(states.square(), GIVEN, error=error)
+            return cls(states.square(), GIVEN_DISTANCES, error=error)
         if distance in ("cosine", "correlation", "norm_difference"):
             states = _euclidean_states(states, distance, name)
             mean = states.mean(0)
@@ -123,7 +123,7 @@ class NeuralDistances:
             return distances
         is_whole = False
         if distance == "euclidean":
-            panels = states.split(PANEL)
+            panels = states.split(ROWS_AT_ONCE)
             is_whole = all(bool((panel == panel.round()).all()) for panel in panels)
         return cls(states - mean, distance, is_whole, None if is_whole else error)
 
@@ -140,7 +140,7 @@ class NeuralDistances:
             raise ValueError(
                 "squared distances must be finite and symmetric, with a zero diagonal"
             )
-        return cls(squared.double(), GIVEN)
+        return cls(squared.double(), GIVEN_DISTANCES)
 
     @property
     def exact(self) -> bool:
@@ -159,10 +159,10 @@ class NeuralDistances:
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
         """Return the distances of some of the stimuli."""
         states = self.states[index]
-        if self.distance == GIVEN:
+        if self.distance == GIVEN_DISTANCES:
             states = states[:, index]
         error = None if self.error is None else self.error[index]
-        return NeuralDistances(states, self.distance, self.whole, error)
+        return NeuralDistances(states, self.distance, self.is_integral, error)
 
     def block(
         self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None
@@ -173,7 +173,7 @@ class NeuralDistances:
             rows, columns: The stimuli.
             out: See `squared_distances`.
         """
-        if self.distance == GIVEN:
+        if self.distance == GIVEN_DISTANCES:
             return self.states[rows][:, columns]
         row_states = self.states[rows]
         column_states = self.states[columns]
@@ -182,7 +182,7 @@ class NeuralDistances:
         row_norms = self.norms[rows]
         column_norms = self.norms[columns]
         squared = squared_distances(row_states, column_states, row_norms, column_norms, out)
-        if self.whole:
+        if self.is_integral:
             return squared.round_()
         return squared
 
@@ -193,8 +193,8 @@ class NeuralDistances:
         """
         n = len(self)
         squared = self.states.new_empty(n, n)
-        for start in range(0, n, PANEL):  # the upper triangle, mirrored into the lower
-            end = start + PANEL
+        for start in range(0, n, ROWS_AT_ONCE):  # the upper triangle, mirrored into the lower
+            end = start + ROWS_AT_ONCE
             panel = squared[start:end, start:]
             panel.copy_(self.block(slice(start, end), slice(start, None), panel))
             squared[end:, start:end] = squared[start:end, end:].T
@@ -232,13 +232,13 @@ class NeuralDistances:
             pairs: Flat indices in an n x n matrix.
             squared: (D^N)² of these pairs.
         """
-        rounding = TIED * squared.abs()
+        rounding = TIE_TOLERANCE * squared.abs()
         rows = pairs // len(self)
         columns = pairs % len(self)
         if self.error is not None:
             error = self.error[rows] + self.error[columns]
             rounding += error * (2 * squared.clamp(min=0).sqrt() + error)
-        if self.exact and not self.whole:
+        if self.exact and not self.is_integral:
             sizes = self.norms[rows] + self.norms[columns]
             # Closer states have distances that are sums of squares, which lose no digits.
             is_difference = squared >= CANCELLING_SHARE * sizes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinkalike.measures.centred_rows import centred
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
-from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
+from thinkalike.measures.distances.neural import ROWS_AT_ONCE, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import mid_ranks, ranks_of_levels
 from thinkalike.measures.hsic import unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
@@ -61,7 +61,7 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
         ValueError: Nothing but rounding is left.
     """
     n = len(squared)
-    rows_at_once = n if squared.is_cuda else PANEL // 4
+    rows_at_once = n if squared.is_cuda else ROWS_AT_ONCE // 4
     panels = squared.fill_diagonal_(0).split(rows_at_once)
     sums = []
     norms_before = []
@@ -206,8 +206,8 @@ class _Ranks(NamedTuple):
         pair_count = n * (n - 1) // 2
         # Doubled ranks are from 1 - pair_count to pair_count - 1.
         codes = (self.doubled.view(-1)[pairs] + pair_count).long()
-        ones = torch.ones_like(codes, dtype=torch.float64)
-        ranks = ranks_of_levels(codes, ones, 2 * pair_count).sub_((len(pairs) + 1) / 2)
+        one_each = torch.ones_like(codes, dtype=torch.float64)
+        ranks = ranks_of_levels(codes, one_each, 2 * pair_count).sub_((len(pairs) + 1) / 2)
         norm: Tensor = ranks.norm()
         return ranks / norm
 

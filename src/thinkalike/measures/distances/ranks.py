@@ -113,8 +113,8 @@ def mid_ranks(
         values: The values.
         rounding: By how much rounding may have changed them, see `levels_of`.
     """
-    ones = torch.ones_like(values, dtype=torch.float64)
-    return ranks_of_levels(levels_of(values, rounding), ones, values.shape[-1])
+    one_each = torch.ones_like(values, dtype=torch.float64)
+    return ranks_of_levels(levels_of(values, rounding), one_each, values.shape[-1])
 
 
 def unit_ranks(

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Repetitions, Seed
-from thinkalike.measures.distances.comparators import TIED, compare, stimuli_of
+from thinkalike.measures.distances.comparators import TIE_TOLERANCE, compare, stimuli_of
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
@@ -184,8 +184,10 @@ def mantel(
             return Mantel(value, value * torch.nan, value * torch.nan)
 
     if comparator == "spearman":  # Pearson's r of ranks, which move with the stimuli
-        ranks = mid_ranks(vectors, TIED)
-        other_ranks = ranks if other_vectors is vectors else mid_ranks(other_vectors, TIED)
+        ranks = mid_ranks(vectors, TIE_TOLERANCE)
+        other_ranks = (
+            ranks if other_vectors is vectors else mid_ranks(other_vectors, TIE_TOLERANCE)
+        )
         vectors = ranks
         other_vectors = other_ranks
         comparator = "corr"

@@ -26,14 +26,14 @@ from thinkalike.arguments import (
 from thinkalike.arguments.huge_arrays import refuse_huge
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.folds import check_groups, stimulus_folds
-from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import FeatureColumns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import (
     DIFFERENCES,
     MISSING,
     FeatureEncoder,
     Features,
-    grouped,
     predict,
+    weight_slices,
 )
 from thinkalike.measures.mlem.solver import Division, FittedWeights, describe, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
@@ -81,7 +81,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             over the folds; with levels its unit is a number of stimuli, and ∞ is added to several
             α.
         kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else
-            the kind of all features, of each, or {name or number: kind} of some, see `Columns.of`.
+            the kind of all features, of each, or {name or number: kind} of some, see
+            `FeatureColumns.of`.
         difference, missing: See `FeatureEncoder`.
         unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new":
             its distance to all other levels is the mean distance of two levels of that feature, as
@@ -224,7 +225,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return scores
 
     def read(
-        self, X: object, Y: object, groups: object = None, columns: Columns | None = None
+        self, X: object, Y: object, groups: object = None, columns: FeatureColumns | None = None
     ) -> StimulusTable:
         """Check this model's choices, and the data of a `fit`.
 
@@ -240,7 +241,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         checked_numbers(MLEM.__init__, self.get_params(deep=False))
         divides_pairs = self.recipe == "paper"
         if columns is None:
-            columns = Columns.of(X, self.kinds)
+            columns = FeatureColumns.of(X, self.kinds)
         if divides_pairs and groups is not None:
             raise ValueError(
                 "recipe='paper' divides pairs into folds and cannot keep groups together"
@@ -280,13 +281,15 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds that choose alpha; one fold without parts if there is one alpha."""
+        """Return the folds that choose alpha; a single fold if there is one alpha."""
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
         cells = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
-        parts = (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds))
-        return Division(cells, parts)
+        pairs_of_folds = (
+            pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)
+        )
+        return Division(cells, pairs_of_folds)
 
     def folds_of(
         self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
@@ -412,7 +415,7 @@ class StimulusTable(NamedTuple):
 
     Attributes:
         values: The features, as numbers.
-        levels: See `Columns.read`.
+        levels: See `FeatureColumns.read`.
         columns: How the table was read.
         stimulus_pairs: The pairs of the stimuli.
         groups: The group of each stimulus, if given.
@@ -421,7 +424,7 @@ class StimulusTable(NamedTuple):
 
     values: Float[Tensor, "n f"]
     levels: list[list[Level] | None]
-    columns: Columns
+    columns: FeatureColumns
     stimulus_pairs: StimulusPairs
     groups: Int[Tensor, " n"] | None
     single: bool
@@ -461,8 +464,8 @@ def level_weights(
         single: Whether the weights are those of a single layer, without an axis of layers.
     """
     of_features = []
-    for (feature, *_), weight_slice in grouped(fitted.terms):
-        size = features.known[feature]
+    for (feature, *_), weight_slice in weight_slices(fitted.terms):
+        size = features.weighted_levels[feature]
         if not size:
             continue
         first, second = torch.triu_indices(size, size, 1)
@@ -470,7 +473,7 @@ def level_weights(
         matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
         matrix[:, first, second] = of_pairs
         matrix[:, second, first] = of_pairs
-        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.known[feature]])
+        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.training_levels[feature]])
 
         # Level 0 is a missing value, which is left out unless a stimulus has it.
         has_missing = (features.levels[:, feature] == 0).any()

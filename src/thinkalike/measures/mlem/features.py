@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.kinds import NUMBER_KINDS, Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import NUMBER_KINDS, FeatureColumns, Kinds, Level, level_of
 
 DIFFERENCES = ("indicator", "scaled", "levels")
 MISSING = ("own_level", "ignore", "drop", "error")
@@ -51,7 +51,8 @@ class Features:
         ranges: How far apart positions of Δ = 1 are. They are divided by this last, so that equal
             Δ have equal bits.
         scaled: Which features are scaled.
-        known: The number of levels whose pairs have weights; 0 for a feature with one weight.
+        weighted_levels: For each feature, how many levels it has if each pair of them has a weight
+            of its own; 0 for a feature with one weight.
         labels: The names of the features in messages; by default their numbers.
     """
 
@@ -59,7 +60,7 @@ class Features:
     positions: Float[Tensor, "n f"]
     ranges: tuple[float, ...]
     scaled: tuple[bool, ...]
-    known: tuple[int, ...]
+    weighted_levels: tuple[int, ...]
     labels: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -96,8 +97,8 @@ class Features:
         of_columns = self if columns is None else self.take(columns)
         row_levels = of_rows.levels[:, feature, None]
         column_levels = of_columns.levels[:, feature]
-        if self.known[feature]:
-            return pair_codes(row_levels, column_levels, self.known[feature])
+        if self.weighted_levels[feature]:
+            return pair_codes(row_levels, column_levels, self.weighted_levels[feature])
         is_different = _are_different(row_levels, column_levels)
         if not self.scaled[feature]:
             return is_different
@@ -141,7 +142,7 @@ def _scaled_distance(
 
 @dataclass(frozen=True, eq=False)
 class FeatureEncoder:
-    """The levels of each feature in the training stimuli, and how two levels differ.
+    """Encodes tables by the levels that each feature has in the training stimuli.
 
     A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does
     (difference="indicator"); the indicator of a continuous feature would be constant, so Δ = |f_i
@@ -155,17 +156,18 @@ class FeatureEncoder:
     and "error" refuses it.
 
     Attributes:
-        columns: How tables are read.
-        difference, missing: See above.
-        known: The levels of each feature, in rising order.
-        lacks: Whether a training stimulus lacks a value of each feature.
+        columns: Reads tables with the features of the training stimuli.
+        difference: "indicator", "scaled" or "levels", see above.
+        missing: "own_level", "ignore", "drop" or "error", see above.
+        training_levels: The levels of each feature in the training stimuli, in rising order.
+        has_missing: For each feature, whether some training stimulus lacks a value of it.
     """
 
-    columns: Columns
+    columns: FeatureColumns
     difference: str
     missing: str
-    known: tuple[Float[Tensor, " _"], ...]
-    lacks: tuple[bool, ...]
+    training_levels: tuple[Float[Tensor, " _"], ...]
+    has_missing: tuple[bool, ...]
 
     @classmethod
     def fit(
@@ -180,20 +182,25 @@ class FeatureEncoder:
         Args:
             X, kinds, difference, missing: See `MLEM`.
         """
-        columns = Columns.of(X, kinds)
+        columns = FeatureColumns.of(X, kinds)
         values, _ = columns.read(X)
         return cls.of(values, columns, difference, missing)
 
     @classmethod
     def of(
-        cls, values: Float[Tensor, "n f"], columns: Columns, difference: str, missing: str
+        cls, values: Float[Tensor, "n f"], columns: FeatureColumns, difference: str, missing: str
     ) -> FeatureEncoder:
-        """Return the encoder that `fit` does, from the numbers that `Columns.read` gives."""
+        """Return the encoder of some stimuli, as `fit` does, from the numbers of their table.
+
+        Args:
+            values: The numbers that `FeatureColumns.read` gives.
+            columns, difference, missing: See `FeatureEncoder`.
+        """
         check_choice("difference", difference, DIFFERENCES)
         check_choice("missing", missing, MISSING)
-        known = tuple(column[~column.isnan()].unique() for column in values.T)
-        lacks = tuple(values.isnan().any(0).tolist())
-        return cls(columns, difference, missing, known, lacks)
+        training_levels = tuple(column[~column.isnan()].unique() for column in values.T)
+        has_missing = tuple(values.isnan().any(0).tolist())
+        return cls(columns, difference, missing, training_levels, has_missing)
 
     def encode(self, X: object) -> Features:
         """Return a table in terms of the known levels.
@@ -205,7 +212,7 @@ class FeatureEncoder:
         return self.encode_values(values)
 
     def encode_values(self, values: Float[Tensor, "n f"]) -> Features:
-        """Return what `encode` does, from the numbers that `Columns.read` gives."""
+        """Return what `encode` does, from the numbers that `FeatureColumns.read` gives."""
         is_missing = values.isnan()
         if self.missing in ("error", "drop") and is_missing.any():
             feature = int(is_missing.any(0).nonzero()[0])
@@ -234,7 +241,7 @@ class FeatureEncoder:
             positions=torch.stack(positions, 1),
             ranges=tuple(ranges),
             scaled=scaled,
-            known=tuple(self.size(feature) for feature in range(feature_count)),
+            weighted_levels=tuple(self.size(feature) for feature in range(feature_count)),
             labels=tuple(self.columns.label(feature) for feature in range(feature_count)),
         )
 
@@ -247,7 +254,7 @@ class FeatureEncoder:
         continuous features are accepted: they lie between or beyond the known ones.
 
         Args:
-            values: The numbers that `Columns.read` gives.
+            values: The numbers that `FeatureColumns.read` gives.
             levels: The levels that it gives.
         """
         for feature, column in enumerate(values.T):
@@ -256,10 +263,10 @@ class FeatureEncoder:
             if known_levels is not None:
                 is_new = column >= len(known_levels)
             elif self.columns.kinds[feature] == "nominal":
-                is_new = ~torch.isin(column, self.known[feature]) & ~is_missing
+                is_new = ~torch.isin(column, self.training_levels[feature]) & ~is_missing
             else:
                 is_new = torch.zeros_like(is_missing)
-            if self.missing == "own_level" and not self.lacks[feature]:
+            if self.missing == "own_level" and not self.has_missing[feature]:
                 is_new |= is_missing
             if is_new.any():
                 value = level_of(column[is_new][0].item(), levels[feature])
@@ -272,7 +279,7 @@ class FeatureEncoder:
     def size(self, feature: int) -> int:
         """Return the number of levels whose pairs have weights; 0 for features with one weight."""
         if self.difference == "levels" and self.columns.kinds[feature] == "nominal":
-            return 1 + len(self.known[feature])
+            return 1 + len(self.training_levels[feature])
         return 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -283,31 +290,31 @@ class FeatureEncoder:
         if not self.size(feature):
             level_in_column: Tensor = torch.unique(column, return_inverse=True)[1]
             return level_in_column
-        known = self.known[feature]
+        training_levels = self.training_levels[feature]
         column = column.double().contiguous()
         _, level_in_column = torch.unique(column, return_inverse=True)
-        known_level = torch.searchsorted(known, column)
-        is_known = torch.isin(column, known)
-        return torch.where(is_known, known_level, len(known) + level_in_column)
+        known_level = torch.searchsorted(training_levels, column)
+        is_known = torch.isin(column, training_levels)
+        return torch.where(is_known, known_level, len(training_levels) + level_in_column)
 
     def _positions(
         self, feature: int, column: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], float]:
         """Return numbers, or the ranks of ordinal levels from 0, and their range in training."""
-        known = self.known[feature]
+        training_levels = self.training_levels[feature]
         column = column.contiguous()
-        if len(known) < 2:  # constant in training: there is no scale to measure by
+        if len(training_levels) < 2:  # constant in training: there is no scale to measure by
             return torch.where(column.isnan(), torch.nan, 0.0), 1.0
         if self.columns.kinds[feature] in NUMBER_KINDS:
-            return column, float(known[-1] - known[0])
-        below = torch.searchsorted(known, column)
-        up_to = torch.searchsorted(known, column, right=True)
+            return column, float(training_levels[-1] - training_levels[0])
+        below = torch.searchsorted(training_levels, column)
+        up_to = torch.searchsorted(training_levels, column, right=True)
         ranks = (below + up_to).double() / 2
-        return torch.where(column.isnan(), torch.nan, ranks), len(known) - 1.0
+        return torch.where(column.isnan(), torch.nan, ranks), len(training_levels) - 1.0
 
 
 def pair_codes(
-    first: Int[Tensor, "*a"], second: Int[Tensor, "*b"], known: int
+    first: Int[Tensor, "*a"], second: Int[Tensor, "*b"], level_count: int
 ) -> Int[Tensor, "*c"]:
     """Return the codes of pairs of levels, which are broadcast.
 
@@ -317,48 +324,61 @@ def pair_codes(
 
     Args:
         first, second: The levels.
-        known: How many levels are known.
+        level_count: How many levels are known, which are 0..level_count - 1.
     """
-    codes = torch.zeros(known + 1, known + 1, dtype=torch.int32, device=first.device)
-    rows, columns = torch.triu_indices(known, known, 1, device=first.device)
+    codes = torch.zeros(level_count + 1, level_count + 1, dtype=torch.int32, device=first.device)
+    rows, columns = torch.triu_indices(level_count, level_count, 1, device=first.device)
     code_of_pair = torch.arange(1, len(rows) + 1, device=first.device).int()
     code_of_new = len(rows) + 1
     codes[rows, columns] = code_of_pair
     codes[columns, rows] = code_of_pair
-    codes[known] = code_of_new
-    codes[:, known] = code_of_new
-    entries = first.clamp(0, known).long() * (known + 1) + second.clamp(0, known)
+    codes[level_count] = code_of_new
+    codes[:, level_count] = code_of_new
+    entries = first.clamp(0, level_count).long() * (level_count + 1) + second.clamp(0, level_count)
     code = codes.flatten().index_select(0, entries.flatten()).view(entries.shape)
     is_pair = (first != second) & (first >= 0) & (second >= 0)
     return code.where(is_pair, 0)
 
 
-def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
+def is_level_pair(term: Term) -> bool:
+    """Return whether a term (f, a, b) is the weight of two levels of one feature."""
+    return len(term) == 3
+
+
+def is_all_level_pairs(term: Term) -> bool:
+    """Return whether a term (f,) of `weight_slices` is all pairs of levels of a feature."""
+    return len(term) == 1
+
+
+def terms_of(
+    weighted_levels: Sequence[int], interactions: bool, labels: Sequence[str] = ()
+) -> list[Term]:
     """Return the intercept, the diagonal of W or the pairs of levels, and W's upper triangle.
 
     Args:
-        known: See `Features`.
+        weighted_levels: See `Features.weighted_levels`.
         interactions: Whether the terms of the upper triangle are included.
         labels: The names of the features in errors.
 
     Raises:
         ValueError: There are too many pairs of levels, or interactions beside levels.
     """
-    if any(known) and interactions:
+    if any(weighted_levels) and interactions:
         raise ValueError(
             "weights='full' has no levels: difference='levels' needs weights='diagonal'"
         )
-    level_pairs = sum(size * (size - 1) // 2 for size in known)
+    level_pairs = sum(size * (size - 1) // 2 for size in weighted_levels)
     if level_pairs > MOST_LEVEL_PAIRS:
-        largest = max(range(len(known)), key=lambda feature: known[feature])
+        largest = max(range(len(weighted_levels)), key=lambda feature: weighted_levels[feature])
         name = labels[largest] if labels else largest
+        levels_of_largest = weighted_levels[largest] - 1  # without that of missing values
         raise ValueError(
             f"{level_pairs} pairs of levels are more than {MOST_LEVEL_PAIRS} weights; feature "
-            f"{name} has {known[largest] - 1} levels: leave it out, or give it another kind, such "
+            f"{name} has {levels_of_largest} levels: leave it out, or give it another kind, such "
             "as ordinal, with one weight"
         )
     terms: list[Term] = [()]
-    for feature, size in enumerate(known):
+    for feature, size in enumerate(weighted_levels):
         if not size:
             terms.append((feature, feature))
             continue
@@ -366,29 +386,41 @@ def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = (
             terms.append((feature, first, second))
         terms.append((feature, size, size))  # any pair with a new level
     if interactions:
-        terms += combinations(range(len(known)), 2)
+        terms += combinations(range(len(weighted_levels)), 2)
     return terms
 
 
-def grouped(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
-    """Return the terms but the intercept, with the slice of their weights.
+def weight_slices(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
+    """Return the terms but the intercept, each with the slice of its weights.
 
-    (f,) stands for all pairs of levels of f.
+    The pairs of levels of a feature f come together, as the term (f,) with the slice of all of
+    their weights; the slice of another term has length 1. Slices count from the first weight
+    after the intercept.
     """
     groups = []
     start = 0
-    for term, same in groupby(terms[1:], key=lambda term: term[:1] if len(term) == 3 else term):
-        stop = start + len(list(same))
+    for term, terms_of_group in groupby(terms[1:], key=_group_of):
+        stop = start + len(list(terms_of_group))
         groups.append((term, slice(start, stop)))
         start = stop
     return groups
 
 
+def _group_of(term: Term) -> Term:
+    """Return (f,) for the weight of two levels of f, and any other term as it is."""
+    if is_level_pair(term):
+        return term[:1]
+    return term
+
+
 def of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
-    """Return 1 for the terms that sum to Δ_f, else 0."""
+    """Return 1 for the terms that sum to Δ_f, else 0; the columns are the terms but the intercept.
+
+    The product of two different features belongs to neither.
+    """
     feature_of_term = []
     for term in terms[1:]:
-        is_of_one_feature = len(term) == 3 or term[0] == term[1]
+        is_of_one_feature = is_level_pair(term) or term[0] == term[1]
         feature_of_term.append(term[0] if is_of_one_feature else -1)
     features = torch.arange(max(feature_of_term) + 1)
     return (torch.tensor(feature_of_term) == features[:, None]).double()
@@ -400,8 +432,8 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
     It is 1, the product of two differences, or an indicator of two levels.
     """
     columns = [torch.ones_like(differences[0], dtype=torch.float64)]
-    for term, weight_slice in grouped(terms):
-        if len(term) == 1:
+    for term, weight_slice in weight_slices(terms):
+        if is_all_level_pairs(term):
             codes = differences[term[0]]
             code_count = weight_slice.stop - weight_slice.start
             columns += [(codes == code).double() for code in range(1, code_count + 1)]
@@ -418,9 +450,9 @@ def predict(
     They are added one by one, so that equal Δ give equal bits.
     """
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
-    for term, weight_slice in grouped(terms):
+    for term, weight_slice in weight_slices(terms):
         of_term = weights[..., weight_slice]
-        if len(term) == 1:
+        if is_all_level_pairs(term):
             weight_of_code = pad(of_term, (1, 0))  # 0 for code 0
             total += weight_of_code.index_select(-1, differences[term[0]].long())
         else:

@@ -16,7 +16,7 @@ from torch import Tensor
 from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed, Within, shown
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.folds import splits
-from thinkalike.measures.kinds import Columns
+from thinkalike.measures.kinds import FeatureColumns
 from thinkalike.measures.mlem.encoding_model import MLEM, StimulusTable
 from thinkalike.measures.mlem.features import FeatureEncoder
 from thinkalike.measures.mlem.solver import Division, FittedWeights, describe
@@ -272,7 +272,7 @@ def feature_importance(
 
 def _with_listed_parts(fold: _HeldOutFold) -> _HeldOutFold:
     """Return a fold whose inner parts can be used several times."""
-    division = fold.division._replace(parts=list(fold.division.parts))
+    division = fold.division._replace(pairs_of_folds=list(fold.division.pairs_of_folds))
     return fold._replace(division=division)
 
 
@@ -293,7 +293,7 @@ def _importance_if_moved(
     return torch.stack(drops_of_folds, 1).mean((1, 2))[:, 0]
 
 
-def _pairs_of_features(interactions: Any, columns: Columns) -> list[FeatureSet]:
+def _pairs_of_features(interactions: Any, columns: FeatureColumns) -> list[FeatureSet]:
     """Return pairs of features by their numbers.
 
     Raises:
@@ -354,7 +354,7 @@ def _plan(
 def _drops(
     model: MLEM,
     values: Float[Tensor, "n f"],
-    columns: Columns,
+    columns: FeatureColumns,
     fold: _HeldOutFold,
     sets: Sequence[FeatureSet],
 ) -> tuple[FittedWeights, Float[Tensor, " l"], Float[Tensor, "l r t"]]:

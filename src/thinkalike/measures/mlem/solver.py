@@ -25,7 +25,15 @@ from thinkalike.measures.mlem.cone_solvers import (
     psd_least_squares,
     to_matrix,
 )
-from thinkalike.measures.mlem.features import Features, Term, grouped, of_features, terms_of
+from thinkalike.measures.mlem.features import (
+    Features,
+    Term,
+    is_all_level_pairs,
+    is_level_pair,
+    of_features,
+    terms_of,
+    weight_slices,
+)
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.sums import about_means
 from thinkalike.processes import counted
@@ -66,9 +74,9 @@ class FittedWeights(NamedTuple):
 
         With levels it is the mean weight w^f of each feature.
         """
-        if any(len(term) == 3 for term in self.terms):
+        if any(is_level_pair(term) for term in self.terms):
             # The last weight of a feature is that of a new level, which is the mean weight.
-            last = [weight_slice.stop - 1 for _, weight_slice in grouped(self.terms)]
+            last = [weight_slice.stop - 1 for _, weight_slice in weight_slices(self.terms)]
             return self.weights[:, last]
         norms = _entry_norms(self.terms).to(self.weights)
         if (norms > 1).any():
@@ -81,11 +89,12 @@ class Division(NamedTuple):
 
     Attributes:
         cells: The fold of each stimulus, or pair.
-        parts: The pairs of each fold, one at a time: their ranks are most of the memory.
+        pairs_of_folds: The pairs within each fold, one fold at a time: their ranks are most of
+            the memory. There are none if there is one α and nothing to choose.
     """
 
     cells: Int[Tensor, " k"]
-    parts: Iterable[StimulusPairs]
+    pairs_of_folds: Iterable[StimulusPairs]
 
 
 def fit_weights(
@@ -103,29 +112,31 @@ def fit_weights(
     Args:
         features: The features of the stimuli.
         stimulus_pairs: The pairs.
-        division: The folds; without several α, they have no parts.
+        division: The folds.
         alphas: The ridges.
         interactions: Whether W is a full matrix.
     """
-    terms = terms_of(features.known, interactions, features.labels)
+    terms = terms_of(features.weighted_levels, interactions, features.labels)
     term_count = len(terms)
     sums = stimulus_pairs.sums(features, terms, division.cells)
     covariance = about_means(sums)[0, :, : term_count - 1] / sums[0, 0, 0]
     varies = ~_constant(covariance, terms)
-    if any(features.known):
+    if any(features.weighted_levels):
         counts = stimulus_pairs.level_counts(features, division.cells)
         has_pairs = sums[:, 0, 1:term_count] > 0
         sizes = pair_sizes(counts, terms)
         path = level_path(about_means(sums), varies & has_pairs, sizes, terms, alphas)
     else:
-        path = _path(sums, varies, terms, alphas)
+        path = _weights_by_alpha(sums, varies, terms, alphas)
 
     layers = torch.arange(path.shape[2], device=path.device)
     best = torch.zeros_like(layers)  # the index of the α of each layer
     if len(alphas) > 1:
         scores = []
-        for fold, part in enumerate(counted(division.parts, "inner fold")):
-            scores.append(part.score([part.differences(features)], terms, path[:, 1 + fold])[0])
+        for fold, held_out in enumerate(counted(division.pairs_of_folds, "inner fold")):
+            weights_of_fold = path[:, 1 + fold]
+            differences = held_out.differences(features)
+            scores.append(held_out.score([differences], terms, weights_of_fold)[0])
         mean_scores = torch.stack(scores).nan_to_num(-1.0).mean(0)  # (a, l)
         is_best = mean_scores >= mean_scores.amax(0) - SCORE_ROUNDING
         best = is_best.int().argmax(0)
@@ -150,7 +161,7 @@ def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
 
 
 def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
-    """Return which terms are of a feature whose Δ is the same for all pairs.
+    """Return which terms, but the intercept, have a feature whose Δ is the same for all pairs.
 
     Raises:
         ValueError: All of them are.
@@ -163,11 +174,14 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
             "X: every feature is equal in all pairs of stimuli, or differs in all of them, and "
             "explains no distance: choose kinds='continuous' for numbers that all differ"
         )
-    features_of_terms = [term[:2] if len(term) == 2 else term[:1] for term in terms[1:]]
-    return torch.stack([is_constant[list(features)].any() for features in features_of_terms])
+    of_constant = []
+    for term in terms[1:]:
+        features = term[:1] if is_level_pair(term) else term
+        of_constant.append(is_constant[list(features)].any())
+    return torch.stack(of_constant)
 
 
-def _path(
+def _weights_by_alpha(
     sums: Float[Tensor, "s t u"],
     varies: Bool[Tensor, " r"],
     terms: Sequence[Term],
@@ -257,8 +271,8 @@ def level_path(
             path.append(weights_of_features @ sums_to_feature)
             continue
         weights = _nnls_of_layers(gram + alpha * ridge, target)
-        for term, weight_slice in grouped(terms):
-            if len(term) > 1:
+        for term, weight_slice in weight_slices(terms):
+            if not is_all_level_pairs(term):
                 continue
             sizes_of_feature = used_sizes[:, None, weight_slice]
             shares = sizes_of_feature / sizes_of_feature.sum(-1, keepdim=True).clamp(min=1)
@@ -285,8 +299,8 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
         terms: The terms.
     """
     ridge = torch.diag_embed(sizes)
-    for term, weight_slice in grouped(terms):
-        if len(term) == 1:
+    for term, weight_slice in weight_slices(terms):
+        if is_all_level_pairs(term):
             of_feature = sizes[:, weight_slice]
             total = of_feature.sum(1).clamp(min=1)[:, None, None]
             products = of_feature[:, :, None] * of_feature[:, None]
@@ -304,11 +318,11 @@ def pair_sizes(
         terms: The terms.
     """
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
-    for (feature, *_), weight_slice in grouped(terms):
+    for (feature, *_), weight_slice in weight_slices(terms):
         of_levels = counts[feature]
-        known = of_levels.shape[1]
-        if known:
-            first, second = torch.triu_indices(known, known, 1, device=sizes.device)
+        level_count = of_levels.shape[1]
+        if level_count:
+            first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
             sizes[:, known_pairs] = of_levels[:, first] + of_levels[:, second]
     return sizes

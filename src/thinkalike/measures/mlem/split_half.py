@@ -89,7 +89,7 @@ def split_half_reference(
     group_count = int(owners.max()) + 1
     part_of = numbered_by_part(owners) % JACKKNIFE_PARTS
     part_count = min(JACKKNIFE_PARTS, group_count)
-    without_parts = [part_of != part for part in range(part_count)]
+    without_parts = [part_of != part_number for part_number in range(part_count)]
     remaining = torch.stack([torch.ones_like(without_parts[0]), *without_parts])
 
     of_divisions = []
@@ -181,11 +181,13 @@ def _references_of_layer(
         cell_pairs = cells_of_pair.amin(0) * cell_count + cells_of_pair.amax(0)
         is_remaining = remaining[:, first] & remaining[:, second]
         halves.append(_HalfPairs(squared, levels_of(squared), cell_pairs, is_remaining))
-    references = [_reference(halves, number, cell_count**2) for number in range(len(remaining))]
+    references = [
+        _reference_of_set(halves, number, cell_count**2) for number in range(len(remaining))
+    ]
     return torch.stack(references)
 
 
-def _reference(
+def _reference_of_set(
     halves: Sequence[_HalfPairs], set_number: int, cell_pair_count: int
 ) -> Float[Tensor, ""]:
     """Return the mean of ρ(B, A) / √r over both directions for one set of stimuli.

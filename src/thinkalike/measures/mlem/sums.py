@@ -36,8 +36,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.measures.distances.neural import PANEL, NeuralDistances
-from thinkalike.measures.mlem.features import Features, Term, grouped, regressors
+from thinkalike.measures.distances.neural import ROWS_AT_ONCE, NeuralDistances
+from thinkalike.measures.mlem.features import (
+    Features,
+    Term,
+    is_all_level_pairs,
+    is_level_pair,
+    regressors,
+    weight_slices,
+)
 
 # The form C of Δ² of a scaled feature, in the columns p, x, x², q.
 SCALED_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
@@ -73,7 +80,7 @@ def normal_equations(
 
     indicators = []  # the indices of terms that are products of indicators
     for index, term in enumerate(terms):
-        if len(term) < 3 and not _is_scaled(features, term):
+        if not is_level_pair(term) and not _is_scaled(features, term):
             indicators.append(index)
     of_indicators = sums_by_level(features, layers, [terms[index] for index in indicators], cells)
     if len(indicators) == len(terms):
@@ -131,8 +138,8 @@ class _Keys(NamedTuple):
     """The blocks of stimuli that agree on some features, within each cell.
 
     Attributes:
-        stimuli: The stimuli that count.
-        keys: The cell and the block of each, as one number.
+        stimuli: The stimuli that belong to a block; those with an ignored value belong to none.
+        keys: The cell and the block of each stimulus, as one number: cell * block_count + block.
         block_count: How many blocks a cell has.
     """
 
@@ -144,7 +151,9 @@ class _Keys(NamedTuple):
 class _Blocks:
     """Sums over the pairs of stimuli that agree on some features, for each set of stimuli.
 
-    Stimuli whose value of any `needed` feature is ignored are left out.
+    Methods take `agree`, the features that the stimuli of a block agree on, and `needed`, the
+    features whose values must not be ignored: stimuli with an ignored value of one of them are
+    left out. Each result is computed once.
 
     Args:
         levels: The levels of each stimulus.
@@ -164,12 +173,15 @@ class _Blocks:
     def differing(
         self, union: Term, within: Callable[[Term, Term], Tensor]
     ) -> Float[Tensor, " s"]:
-        """Return the sum over pairs that differ in all of some features.
+        """Return the sum over the pairs of stimuli that differ in every feature of `union`.
+
+        By inclusion and exclusion, this is Σ_{T ⊆ union} (-1)^|T| times the sum over the pairs
+        that agree on T.
 
         Args:
-            union: These features.
-            within: Takes features that pairs agree on, and needed features, to the sum over such
-                pairs.
+            union: The features.
+            within: Returns the sum over pairs that agree on some features, `agree`, and have no
+                ignored value of others, `needed`.
         """
         needed = tuple(feature for feature in union if self.has_ignored[feature])
         signed_sums = []
@@ -207,7 +219,9 @@ class _Blocks:
         self, states: Float[Tensor, "n d"]
     ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
         """Return a function that sums the squared distances of states over pairs within blocks."""
-        norms = torch.cat([panel.square().sum(1, keepdim=True) for panel in states.split(PANEL)])
+        norms = torch.cat(
+            [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
+        )
 
         @cache
         def squares(agree: Term, needed: Term) -> Tensor:
@@ -248,13 +262,13 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
 def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
     """Return the number of stimuli of each level of each feature in each set.
 
-    It is (s, 0) for a feature with one weight.
+    It is (s, 0) for a feature with one weight. Levels that are new to training count as the last.
     """
-    ones = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
+    one_each = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
     counts = []
-    for levels, known in zip(features.levels.T, features.known, strict=True):
-        known_levels = levels.clamp(max=known - 1)
-        counts.append(_by_level(known_levels, known, ones, cells)[..., 0])
+    for levels, level_count in zip(features.levels.T, features.weighted_levels, strict=True):
+        training_levels = levels.clamp(max=level_count - 1)
+        counts.append(_by_level(training_levels, level_count, one_each, cells)[..., 0])
     return counts
 
 
@@ -279,24 +293,37 @@ class _FeatureForms(NamedTuple):
     @classmethod
     def of(cls, features: Features, feature: int, weight_slice: slice) -> _FeatureForms:
         """Return the forms of a scaled feature, or of one whose pairs of levels have weights."""
-        device = features.levels.device
-        known = features.known[feature]
         first_term = weight_slice.start + 1  # after the intercept
-        if known:
-            first, second = torch.triu_indices(known, known, 1, device=device)
-            levels = features.levels[:, feature].clamp(min=-1).long()
-            has_level = one_hot(levels + 1, known + 1)[:, 1:].double()
-            known_terms = torch.arange(first_term, weight_slice.stop, device=device)
-            return cls(known_terms, has_level, (first, second))
+        if features.weighted_levels[feature]:
+            # The last term is that of new levels, which no training stimulus has.
+            return cls._of_level_pairs(features, feature, first_term, weight_slice.stop)
+        return cls._of_scaled(features, feature, first_term)
+
+    @classmethod
+    def _of_level_pairs(
+        cls, features: Features, feature: int, first_term: int, stop: int
+    ) -> _FeatureForms:
+        """Return the forms of the pairs of levels of a feature, in the columns h of its levels."""
+        device = features.levels.device
+        level_count = features.weighted_levels[feature]
+        first, second = torch.triu_indices(level_count, level_count, 1, device=device)
+        levels = features.levels[:, feature].clamp(min=-1).long()  # -1: ignored
+        has_level = one_hot(levels + 1, level_count + 1)[:, 1:].double()
+        terms = torch.arange(first_term, stop, device=device)
+        return cls(terms, has_level, (first, second))
+
+    @classmethod
+    def _of_scaled(cls, features: Features, feature: int, term: int) -> _FeatureForms:
+        """Return the form of Δ² of a scaled feature, in the columns p, x, x² and q."""
         position = features.positions[:, feature] / features.ranges[feature]
         has_position = ~position.isnan()
         x = torch.where(has_position, position - position.nanmean(), 0)
         is_missing = ~has_position & (features.levels[:, feature] >= 0)
         columns = torch.stack([has_position.double(), x, x.square(), is_missing.double()], 1)
-        return cls(torch.tensor([first_term], device=device), columns, None)
+        return cls(torch.tensor([term], device=columns.device), columns, None)
 
-    def read(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
-        """Return the sums of these terms times another term, from its M D' M'."""
+    def sums_with(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
+        """Return the sums of these terms times another term, from M D' M' of that term."""
         if self.level_pairs is None:
             form = product.new_tensor(SCALED_FORM)
             return (form * product).sum((1, 2))[:, None] / 2
@@ -309,10 +336,12 @@ class _FeatureForms(NamedTuple):
         """Return the sums of these terms times those of another feature, from M."""
         if other.level_pairs is None:
             product = shared @ shared.new_tensor(SCALED_FORM) @ shared.mT
-            return self.read(product)[..., None]
+            return self.sums_with(product)[..., None]
         if self.level_pairs is None:
             return other.times(self, shared.mT).mT
-        a, b = (levels[:, None] for levels in self.level_pairs)
+        # one stimulus has level a, the other b; and one has c, the other d
+        a = self.level_pairs[0][:, None]
+        b = self.level_pairs[1][:, None]
         c, d = other.level_pairs
         return shared[:, a, c] * shared[:, b, d] + shared[:, a, d] * shared[:, b, c]
 
@@ -329,8 +358,8 @@ def add_forms(
     They are 0 for levels that are new to training.
     """
     forms = []
-    for term, weight_slice in grouped(terms):
-        if len(term) == 1 or _is_scaled(features, term):
+    for term, weight_slice in weight_slices(terms):
+        if is_all_level_pairs(term) or _is_scaled(features, term):
             forms.append(_FeatureForms.of(features, term[0], weight_slice))
     columns = torch.cat([form.columns for form in forms], 1)
     widths = [form.columns.shape[1] for form in forms]
@@ -350,7 +379,7 @@ def add_forms(
             products: M D' M' of each form, (s, c, c) with the c columns of the form.
         """
         for form, product in zip(forms, products, strict=True):
-            values = form.read(product)
+            values = form.sums_with(product)
             sums[:, form.term_indices, column] = values
             if column < len(terms):
                 sums[:, column, form.term_indices] = values
@@ -380,15 +409,15 @@ def add_forms(
         write(index, products)
 
     # times each other
-    for other in forms:
-        for form, shared in zip(forms, shared_with(other.columns), strict=True):
-            products_of_forms = form.times(other, shared)
-            sums[:, form.term_indices[:, None], other.term_indices] = products_of_forms
+    for second_form in forms:
+        for form, shared in zip(forms, shared_with(second_form.columns), strict=True):
+            products_of_forms = form.times(second_form, shared)
+            sums[:, form.term_indices[:, None], second_form.term_indices] = products_of_forms
 
 
 def _by_level(
     levels: Int[Tensor, " n"],
-    known: int,
+    level_count: int,
     columns: Float[Tensor, "n m"],
     cells: Int[Tensor, " n"],
 ) -> Float[Tensor, "s c m"]:
@@ -397,7 +426,7 @@ def _by_level(
     A negative level is left out.
     """
     cell_count = int(cells.max()) + 1
-    size = known + 1
+    size = level_count + 1
     keys = cells * size + levels.clamp(min=-1) + 1
     sums = columns.new_zeros(cell_count * size, columns.shape[1]).index_add_(0, keys, columns)
     return of_sets(sums.view(cell_count, size, -1))[:, 1:]

@@ -1,0 +1,377 @@
+"""Every figure passes what a reviewer looks for, on tables as large as those of real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from figure_checks import complaints
+from thinkalike import figures
+from thinkalike.contrib.figures import agreement, court, features, populations, saes, subjects, transfer
+from thinkalike.contrib.figures import stitching as stitching_of_papers
+from thinkalike.contrib.figures import trajectories as trajectories_of_seeds
+from thinkalike.figures import stitching, style
+
+pytestmark = pytest.mark.drawn
+
+NOWHERE = Path("figures")
+NAMES = ("smollm2-135m", "gemma3-270m")
+FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
+MEASURES = ["cka", "mutual_knn", "jaccard", "distance_correlation", "procrustes", "soft_matching", "token_rsa"]
+MEASURES += ["second_order_cosine", "r2", "svcca"]
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def matrix(source: str, target: str, rows: int, columns: int, low: float = 0.0) -> pd.DataFrame:
+    """Return a value for each layer pair; that of a model with itself is symmetric with 1 on its diagonal."""
+    values = RANDOM.uniform(low, 1, (rows, columns))
+    if source == target:
+        values = (values + values.T) / 2
+        np.fill_diagonal(values, 1)
+    index = pd.MultiIndex.from_product([range(rows), range(columns)], names=["source_layer", "target_layer"])
+    table = pd.DataFrame({"value": values.ravel()}, index=index).reset_index()
+    return table.assign(source=source, target=target)
+
+
+def blocks(models: dict[str, int], low: float = 0.0) -> pd.DataFrame:
+    """Return the similarity of all layers of all models, which is symmetric."""
+    layers = [(name, layer) for name, count in models.items() for layer in range(count)]
+    values = matrix("", "", len(layers), len(layers), low)["value"].to_numpy().reshape(len(layers), -1)
+    rows = []
+    for (source, source_layer), row in zip(layers, values, strict=True):
+        for (target, target_layer), value in zip(layers, row, strict=True):
+            rows.append((source, target, source_layer, target_layer, value))
+    return pd.DataFrame(rows, columns=["source", "target", "source_layer", "target_layer", "value"])
+
+
+def with_ends(table: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Return a table with the ends of the intervals of columns."""
+    columns = {}
+    for name in names:
+        low, high = ("low", "high") if name in ("value", "mean", "importance", "score", "accuracy") else (None, None)
+        columns[low or f"{name}_low"] = table[name] - 0.05
+        columns[high or f"{name}_high"] = table[name] + 0.05
+    return table.assign(**columns)
+
+
+def layer_pairs(count: int = 5) -> pd.DataFrame:
+    table = pd.DataFrame({"source_layer": np.arange(count) * 7, "target_layer": np.arange(count) * 4})
+    return table.assign(source=NAMES[0], target=NAMES[1], value=np.linspace(0.05, 0.3, count))
+
+
+def cka_of_two():
+    sides = [(NAMES[0], NAMES[1], 30, 18), (NAMES[0], NAMES[0], 30, 30), (NAMES[1], NAMES[1], 18, 18)]
+    table = pd.concat([matrix(*side) for side in sides])
+    about = "5 batches of about 940 rows, 103 documents (as 102.8 of equal length)"
+    figures.layer_heatmaps(table, NOWHERE, "cka", "CKA", about=about)
+
+
+def one_small_matrix():
+    figures.layer_heatmaps(matrix(*NAMES, 5, 5), NOWHERE, "r2", "residual R²", about="4,512 words, 164 documents")
+
+
+def cka_of_many():
+    models = {"pythia-70m-deduped": 6, "pythia-160m-deduped": 12, "gpt2": 12}
+    pairs = [(first, second) for first in models for second in models if first <= second]
+    table = pd.concat([matrix(*pair, *(models[name] for name in pair)) for pair in pairs])
+    figures.layer_heatmaps(table, NOWHERE, "cka", "CKA", about="64 batches of 1,024 rows, 58 documents")
+
+
+def components():
+    names = ["attn_out", "mlp_out", *(f"head {number}" for number in range(12))]
+    cells = pd.DataFrame(RANDOM.uniform(0, 1, (24, 14)), columns=names)
+    cells.iloc[3, 5] = np.nan
+    figures.components(cells, NOWHERE, "cka", "CKA", about=f"{' and '.join(NAMES)}\n64 batches of 1,024 rows")
+
+
+def matrix_in_memory():
+    figures.layer_pairs(RANDOM.uniform(0, 1, (12, 12)), "CKA")
+
+
+def similarity_of_two():
+    table = blocks(dict.fromkeys(["gpt2-mini", "mamba-mini"], 6))
+    figures.similarity({"Spearman's ρ of distances": table}, NOWHERE, about="650 stimuli")
+
+
+def similarity_of_six():
+    models = [f"{family}-mini{seed}" for family in ("bert", "gpt2", "mamba") for seed in ("", "-s1")]
+    tables = {
+        "weighted τ of profiles": blocks(dict.fromkeys(models, 6), -0.4),
+        "Spearman's ρ of distances": blocks(dict.fromkeys(models, 6)),
+    }
+
+    def plane(axes, title):
+        layers = [(model, layer) for model in models for layer in range(6)]
+        points = pd.DataFrame(layers, columns=["model", "layer"])
+        angle = 2 * np.pi * np.arange(len(layers)) / len(layers)
+        features.draw_plane(axes, points.assign(x=np.cos(angle), y=np.sin(angle), stress=0.2))
+
+    figures.similarity(tables, NOWHERE, below=plane, about="650 stimuli")
+
+
+def changes():
+    modules = ["embedding", "norms", "attention", "MLP"]
+    rows = [(module, layer) for module in modules for layer in range(-1, 12)]
+    shares = pd.DataFrame(rows, columns=["component", "layer"])
+    shares["mean_effect"] = RANDOM.uniform(-0.05, 0.3, len(shares))
+    shares.loc[shares["component"].eq("embedding") & shares["layer"].ge(0), "mean_effect"] = np.nan
+    layers = with_ends(pd.DataFrame({"layer": range(-1, 12), "distance": np.linspace(0, 0.4, 13)}), "distance")
+    figures.changes(shares, layers, NOWHERE, " → ".join(NAMES), "bars: 95 % intervals over 509 documents")
+
+
+def profiles(models: int = 2):
+    names = [f"mini-{number}" for number in range(models)]
+    rows = [(name, layer, feature) for name in names for feature in FEATURES for layer in range(6)]
+    table = pd.DataFrame(rows, columns=["model", "layer", "feature"])
+    table = with_ends(table.assign(importance=RANDOM.uniform(0, 0.3, len(table))), "importance")
+    scores = table.drop_duplicates(["model", "layer"])[["model", "layer"]]
+    scores = scores.assign(score=RANDOM.uniform(0.2, 0.5, len(scores)), split_half_reference=0.8)
+    figures.profiles(table, with_ends(scores, "score"), NOWHERE, about="650 stimuli\nbands: 95 % intervals over folds")
+
+
+def profiles_of_six():
+    profiles(6)
+
+
+def ruler():
+    table = with_ends(layer_pairs(), "value").assign(source_equivalent_bits=3.7, target_equivalent_bits=3.9)
+    points = {"5 bits": 0.8, "4 bits": 0.4, "3 bits": 0.0, "local mixing": 0.03, "random initialisation": 0.01}
+    rows = []
+    for model, layers in zip(NAMES, (table["source_layer"], table["target_layer"]), strict=True):
+        for name, value in points.items():
+            rows += [(model, layer, name, value) for layer in layers]
+    rungs = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
+    figures.ruler(table, rungs, 144.0, NOWHERE, "residual R²")
+
+
+def shifts():
+    about = "2 batches of 256 rows, 65 documents (as 58.3 of equal length)\nbars: 95 % intervals over documents"
+    figures.shifts(with_ends(layer_pairs(30), "value"), NOWHERE, about)
+
+
+def stitches() -> pd.DataFrame:
+    table = layer_pairs().assign(stitch="least_squares", penalty=0.9, identity_penalty=4.1)
+    table = table.assign(token_mean_penalty=2.6, floor_penalty=0.1)
+    return with_ends(table, "penalty", "identity_penalty", "token_mean_penalty", "floor_penalty")
+
+
+def penalties():
+    stitching.penalties(stitches(), NOWHERE, "2,032 tokens of 34 documents\nbars: 95 % intervals over documents")
+
+
+def penalty_map(rows: int = 6, columns: int = 4):
+    cells = pd.DataFrame(RANDOM.uniform(0.01, 5, (rows, columns)))
+    stitching.penalty_map(cells, *NAMES, NOWHERE, "98,430 tokens of 58 documents")
+
+
+def penalty_map_of_30():
+    penalty_map(30, 18)
+
+
+def family():
+    names = ["gelu-3l-mini", "gelu-4l-mini", "solu-3l-mini", "gpt2-mini", "gpt2-mini-s1", "mamba-mini"]
+    rows = [(a, b, 0.9 if a[1] == b[1] else 0.0, 1e-8) for k, a in enumerate(names) for b in names[k + 1 :]]
+    relations = pd.DataFrame(rows, columns=["source", "target", "units_in_place", "lowest_p_corrected"])
+    figures.family(relations, NOWHERE)
+
+
+STEPS = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600])
+
+
+def similarity_to_last() -> pd.DataFrame:
+    rows = [(step, layer) for layer in range(6) for step in STEPS]
+    table = pd.DataFrame(rows, columns=["step", "layer"])
+    return with_ends(table.assign(similarity_to_last=np.sqrt(table["step"] / 600)), "similarity_to_last")
+
+
+def trajectory():
+    rows = [(step, 3, feature) for feature in FEATURES for step in STEPS]
+    accuracies = pd.DataFrame(rows, columns=["step", "layer", "feature"])
+    accuracies = accuracies.assign(accuracy=RANDOM.uniform(0.2, 0.9, len(rows)))
+    similar = matrix("", "", len(STEPS), len(STEPS)).assign(layer=3)
+    tables = {
+        "similarity": similar.assign(step=STEPS[similar["source_layer"]], other_step=STEPS[similar["target_layer"]]),
+        "losses": with_ends(pd.DataFrame({"step": STEPS, "loss": np.linspace(8, 3, len(STEPS))}), "loss"),
+        "features": accuracies.assign(accuracy_low=accuracies["accuracy"] - 0.1, accuracy_high=0.95),
+        "onsets": pd.DataFrame({"layer": 3, "feature": FEATURES, "onset": 64}),
+    }
+    figures.trajectory(similarity_to_last(), tables, NOWHERE, "gpt2-mini@step600", "bands: simultaneous 95 % intervals")
+
+
+def settling():
+    onsets = [(f"seed {seed}", feature, 64 * (1 + seed % 2)) for seed in range(5) for feature in FEATURES]
+    runs = {f"seed {seed}": similarity_to_last() for seed in range(5)}
+    table = pd.DataFrame(onsets, columns=["run", "feature", "onset"])
+    trajectories_of_seeds.draw_settling(runs, table, NOWHERE)
+
+
+def agreement_of_measures():
+    pairs = [(a, b) for k, a in enumerate(MEASURES) for b in MEASURES[k + 1 :]]
+    table = pd.DataFrame(pairs, columns=["measure", "other"]).assign(rho=RANDOM.uniform(0.1, 1, len(pairs)))
+    agreement.draw_agreement(table, MEASURES, NOWHERE)
+
+
+def ranks():
+    models = ["gelu-3l-mini", "gelu-4l-mini", "solu-3l-mini", "neox-4l-mini", "neox-5l-mini", "gpt2-mini"]
+    pairs = [(a, b) for k, a in enumerate(models) for b in models[k + 1 :]]
+    table = pd.concat([matrix(*pair, 3, 5) for pair in pairs])
+    agreement.draw_ranks(table.assign(**dict.fromkeys(MEASURES, table["value"])), MEASURES, NOWHERE)
+
+
+def court_of_measures():
+    kinds = ["same", "rescaled", "answers", "wrong-tokens", "sequence", "mixture", "token", "n-gram"]
+    kinds += ["position", "bag", "random", "untrained", "real"]
+    rows = pd.DataFrame({"kind": np.repeat(kinds, 6)})
+    for judge in ("penalty", "R²", "residual R²"):
+        rows[judge] = RANDOM.uniform(0, 1, len(rows))
+    court.draw_court(rows, ["penalty", "R²", "residual R²"], NOWHERE)
+
+
+def doses():
+    curve = pd.DataFrame({"own_share": np.linspace(0, 1, 6), "value": np.linspace(0, 1, 6)})
+    court.draw_doses(dict.fromkeys(["penalty", "R²", "residual R²"], curve), NOWHERE)
+
+
+def correlation():
+    values = RANDOM.uniform(-0.5, 0.5, (8, 8))
+    values = (values + values.T) / 2
+    np.fill_diagonal(values, 1)
+    features.draw_correlation(pd.DataFrame(values, index=FEATURES, columns=FEATURES), NOWHERE)
+
+
+def contrasts():
+    levels = ["Auxiliary", "Det", "Noun", "Pronoun", "Verb", "Wh-word"] * 20
+    words = pd.DataFrame(RANDOM.normal(size=(120, 2)), columns=["x", "y"]).assign(level=levels, stress=0.36)
+    importance = pd.DataFrame({"feature": FEATURES, "x": 0.02 * np.arange(8), "y": 0.02 * np.arange(8)[::-1]})
+    names = ("bert-mini-s1 layer 0", "mamba-mini-s1 layer 4")
+    both = [
+        features.Contrast(title, names, importance, (words, words), "PoS") for title in ("most alike", "least alike")
+    ]
+    features.draw_contrasts(both, NOWHERE)
+
+
+def groups():
+    pairs = ["generalizing into generalizing", "generalizing into heuristic", "heuristic into heuristic"]
+    panels = {}
+    for title, column in {"identity stitches": "accuracy_penalty", "flipped": "flips", "CKA": "value"}.items():
+        for suffix in ("", ", null"):
+            table = pd.DataFrame([(pair, place) for pair in pairs for place in range(-1, 6)], columns=["pair", "place"])
+            table = with_ends(table.assign(mean=0.1 * table["place"], column=column), "mean")
+            panels[title + suffix] = table.assign(axis="last layer of the source")
+    populations.draw_groups_by_depth(panels, NOWHERE)
+
+
+def distances():
+    groups_of = ["G"] * 6 + ["H"] * 6
+    cells = matrix("", "", 12, 12)
+    table = pd.DataFrame({"source": cells["source_layer"], "target": cells["target_layer"], "value": cells["value"]})
+    table["group_of_source"] = [groups_of[model] for model in table["source"]]
+    sides = zip(table["source"], table["target"], strict=True)
+    table["pair"] = [" and ".join(sorted([groups_of[a], groups_of[b]])) for a, b in sides]
+    populations.draw_distances(table, NOWHERE)
+
+
+def autoencoders():
+    rows = []
+    for pair in ("gpt2-mini:2 → gpt2-mini-s1:2", "neox-5l-mini:2 → neox-6l-mini:2", "neox-3l-mini:1 → neox-6l-mini:2"):
+        for start in saes.STARTS:
+            rows += [(pair, start, 1.0, 2**k, 1e9 * 2**k, k / 10) for k in range(8)]
+    columns = ["transfer", "start", "rate", "tokens", "flops", "explained_variance"]
+    saes.draw_sae_curves(pd.DataFrame(rows, columns=columns), NOWHERE)
+
+
+def recorded_subjects():
+    rows = [(f"region {n}", model, layer) for n in (1, 2) for model in ("gpt2", "bert") for layer in range(12)]
+    table = pd.DataFrame(rows, columns=["recorded", "model", "layer"])
+    table = with_ends(table.assign(value=0.01 * table["layer"]), "value")
+    ceilings = pd.DataFrame({"recorded": ["region 1", "region 2"], "lower": 0.1, "upper": 0.2})
+    subjects.draw_subject_scores(table, ceilings, NOWHERE, "spearman")
+
+
+def probes():
+    conditions = ["native in source", "native in target", "source to target", "target to source", "refitted"]
+    conditions += ["random map", "identity", "untrained target", "source to untrained", "shuffled labels"]
+    rows = [(split, name, one) for split in ("sentence", "word") for name in FEATURES for one in conditions]
+    table = pd.DataFrame(rows, columns=["split", "feature", "condition"])
+    table = with_ends(table.assign(accuracy=RANDOM.uniform(0.2, 0.9, len(rows)), chance=0.5), "accuracy")
+    transfer.draw_probes(
+        table.assign(source="gpt2-mini", target="gpt2-mini-s1", source_layer=2, target_layer=2), NOWHERE
+    )
+
+
+def steering():
+    conditions = ["native", "carried", "carried, native norm", "carried, negated", "random"]
+    cases = [("word", 1.0), ("word", 2.0), ("later", 1.0), ("later", 2.0)]
+    rows = [(*case, one, layer) for case in cases for one in conditions for layer in range(6)]
+    table = pd.DataFrame(rows, columns=["position", "strength", "condition", "source_layer"])
+    table = table.assign(target_layer=table["source_layer"], source="gpt2-mini", target="gpt2-mini-s1", effect=1.0)
+    table = table.assign(share=0.1 * table["source_layer"])
+    transfer.draw_steering(table.assign(low=table["share"] - 0.05, high=table["share"] + 0.05), NOWHERE)
+
+
+def directions():
+    rows = []
+    for group in ("3 layers", "4 layers", "3 layers, other seed"):
+        for source in ("gelu-3l-mini", "solu-3l-mini-s1"):
+            for target in ("gelu-3l-mini", "solu-3l-mini-s1"):
+                rows += [(group, source, target, layer, 0.2 * layer) for layer in range(4)]
+    table = pd.DataFrame(rows, columns=["group", "source", "target", "source_layer", "penalty"])
+    stitching_of_papers.draw_directions(with_ends(table, "penalty"), NOWHERE)
+
+
+def learning_curves():
+    labels = [f"{a}-mini → {b}-mini" for a in ("gelu-3l", "solu-3l") for b in ("gelu-3l", "solu-3l")]
+    curves = {("3 layers", label): RANDOM.uniform(0, 1, (180, 3)) for label in labels}
+    curves |= {("4 layers", label.replace("3l", "4l")): RANDOM.uniform(0, 1, (180, 4)) for label in labels}
+    stitching_of_papers.draw_learning_curves(curves, NOWHERE)
+
+
+DRAWING = [
+    cka_of_two, one_small_matrix, cka_of_many, components, matrix_in_memory, similarity_of_two, similarity_of_six,
+    changes, profiles, profiles_of_six, ruler, shifts, penalties, penalty_map, penalty_map_of_30, family, trajectory,
+    settling, agreement_of_measures, ranks, court_of_measures, doses, correlation, contrasts, groups, distances,
+    autoencoders, recorded_subjects, probes, steering, directions, learning_curves,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
+def test_a_figure_passes_a_reviewer(draw, request):
+    with figures.shown() as shown:
+        draw()
+    drawn = [figure for figure, _ in shown.values()] or [plt.gcf()]
+    folder = request.config.getoption("--figures")
+    for figure in drawn:
+        if folder:
+            figure.savefig(Path(folder) / f"{draw.__name__}.png", dpi=200)
+        assert complaints(figure) == []
+
+
+def test_each_fault_of_a_figure_is_reported():
+    figure = plt.figure(figsize=(style.COLUMN, 2))
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="x", ylabel="y")
+    figure.set_layout_engine("constrained")
+    assert complaints(figure) == []
+    axes.text(0.5, 0.5, "one")
+    axes.text(0.5, 0.5, "two")
+    figure.text(0.9, 0.95, "far beyond the edge")
+    axes.text(0.1, 0.1, "small", fontsize=5)
+    axes.set_ylabel("")
+    figure.set_figwidth(3)
+    assert complaints(figure) == [
+        "3.00 inches is no width of a column or a page",
+        "'small' has 5 points",
+        "'far beyond the edge' reaches out of the figure",
+        "'one' and 'two' overlap",
+        "the y axis of '' has no label",
+    ]
