@@ -344,7 +344,8 @@ def learning_curves():
 
 
 DRAWING = [
-    cka_of_two, one_small_matrix, cka_of_many, components, components_of_a_mini, matrix_in_memory, similarity_of_two, similarity_of_six,
+    cka_of_two, one_small_matrix, cka_of_many, components, components_of_a_mini,
+    matrix_in_memory, similarity_of_two, similarity_of_six,
     changes, profiles, profiles_of_six, ruler, shifts, penalties, penalty_map, penalty_map_of_30, family, trajectory,
     settling, agreement_of_measures, ranks, court_of_measures, doses, correlation, contrasts, groups, distances,
     autoencoders, recorded_subjects, probes, steering, directions, learning_curves,
