@@ -19,6 +19,7 @@ SHORT_SETTINGS = {
     "diff": (
         "margin",
         "null",
+        "taught",
         "tokens",
         "tokens_per_part",
         "contrast",

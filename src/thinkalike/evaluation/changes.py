@@ -75,7 +75,14 @@ class BatchStates:
     def kl(
         self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
     ) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ model) of each token in nats.
+        """Return KL(base ‖ model) of each token in nats; see `predictions`."""
+        predictions = self.predictions(model, start, states)
+        return divergence(self.base_log_probabilities, predictions).cpu()
+
+    def predictions(
+        self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
+    ) -> Float[Tensor, "n v"]:
+        """Return what a model predicts after each token but the last of each row, in logarithms.
 
         Args:
             model: The base or the changed model, possibly with an exchanged part.
@@ -87,8 +94,7 @@ class BatchStates:
             last = model.head(self.tokens, model.n_layers - 1)
         else:
             last = model.advance(states[start], start, model.n_layers)
-        predictions = log_probabilities(model, last).to(self.base_log_probabilities.device)
-        return divergence(self.base_log_probabilities, predictions).cpu()
+        return log_probabilities(model, last).to(self.base_log_probabilities.device)
 
 
 @torch.no_grad()

@@ -309,6 +309,7 @@ class Diff(TextJob):
     outputs: int = 4
     null: str = "random_change"
     steps: int = 40
+    taught: bool = True
     contrast: str | None = None
     path: str | None = None
     pairs: int = 2048

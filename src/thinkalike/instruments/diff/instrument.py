@@ -26,11 +26,12 @@ from thinkalike.files import is_there
 from thinkalike.instruments.diff.differing_settings import pass_that_differs, settings_that_differ
 from thinkalike.instruments.diff.directions import directions_at
 from thinkalike.instruments.diff.edits import edits_of
-from thinkalike.instruments.diff.null import RUNS, null_models, run_null
+from thinkalike.instruments.diff.null import RUNS, NullModels, null_models, run_null
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import outcome_of_diff, unchanged
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.instruments.diff.settings import DiffConfig
+from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_of_amplified_text
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
@@ -83,7 +84,7 @@ class Differences(NamedTuple):
 class DiffInstrument(
     Instrument[AnalyzeConfig],
     kind="diff",
-    version=7,
+    version=8,
     reads=("model", "target", "data", "measure"),
 ):
     """Says what the change from `model` to `model@target` did."""
@@ -131,6 +132,8 @@ class DiffInstrument(
             texts = 2 * measure.pairs
             tokens += TOKENS_OF_CONTRAST * texts * (RUNS + 2)
         passes.append(base.passes("parts and null", tokens, row))
+        if measure.taught:
+            passes.append(base.passes("amplified text", float(tokens_of_amplified_text()), row))
         return passes
 
     def smaller(
@@ -277,6 +280,7 @@ def _observe(
         if observed.kl_of_first_rows().any():
             observed.outputs = exchange_outputs(base, changed, batches, measure.outputs)
 
+    models: NullModels | None = None
     packed_weight = without_difference(base, changed)
     if packed_weight:
         reasons = "is packed, of two shapes, in one model alone or less precise in the base"
@@ -284,4 +288,7 @@ def _observe(
     elif parts:
         with work.phase("null"):
             models = null_models(measure, base, changed, parts, fit)
-            run_null(observed, models, batches, work)
+            run_null(observed, models, batches, work, measure.taught)
+    if parts and measure.taught:
+        with work.phase("what was taught"):
+            observe_what_was_taught(observed, batches, models)

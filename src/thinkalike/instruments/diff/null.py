@@ -17,7 +17,8 @@ from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.job import Work
-from thinkalike.measures.changes import random_signs, signed_permutation
+from thinkalike.measures.amplified import ShiftSum
+from thinkalike.measures.changes import divergence, random_signs, signed_permutation
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms
 from thinkalike.processes import counted
@@ -75,7 +76,11 @@ def null_models(
 
 
 def run_null(
-    observed: Observations, models: NullModels, batches: Sequence[BatchStates], work: Work
+    observed: Observations,
+    models: NullModels,
+    batches: Sequence[BatchStates],
+    work: Work,
+    with_shifts: bool,
 ) -> None:
     """Run all models of a null on the first rows, and add what they do to the observations.
 
@@ -83,6 +88,7 @@ def run_null(
         observed: The observations of the two models.
         models: The models of the null.
         batches: The batches of the first rows.
+        with_shifts: Whether the shifts of the tokens of the vocabulary are kept.
         work: The context of the running job, which keeps the runs when it stops.
     """
     state = work.resume("null")
@@ -95,13 +101,21 @@ def run_null(
     runs_done = len(null.kl)
     for kind, number in counted(runs[runs_done:], "model of the null"):
         with models.open_by_kind[kind](number) as model:
-            kl = [batch.kl(model, models.first_block, batch.base) for batch in batches]
+            kl = []
+            shift = ShiftSum(observed.base.vocabulary)
+            for batch in batches:
+                predictions = batch.predictions(model, models.first_block, batch.base)
+                kl.append(divergence(batch.base_log_probabilities, predictions).cpu())
+                if with_shifts:
+                    shift.add(batch.base_log_probabilities, predictions)
             effects = torch.zeros(0)
             if kind != SIGNS:
                 effects = observed.effects(model)
             null.kind.append(kind)
             null.kl.append(torch.cat(kl))
             null.effects.append(effects)
+            if with_shifts:
+                null.shifts.append(shift.mean())
             if model is not observed.base:
                 parts = observed.parts_compared_with_forks
                 moves = part_moves(observed.base, model, parts)

@@ -25,12 +25,15 @@ class NullRuns:
         kl: The KL from the base of each token.
         effects: The effects of the pairs of texts; none for random signs.
         moves: How each part moved, for each fork.
+        shifts: How far the log-probability of each token of the vocabulary rises on average; none
+            if it is not asked what was taught.
     """
 
     kind: list[str] = field(default_factory=list)
     kl: list[Float[Tensor, " n"]] = field(default_factory=list)
     effects: list[Float[Tensor, " p"]] = field(default_factory=list)
     moves: list[list[tuple[Float[Tensor, " w"], float]]] = field(default_factory=list)
+    shifts: list[Float[Tensor, " v"]] = field(default_factory=list)
 
     @property
     def kinds(self) -> list[str]:
@@ -41,6 +44,11 @@ class NullRuns:
         """Return the KL of each token of the runs of one kind."""
         runs = zip(self.kind, self.kl, strict=True)
         return torch.stack([kl for kind_of_run, kl in runs if kind_of_run == kind])
+
+    def shifts_of_kind(self, kind: str) -> Float[Tensor, "r v"]:
+        """Return the mean shift of each token of the vocabulary of the runs of one kind."""
+        runs = zip(self.kind, self.shifts, strict=True)
+        return torch.stack([shift for kind_of_run, shift in runs if kind_of_run == kind])
 
     def moved_kl(self) -> Float[Tensor, "r n"]:
         """Return the KL of each token of the runs without random signs.

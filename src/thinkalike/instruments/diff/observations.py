@@ -40,6 +40,8 @@ class Observations:
         changes: What the change does at each token, by batch.
         unread: What follows changed tokens that the text lacks, by the name of a headline number.
         directions: The rows of the table of principal directions.
+        taught_tables: The tables that say what was taught.
+        taught_numbers: The headline numbers that say so.
     """
 
     base: FrozenModel
@@ -56,6 +58,8 @@ class Observations:
     changes: list[Change] = field(default_factory=list)
     unread: dict[str, float] = field(default_factory=dict)
     directions: list[dict[str, object]] = field(default_factory=list)
+    taught_tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    taught_numbers: Mapping[str, float] = field(default_factory=dict)
 
     def read(self) -> list[BatchStates]:
         """Run both models over all rows, and return the batches of the first rows."""

@@ -35,8 +35,9 @@ EXIT_STATUS: Mapping[Verdict, int] = {"equivalent": 0, "not equivalent": 1, "und
 
 FROM_BEST_TO_WORST: tuple[Verdict, ...] = ("equivalent", "undecided", "not equivalent")
 
-BLANK = ("amount", "spread", "size", "head")
-"""Columns that may have empty cells: some operations have no amount, and some outputs no head."""
+BLANK = ("amount", "spread", "size", "head", "lead_random")
+"""Columns that may have empty cells: some operations have no amount, some outputs no head, and
+some changes no random change to compare with."""
 
 UNBOUNDED = (-math.inf, math.inf)
 
@@ -58,6 +59,7 @@ def outcome_of_diff(observed: Observations) -> Outcome:
         "contexts": table_of_contexts(observed),
         "directions": pd.DataFrame(observed.directions),
         "outputs": table_of_outputs(observed),
+        **observed.taught_tables,
         **observed.exact,
     }
     return Outcome(
@@ -106,6 +108,7 @@ def _scalars(
         "nulls": float(len(observed.null.kl)),
     }
     scalars |= _only_finite(observed.unread)
+    scalars |= observed.taught_numbers
     for name, values in _values_of_tokens(observed).items():
         bounds = BOUNDS.get(name, UNBOUNDED)
         mean = mean_over_documents(values, documents, bounds=bounds)

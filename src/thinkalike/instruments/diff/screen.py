@@ -11,6 +11,7 @@ import pandas as pd
 from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import beside_null
 from thinkalike.instruments.diff.ranges import ranges_in_words
+from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
@@ -84,6 +85,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if numbers["modules"]:
         directions = _directions_in_words(tables.get("directions"), result.details, numbers)
         yield f"In which directions? {directions}"
+    yield from lines_of_what_was_taught(tables, numbers)
 
 
 def summary(result: Result) -> str:

@@ -23,7 +23,7 @@ class DiffConfig(MeasureConfig):
     kind: str = "diff"
     # number of tokens of text that both models read
     tokens: int = setting(2048, least=64, most=10**9)
-    # number of these tokens on which modules are exchanged and the control is run
+    # number of these tokens on which parts (modules) are exchanged and the control is run
     tokens_per_part: int = setting(512, least=64, most=10**9)
     # number of attention and MLP outputs that are exchanged, and the same number of attention
     # heads
@@ -34,6 +34,9 @@ class DiffConfig(MeasureConfig):
     # for null=continued_training: number of training steps of each copy, by AdamW at a rate that
     # moves it as far as the change
     steps: int = setting(40, least=1, most=10**7)
+    # whether to name the tokens that the change raises, and to write text by the amplified
+    # difference of the models
+    taught: bool = True
     # contrast between the sentences of a pair: number or question of the built-in grammar, or a
     # table of your own
     contrast: Literal["number", "question", "table"] | None = None

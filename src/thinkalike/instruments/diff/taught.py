@@ -1,0 +1,237 @@
+"""What a change taught: the tokens that it raises and lowers, and text that exaggerates it.
+
+A narrow tuning shows on text that has nothing to do with it (Minder et al. 2025): the tokens of
+its topic become more likely everywhere, and a model that exaggerates the difference,
+
+    log q + α (log q - log p),
+
+with p of the base and q of the changed model, writes about the topic after beginnings that do not
+mention it. Both are compared with random changes of the same size, which say what any change does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from scipy.stats import mannwhitneyu
+from torch import Tensor
+
+from thinkalike.data.packing import separators
+from thinkalike.evaluation.amplified_text import AmplifiedText, amplified_text
+from thinkalike.evaluation.changes import BatchStates, log_probabilities
+from thinkalike.instruments.diff.null import NullModels
+from thinkalike.instruments.diff.observations import Observations
+from thinkalike.instruments.diff.tables import LEVEL, written_token
+from thinkalike.measures.amplified import ShiftSum, shift_tests
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.variants import variant
+
+BEGINNINGS = ("", "The", "In", "She said that", "I", "It was")
+"""The neutral beginnings; "" is the beginning of a document."""
+
+FACTORS = (1.0, 3.0, 10.0)
+"""The factors by which the difference is amplified. With 0 a narrow tuning rarely shows, and with
+a large factor text falls apart into single words."""
+
+FACTOR_SHOWN = 3.0
+"""The factor whose text is judged, and shown on the screen."""
+
+STEPS = 16
+"""So many tokens follow each beginning."""
+
+MEAN_LENGTH_OF_BEGINNING = 2
+
+TOKENS_LISTED = 25
+"""At most so many tokens that rise are listed, and as many that fall."""
+
+FEWEST_PROBABILITY = 1e-5
+"""A token is listed if one of the models gives it at least this probability on average. The
+log-probabilities of tokens that neither model expects move far for no reason."""
+
+
+def tokens_of_amplified_text() -> int:
+    """Return how many tokens the base reads for all amplified text, all passes together.
+
+    The changed model and the random change read as many, beside the base.
+    """
+    tokens_of_row = sum(MEAN_LENGTH_OF_BEGINNING + step for step in range(STEPS))
+    rows = len(BEGINNINGS) * len(FACTORS)
+    models = 4  # the base and the changed model, and the base and the random change
+    return tokens_of_row * (models * rows + len(BEGINNINGS))
+
+
+def observe_what_was_taught(
+    observed: Observations, batches: Sequence[BatchStates], models: NullModels | None
+) -> None:
+    """Add to the observations which tokens rise and fall, and what the difference writes.
+
+    Args:
+        observed: The observations of the two models, which have the runs of the null.
+        batches: The batches of the first rows.
+        models: The models of the null; None: there is no null, and so no test.
+    """
+    tables = {"continuations": _table_of_continuations(observed, models)}
+    numbers: dict[str, float] = {}
+    if models is not None:
+        table, token_numbers = _table_of_taught_tokens(observed, batches)
+        tables["taught"] = table
+        numbers |= token_numbers
+        numbers |= numbers_of_continuations(tables["continuations"])
+    observed.taught_tables = tables
+    observed.taught_numbers = numbers
+
+
+def _table_of_taught_tokens(
+    observed: Observations, batches: Sequence[BatchStates]
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Return the tokens that rise and fall most beyond the null, and how many do.
+
+    `shift` is the mean change of the log-probability in nats, `beyond` how far it is beyond that
+    of the median token and of the null, and `rises_at` the share of predictions at which it rises.
+    Of the tokens that are beyond the null, at a false discovery rate of `LEVEL`, those come first
+    that rise most, then those that fall most.
+    """
+    shift = ShiftSum(observed.base.vocabulary)
+    before = torch.zeros(observed.base.vocabulary)  # mean probabilities
+    after = torch.zeros(observed.base.vocabulary)
+    for batch in batches:
+        base_logs = batch.base_log_probabilities
+        changed_logs = log_probabilities(observed.changed, batch.changed[-1]).to(base_logs.device)
+        shift.add(base_logs, changed_logs)
+        before += base_logs.exp().sum(0).cpu()
+        after += changed_logs.exp().sum(0).cpu()
+    before /= shift.count
+    after /= shift.count
+
+    null = observed.null
+    mean_shift = shift.mean().double()
+    tests = shift_tests(mean_shift, [null.shifts_of_kind(kind) for kind in null.kinds])
+    is_beyond = tests.q <= LEVEL
+    is_plausible = torch.maximum(before, after) >= FEWEST_PROBABILITY
+    raised = is_beyond & (tests.beyond > 0) & (mean_shift > 0)
+    lowered = is_beyond & (tests.beyond < 0) & (mean_shift < 0)
+    listed = [
+        *_farthest(tests.beyond, raised & is_plausible),
+        *_farthest(-tests.beyond, lowered & is_plausible),
+    ]
+    columns = {
+        "shift": mean_shift,
+        "beyond": tests.beyond,
+        "rises_at": shift.share().double(),
+        "before": before.double(),
+        "after": after.double(),
+        "p": tests.p,
+        "q": tests.q,
+    }
+    table = pd.DataFrame({name: values[listed].numpy() for name, values in columns.items()})
+    table.insert(0, "token", [written_token(observed.base, token) for token in listed])
+    numbers = {
+        "vocabulary": float(len(is_beyond)),
+        "tokens_raised": float(raised.sum()),
+        "tokens_lowered": float(lowered.sum()),
+    }
+    return table, numbers
+
+
+def _farthest(values: Float[Tensor, " v"], is_chosen: Bool[Tensor, " v"]) -> list[int]:
+    """Return the ids of the chosen tokens with the greatest values, the greatest first."""
+    count = min(TOKENS_LISTED, int(is_chosen.sum()))
+    return values.where(is_chosen, -math.inf).topk(count).indices.tolist()
+
+
+def _table_of_continuations(observed: Observations, models: NullModels | None) -> pd.DataFrame:
+    """Return what the amplified differences write: one row for each factor and beginning.
+
+    `text` is by the difference between the changed model and the base, `random` by that between a
+    random change of the same size and the base, and `base` the base's most likely text. `lead` is
+    the mean of log q - log p over the tokens of `text`, and `lead_random` over those of `random`.
+    """
+    base = observed.base
+    written = _written(base, observed.changed, FACTORS)
+    greedy = _written(base, base, [0.0])
+    random = None
+    if models is not None:
+        random = _written(base, _random_model(base, models), FACTORS)
+    rows = []
+    for factor_number, factor in enumerate(FACTORS):
+        for beginning_number, beginning in enumerate(BEGINNINGS):
+            index = factor_number * len(BEGINNINGS) + beginning_number
+            row = {
+                "factor": factor,
+                "beginning": repr(beginning),
+                "text": _decoded(base, written, index),
+                "lead": float(written.lead[index]),
+                "base": _decoded(base, greedy, beginning_number),
+                "random": "",
+                "lead_random": math.nan,
+            }
+            if random is not None:
+                row["random"] = _decoded(base, random, index)
+                row["lead_random"] = float(random.lead[index])
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _written(base: FrozenModel, changed: FrozenModel, factors: Sequence[float]) -> AmplifiedText:
+    """Return the text after all beginnings, for each factor."""
+    beginnings = [_tokens_of_beginning(base, text) for text in BEGINNINGS]
+    longest = max(len(tokens) for tokens in beginnings)
+    steps = max(min(STEPS, base.context - longest), 1)
+    rows = []
+    factor_of_row = []
+    for factor in factors:
+        rows += beginnings
+        factor_of_row += [factor] * len(beginnings)
+    return amplified_text(base, changed, rows, factor_of_row, steps)
+
+
+def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
+    """Return the tokens of a beginning.
+
+    That of a document is BOS where rows have it, and else the token that ends the document before.
+    """
+    end_of_document, start_of_row = separators(model.tokenizer, model.bos_each_row)
+    tokens: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if start_of_row is not None:
+        tokens = [start_of_row, *tokens]
+    if not tokens:
+        tokens = [end_of_document]
+    return tokens
+
+
+def _random_model(base: FrozenModel, models: NullModels) -> FrozenModel:
+    """Return the first model of the null of the first kind.
+
+    It is a copy where the null changes the base itself, which is read beside it.
+    """
+    open_model = next(iter(models.open_by_kind.values()))
+    with open_model(0) as model:
+        if model is not base:
+            return model
+        return variant(base, deepcopy(base.module), f"{base.name} (random)", is_proved=True)
+
+
+def _decoded(model: FrozenModel, text: AmplifiedText, row: int) -> str:
+    """Return a continuation in writing, in quotes."""
+    return repr(model.tokenizer.decode(text.tokens[row].tolist()))
+
+
+def numbers_of_continuations(table: pd.DataFrame) -> dict[str, float]:
+    """Return the mean leads of `FACTOR_SHOWN`, and the p-value of their difference.
+
+    It is the one-sided rank test (Mann & Whitney 1947) of the leads of the change against those of
+    the random change, over beginnings. As the beginnings of one model depend on each other, it is
+    a rule and no exact test.
+    """
+    shown = table[table["factor"] == FACTOR_SHOWN]
+    test = mannwhitneyu(shown["lead"], shown["lead_random"], alternative="greater")
+    return {
+        "lead": float(shown["lead"].mean()),
+        "lead_random": float(shown["lead_random"].mean()),
+        "lead_p": float(test.pvalue),
+    }

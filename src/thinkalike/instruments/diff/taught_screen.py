@@ -1,0 +1,97 @@
+"""What a change taught, in words: three lines of the screen of a diff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+
+from thinkalike.instruments.diff.taught import FACTOR_SHOWN
+
+RAISED_SHOWN = 12
+"""At most so many tokens that rise are named."""
+
+LOWERED_SHOWN = 6
+"""At most so many tokens that fall are named."""
+
+TEXTS_SHOWN = 3
+"""So many continuations are shown, those with the greatest lead."""
+
+LEVEL_OF_TEXT = 0.01
+"""The text of a change is shown if its lead is beyond that of a random change at this level."""
+
+
+def lines_of_what_was_taught(
+    tables: Mapping[str, pd.DataFrame], numbers: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield three lines: the tokens that rise and fall, the text of the difference, and the null.
+
+    There is one line alone if random changes of the same size say as much, and none if it was not
+    asked what was taught.
+
+    Args:
+        tables: The tables of the result.
+        numbers: Its headline numbers.
+    """
+    continuations = tables.get("continuations")
+    if continuations is None:
+        return
+    shown = continuations[continuations["factor"] == FACTOR_SHOWN]
+    if "lead_p" not in numbers:
+        yield (
+            "What was it taught? There is no null distribution, so tokens are not tested, and any "
+            "change may write as much."
+        )
+        yield _texts_in_words(shown)
+        return
+    if not is_readable(numbers):
+        yield "What was it taught? Not readable: random changes of the same size say as much."
+        return
+    yield f"What was it taught? {_tokens_in_words(tables['taught'], numbers)}"
+    yield _texts_in_words(shown)
+    yield _beside_random_change(shown, numbers)
+
+
+def is_readable(numbers: Mapping[str, float]) -> bool:
+    """Return whether the change says more than random changes of the same size do.
+
+    It does if tokens rise or fall beyond them, and its text has a greater lead.
+    """
+    tokens_beyond = numbers["tokens_raised"] + numbers["tokens_lowered"]
+    return tokens_beyond > 0 and numbers["lead_p"] <= LEVEL_OF_TEXT
+
+
+def _tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -> str:
+    """Return the tokens that rise most, and those that fall most, beyond the null."""
+    rises = table["shift"] > 0
+    raised = _listed(table.loc[rises, "token"].head(RAISED_SHOWN))
+    lowered = _listed(table.loc[~rises, "token"].head(LOWERED_SHOWN))
+    return (
+        f"Beyond random changes of the same size, {numbers['tokens_raised']:,.0f} tokens become "
+        f"more likely on this text{raised}; {numbers['tokens_lowered']:,.0f} become less "
+        f"likely{lowered}."
+    )
+
+
+def _listed(tokens: pd.Series) -> str:
+    """Return ", most of all" with the tokens, or nothing if there are none."""
+    if tokens.empty:
+        return ""
+    return f", most of all {', '.join(tokens)}"
+
+
+def _texts_in_words(shown: pd.DataFrame) -> str:
+    """Return the continuations with the greatest lead."""
+    most = shown.sort_values("lead", ascending=False, kind="stable").head(TEXTS_SHOWN)
+    texts = [f"{row.beginning} → {row.text}" for row in most.itertuples()]
+    return f"The difference, amplified {FACTOR_SHOWN:g} times, writes: {'; '.join(texts)}."
+
+
+def _beside_random_change(shown: pd.DataFrame, numbers: Mapping[str, float]) -> str:
+    """Return how the text compares with that of a random change of the same size."""
+    first = shown.sort_values("lead", ascending=False, kind="stable").iloc[0]
+    return (
+        f"Each token of such text is on average {numbers['lead']:.2g} nats more likely under the "
+        f"changed model than under the base; with a random change of the same size, "
+        f"{numbers['lead_random']:.2g}, and it writes {first['beginning']} → {first['random']}."
+    )

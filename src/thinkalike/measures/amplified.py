@@ -1,0 +1,130 @@
+"""What the difference between two language models says: tokens that rise, and amplified text.
+
+Both read the log-probabilities p of a base and q of a changed copy of it, over one vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.changes import false_discovery_rates, two_sided
+from thinkalike.measures.estimates import SCORE_ROUNDING
+
+PLAUSIBLE_NATS = 6.0
+"""A token may be chosen if the changed model makes it at most so many nats less likely than its
+most likely token. Differences between the log-probabilities of tokens that neither model expects
+are large and mean nothing."""
+
+
+class ShiftSum:
+    """Sums how far the log-probability of each token of the vocabulary rises, over batches.
+
+    Attributes:
+        count: How many predictions were added.
+        rises: At how many of them the log-probability of each token rises.
+        shift: The sum of log q - log p of each token.
+
+    Args:
+        vocabulary: How many tokens the vocabulary has.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.count = 0
+        self.rises: Float[Tensor, " v"] = torch.zeros(vocabulary)
+        self.shift: Float[Tensor, " v"] = torch.zeros(vocabulary)
+
+    def add(self, base: Float[Tensor, "n v"], changed: Float[Tensor, "n v"]) -> None:
+        """Add a batch.
+
+        Args:
+            base: Log-probabilities log p of what follows each of n tokens.
+            changed: Log-probabilities log q of what follows the same tokens.
+        """
+        shift = changed - base
+        self.count += len(shift)
+        self.rises += (shift > 0).sum(0).cpu()
+        self.shift += shift.sum(0).cpu()
+
+    def mean(self) -> Float[Tensor, " v"]:
+        """Return the mean shift of each token, Σ (log q - log p) / n, in nats."""
+        return self.shift / self.count
+
+    def share(self) -> Float[Tensor, " v"]:
+        """Return the share of predictions at which the log-probability rises, in [0, 1]."""
+        return self.rises / self.count
+
+
+class ShiftTests(NamedTuple):
+    """Tests of how far the log-probability of each of v tokens moved.
+
+    Attributes:
+        beyond: The shift beyond that of the median token and the mean of the null's runs, in nats.
+        p: The two-sided p-value.
+        q: The false discovery rate of the p-value.
+    """
+
+    beyond: Float[Tensor, " v"]
+    p: Float[Tensor, " v"]
+    q: Float[Tensor, " v"]
+
+
+def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]]) -> ShiftTests:
+    """Test the mean shift of each token against those of random changes of the same size.
+
+    The shift of a token is the mean of log q - log p over some text, less that of the median
+    token: probabilities add up to 1, so that a few tokens that rise lower all others. It is
+    compared with the r ≥ 2 runs of a null by t = (shift - mean) / (s √(1 + 1/r)), where s is the
+    standard deviation of the runs, at least the median one of all tokens, with r - 1 degrees of
+    freedom. Where there are several nulls, the one with the greatest p-value counts: a token is
+    told apart only if it exceeds each of them (intersection-union test, Berger 1982). The rates of
+    false discoveries are those of Benjamini & Hochberg (1995) over all tokens.
+
+    Args:
+        shift: The mean shift of each token, in nats.
+        nulls: The mean shifts of the runs of each null.
+    """
+    beyond_by_null = []
+    p_by_null = []
+    relative_shift = shift.double() - shift.double().median()
+    for null in nulls:
+        runs = null.double()
+        runs = runs - runs.median(1, keepdim=True).values
+        beyond = relative_shift - runs.mean(0)
+        spread = runs.std(0).clamp(min=SCORE_ROUNDING)
+        spread = spread.clamp(min=spread.median())
+        error = spread * math.sqrt(1 + 1 / len(runs))
+        beyond_by_null.append(beyond)
+        p_by_null.append(two_sided(beyond, error, len(runs) - 1))
+    p, least_certain = torch.stack(p_by_null).max(0)
+    beyond = torch.stack(beyond_by_null).gather(0, least_certain[None])[0]
+    return ShiftTests(beyond, p, false_discovery_rates(p))
+
+
+def amplified_choice(
+    base: Float[Tensor, "b v"],
+    changed: Float[Tensor, "b v"],
+    factors: Float[Tensor, " b"],
+    plausible: float = PLAUSIBLE_NATS,
+) -> Int[Tensor, " b"]:
+    """Return the token that the amplified difference makes most likely, for each of b texts.
+
+    It is argmax of log q + α (log q - log p) over the tokens with log q ≥ max log q - plausible.
+    α = 0 is the greedy choice of the changed model. The score is that of DExperts (Liu et al.
+    2021), where the changed model is the expert and the base the anti-expert. The restriction to
+    plausible tokens is that of contrastive decoding (Li et al. 2022).
+
+    Args:
+        base: Log-probabilities log p of what follows each text.
+        changed: Log-probabilities log q of what follows each text.
+        factors: The factor α ≥ 0 of each text.
+        plausible: How many nats a token may be below the most likely one.
+    """
+    amplified = changed + factors[:, None] * (changed - base)
+    is_plausible = changed >= changed.amax(1, keepdim=True) - plausible
+    return amplified.where(is_plausible, -torch.inf).argmax(1)
