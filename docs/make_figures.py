@@ -1,7 +1,7 @@
 """Draw all figures of stored results into one folder, and of small runs of the bundled minis.
 
     python docs/make_figures.py FIGURES --store results [--store MORE]
-    python docs/make_figures.py FIGURES --minis               # runs what its store lacks: 10 minutes
+    python docs/make_figures.py FIGURES --minis               # runs what its store lacks: half an hour
 
 Each result of a store has its figures in FIGURES/KIND-KEY, as PNG and SVG. An experiment of a paper is
 drawn from several results while it runs; its figures are copied.
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 GELU_AND_SOLU = ("model=gelu-3l-mini", "model@target=solu-3l-mini")
 GPT2_AND_MAMBA = ("model=gpt2-mini", "model@target=mamba-mini")
 TWO_SEEDS = ("model=gpt2-mini", "model@target=gpt2-mini-s1")
+ALL_HEADS = ("model.site=z", "model.head=all", "target.site=z", "target.head=all")
 
 # A command for each figure there is.
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -31,11 +32,10 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("train.py", "stitch=least_squares", "stitch.both=true", "layers=all"),
     ("analyze.py", "measure=cka", "models=[neox-4l-mini,neox-5l-mini,neox-6l-mini]"),
     ("analyze.py", "measure=cka", *GELU_AND_SOLU, "ruler=bits"),
-    ("analyze.py", "measure=cka", "model=gpt2-mini", "model.site=[attn_out,mlp_out]"),
     ("analyze.py", "measure=r2", *GELU_AND_SOLU),
     ("analyze.py", "measure=ruler", *GELU_AND_SOLU),
     ("analyze.py", "measure=distance", *TWO_SEEDS),
-    ("analyze.py", "measure=distance", *TWO_SEEDS, "model.site=z", "model.head=all"),
+    ("analyze.py", "measure=distance", *TWO_SEEDS, *ALL_HEADS),
     ("analyze.py", "measure=diff", *TWO_SEEDS),
     ("analyze.py", "measure=lineage", *TWO_SEEDS),
     ("analyze.py", "measure=lineage", "models=[gelu-3l-mini,gelu-4l-mini,solu-3l-mini]"),

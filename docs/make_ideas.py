@@ -14,9 +14,7 @@ simulation.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from pathlib import Path
 import torch
 
 from thinkalike.measures.bootstrap import bootstrap_interval
+from thinkalike.store.result import Result, open_result
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -242,7 +241,7 @@ def draw_ruler(reading: RulerReading) -> None:
         picture.text(left - 8, up(tick) + 4.5, f"{tick:g}", anchor="end", colour=GREY)
     for bits in (3, 4):
         picture.text(across(bits), bottom + 20, f"{bits}", anchor="middle", colour=GREY)
-    picture.text(across(2), bottom + 20, "untrained", anchor="middle", colour=GREY)
+    picture.text(across(2), bottom + 20, "randomly initialised", anchor="middle", colour=GREY)
     picture.text((left + right) / 2, bottom + 44, "bits per weight of the copy", anchor="middle", colour=GREY)
 
     points = sorted(reading.points)
@@ -266,7 +265,7 @@ def draw_ruler(reading: RulerReading) -> None:
     control = up(reading.local_mixing)
     words = f"local-mixing control: {reading.local_mixing:.2f}"
     picture.line(left, control, right, control, colour=GREY, dash="2 4")
-    picture.text(right, control - 6, words, anchor="end", colour=GREY)
+    picture.text(left + 8, control - 6, words, colour=GREY)
     picture.save("idea-ruler")
 
 
@@ -321,9 +320,8 @@ def _interval(values: torch.Tensor) -> tuple[float, float]:
 
 def stitch_losses(store: Path) -> StitchLosses:
     """Return layer 1 of the result of `python train.py`."""
-    folder = _result(store, "stitching", "gelu-3l-mini", "solu-3l-mini")
-    details = _rows(folder / "details.csv")
-    row = next(row for row in details if row["source_layer"] == "1")
+    details = _result(store, "stitching", "gelu-3l-mini", "solu-3l-mini").tables["details"]
+    row = details[details["source_layer"].astype(int) == 1].iloc[0]
     return StitchLosses(
         source=row["source"],
         target=row["target"],
@@ -337,15 +335,12 @@ def stitch_losses(store: Path) -> StitchLosses:
 
 def ruler_reading(store: Path) -> RulerReading:
     """Return the middle layer of the ruler of SmolLM2 and Gemma."""
-    folder = _result(store, "ruler", "smollm2", "gemma3-270m")
-    table = _rows(folder / "table.csv")
-    row = table[len(table) // 2]
-    points: list[tuple[float, float]] = []
-    for rung in _rows(folder / "calibration_points.csv"):
-        if (rung["model"], rung["layer"]) != (row["source"], row["source_layer"]):
-            continue
-        if rung["bits"]:
-            points.append((float(rung["bits"]), float(rung["value"])))
+    result = _result(store, "ruler", "smollm2", "gemma3-270m")
+    table = result.details
+    row = table.iloc[len(table) // 2]
+    calibration = result.tables["calibration_points"]
+    is_of_row = (calibration["model"] == row["source"]) & (calibration["layer"] == row["source_layer"])
+    copies = calibration[is_of_row & calibration["bits"].notna()]
     return RulerReading(
         source="SmolLM2",
         target="Gemma",
@@ -354,26 +349,20 @@ def ruler_reading(store: Path) -> RulerReading:
         value=float(row["value"]),
         bits=float(row["source_equivalent_bits"]),
         local_mixing=float(row["source_local_mixing"]),
-        points=points,
+        points=list(zip(copies["bits"], copies["value"], strict=True)),
         untrained=float(row["source_random_control"]),
     )
 
 
-def _result(store: Path, kind: str, source: str, target: str) -> Path:
+def _result(store: Path, kind: str, source: str, target: str) -> Result:
     """Return the newest result of a kind about two models."""
-    folders = sorted((store / kind).glob("*/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in folders:
-        if path.parent.suffix == ".partial":
-            continue
-        first = _rows(path.parent / "table.csv")[0]
-        if (first["source"], first["target"]) == (source, target) and json.loads(path.read_text())["kind"] == kind:
-            return path.parent
+    records = sorted((store / kind).glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in records:
+        result = open_result(path.parent)
+        first = result.details.iloc[0]
+        if (first["source"], first["target"]) == (source, target):
+            return result
     raise SystemExit(f"{store} has no {kind} of {source} and {target}: run the commands at the top of this script")
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def main() -> None:

@@ -94,6 +94,13 @@ def components():
     figures.components(cells, NOWHERE, "cka", "CKA", about=f"{' and '.join(NAMES)}\n64 batches of 1,024 rows")
 
 
+def components_of_a_mini():
+    cells = pd.DataFrame(RANDOM.uniform(1, 2, (6, 2)), columns=["attn_out", "mlp_out"])
+    about = "1 batch of 1,024 tokens, 134 documents (effective sample size 116.4); differences accumulate"
+    about = f"gpt2-mini and gpt2-mini-s1\n{about} from layer to layer"
+    figures.components(cells, NOWHERE, "distance", "relative distance of states", about=about)
+
+
 def matrix_in_memory():
     figures.layer_pairs(RANDOM.uniform(0, 1, (12, 12)), "CKA")
 
@@ -337,7 +344,8 @@ def learning_curves():
 
 
 DRAWING = [
-    cka_of_two, one_small_matrix, cka_of_many, components, matrix_in_memory, similarity_of_two, similarity_of_six,
+    cka_of_two, one_small_matrix, cka_of_many, components, components_of_a_mini,
+    matrix_in_memory, similarity_of_two, similarity_of_six,
     changes, profiles, profiles_of_six, ruler, shifts, penalties, penalty_map, penalty_map_of_30, family, trajectory,
     settling, agreement_of_measures, ranks, court_of_measures, doses, correlation, contrasts, groups, distances,
     autoencoders, recorded_subjects, probes, steering, directions, learning_curves,

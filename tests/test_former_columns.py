@@ -89,7 +89,7 @@ def test_results_of_other_kinds_keep_their_names(tmp_path):
     assert (list(result.table), result.scalars) == (["layer", "share"], {"parts": 1.0})
 
 
-@pytest.mark.parametrize("kind", FORMER_COLUMNS)
+@pytest.mark.parametrize("kind", sorted(FORMER_COLUMNS))
 def test_no_present_name_is_a_former_name_too(kind):
     """Otherwise a new result would be read under a wrong name."""
     names = FORMER_COLUMNS[kind]

@@ -22,7 +22,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from thinkalike.jobs.plains import plain_value
 
 import thinkalike
 import tiny
@@ -45,6 +44,7 @@ from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
+from thinkalike.jobs.plain_values import plain_value
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import sample_digest
 from thinkalike.models.labels import told_apart
@@ -1150,7 +1150,7 @@ class Incomparable:
         (lambda: compare({"a\u2028b": STATES}, OTHERS), r"^source\['a\\u2028b'\]: the name of a layer"),
         (lambda: compare(STATES[:1], OTHERS[:1]), "^source has 1 row, and nothing to compare it with: give at least 4"),
         (lambda: compare({"low": STATES[:1]}), "^source has 1 row, and nothing to compare it with"),
-        (lambda: compare(np.ones((3, 1, 4))), "^source has 1 row, and nothing to compare it with"),
+        (lambda: compare(np.ones((3, 1, 4))), "^of 3 stimuli, tokens_per_batch=1024 compares 3 at once"),
         (lambda: compare(STATES, measure=pd.NA), "^measure is NAType: give a name"),
         (lambda: compare(STATES, measure=Incomparable()), "^measure is Incomparable: give a name"),
         (lambda: compare(STATES, measure=None), "^measure is NoneType: give a name"),

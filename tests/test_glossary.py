@@ -121,8 +121,8 @@ def test_every_header_of_the_ruler_is_explained(monkeypatch):
     import pandas as pd
 
     row = {"source": "a", "target": "b", "source_layer": 1, "target_layer": 1, "value": 0.3, "low": 0.2, "high": 0.4}
-    row |= {f"{side}_mixing": 0.1 for side in ("source", "target")}
-    row |= {f"{side}_bits{end}": 3.0 for side in ("source", "target") for end in ("", "_low", "_high")}
+    row |= {f"{side}_local_mixing": 0.1 for side in ("source", "target")}
+    row |= {f"{side}_equivalent_bits{end}": 3.0 for side in ("source", "target") for end in ("", "_low", "_high")}
     headers = []
     shown = headers.extend
     monkeypatch.setattr(ruler_screen, "show_table", lambda table: shown(column.name for column in table.columns))

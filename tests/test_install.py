@@ -190,7 +190,7 @@ jobs: list[Job] = [
 ]
 kept: list[Result] = [run(job, store=Path("results"), force=True) for job in jobs]
 html: str | None = result.save("mine")._repr_html_()
-result.plot(ax=axes)
+result.plot(ax=figure.gca())
 
 
 def width(model: FrozenModel) -> int:

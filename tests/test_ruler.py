@@ -24,7 +24,7 @@ from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ladder import next_rung, reading_interval, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
-from thinkalike.measures.ridge_penalty import PENALTIES, SURE
+from thinkalike.measures.ridge_penalty import FEWEST_STANDARD_ERRORS, PENALTIES
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import rounded_copy
 from thinkalike.processes import Interrupted
@@ -57,7 +57,7 @@ def by_scikit_learn(x, y, documents):
     for fold in range(FOLDS):
         others = np.delete(gains, fold, 0)
         best = others.sum(0).argmax()
-        is_sure = others[:, best].mean() > SURE * others[:, best].std(ddof=1) / np.sqrt(FOLDS - 1)
+        is_sure = others[:, best].mean() > FEWEST_STANDARD_ERRORS * others[:, best].std(ddof=1) / np.sqrt(FOLDS - 1)
         residual += left[fold, best if is_sure else -1]
     return 1 - residual / whole.sum()
 

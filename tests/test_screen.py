@@ -33,6 +33,7 @@ from thinkalike.forecast import (
     summary,
 )
 from thinkalike.instruments import instrument
+from thinkalike.instruments.layer_pairs.screen import answer
 from thinkalike.instruments.stitching.table import BASELINES_AND_CONTROLS, short_table
 from thinkalike.models.load import load_model
 from thinkalike.models.operations import Operations, operations
@@ -42,6 +43,7 @@ from thinkalike.screen import (
     Table,
     drawn_lines,
     number_column,
+    number_text,
     screen_width,
     show_map,
     show_table,
@@ -389,3 +391,51 @@ def test_a_table_is_drawn_as_rich_draws_it(ruled):
     written = io.StringIO()
     Console(file=written, width=80, highlight=False).print(drawn, crop=False)
     assert list(drawn_lines(block, rooms, ruled)) == written.getvalue().splitlines()
+
+
+def pairs_of_layers(values: dict[tuple[int, int], float], target: str = "b", **columns) -> pd.DataFrame:
+    """The rows of layer pairs, with intervals of 0.01 to both sides."""
+    layers = pd.DataFrame(list(values), columns=["source_layer", "target_layer"])
+    table = layers.assign(source="a", target=target, value=list(values.values()))
+    return table.assign(low=table["value"] - 0.01, high=table["value"] + 0.01, **columns)
+
+
+SQUARE = {(0, 0): 0.5, (0, 1): 0.1, (1, 0): 0.2, (1, 1): 0.8}
+ANSWERS = {
+    "two models": (
+        pairs_of_layers(SQUARE),
+        False,
+        "At equal relative depth, a and b are most similar at layer 1 (CKA 0.800 [0.790, 0.810]) and least similar at "
+        "layer 0 (0.500 [0.490, 0.510]).",
+    ),
+    "a distance": (pairs_of_layers(SQUARE), True, "most similar at layer 0 (CKA 0.500 [0.490, 0.510]) and least"),
+    "beside chance": (pairs_of_layers(SQUARE, null_mean=0.03), False, "(CKA 0.800 [0.790, 0.810], by chance 0.030)"),
+    "layers of unequal numbers": (
+        pairs_of_layers({(0, 0): 0.5, (0, 1): 0.1, (0, 2): 0.1, (1, 0): 0.2, (1, 1): 0.3, (1, 2): 0.8}),
+        False,
+        "most similar at layer 1 of a and layer 2 of b (CKA 0.800",
+    ),
+    "one pair": (pairs_of_layers({(3, 3): 0.5}), False, "At layer 3, CKA of a and b is 0.500 [0.490, 0.510]."),
+    "one model": (
+        pairs_of_layers({(0, 1): 0.9, (1, 2): 0.7, (0, 0): 1.0, (1, 1): 1.0, (2, 2): 1.0}, target="a"),
+        False,
+        "From one layer of a to the next, states change most between layers 1 and 2 (CKA 0.700 [0.690, 0.710]) and "
+        "least between layers 0 and 1 (0.900 [0.890, 0.910]).",
+    ),
+    "a layer and itself": (pairs_of_layers({(1, 1): 1.0}, target="a"), False, ""),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_measure_of_layer_pairs_says_where_models_are_most_and_least_similar(name):
+    table, is_distance, said = ANSWERS[name]
+    sentence = answer("CKA", table, is_distance)
+    assert said in sentence
+    assert bool(said) == bool(sentence)
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "said"), [(-0.001, ".2f", "0.00"), (-0.001, "+.2f", "0.00"), (-0.01, ".2f", "-0.01")]
+)
+def test_what_rounds_to_zero_has_no_sign(value, form, said):
+    assert number_text(value, form) == said

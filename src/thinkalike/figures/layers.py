@@ -52,6 +52,7 @@ ABOVE_AND_BELOW = 1.0  # the names of layers and a title
 COLOURBAR_HEIGHT = 0.5
 TALLEST_MATRIX = 4.0
 SHORTEST_MATRIX = 0.7
+SHORTEST_COMPONENTS = 1.3
 ROW_HEIGHT = 0.15  # of a layer in a figure of components
 
 LABEL_DISTANCE = 0.075  # of the height of the ruler's axis, between the names of two lines
@@ -155,7 +156,8 @@ def components(
 ) -> None:
     """Draw a measure at each component of each layer; `about` says which models and how much."""
     rows, columns = cells.shape
-    height = min(max(ROW_HEIGHT * rows, SHORTEST_MATRIX), TALLEST_MATRIX) + ABOVE_AND_BELOW
+    matrix_height = min(max(ROW_HEIGHT * rows, SHORTEST_COMPONENTS), TALLEST_MATRIX)
+    height = matrix_height + ABOVE_AND_BELOW
     norm = Normalize(*colour_range(cells.to_numpy(float), scale))
     with canvas(COLUMN, height) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
@@ -169,7 +171,7 @@ def components(
             rotation_mode="anchor",
         )
         axes.set(aspect="auto", xlabel="component", ylabel="layer of both models")
-        _add_colorbar(figure, axes, image, label)
+        _add_colorbar(figure, axes, image, in_lines(label, matrix_height))
         write_title(figure, axes, about)
         save(figure, folder, file)
 

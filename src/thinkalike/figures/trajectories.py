@@ -54,7 +54,7 @@ def trajectory(
         if "layer" in layer_table:
             of_middle_layer[name] = layer_table[layer_table["layer"] == middle]
 
-    with canvas(COLUMN, 7.2, 3, 1) as (figure, (upper, centre, lower)):
+    with canvas(COLUMN, 7.8, 3, 1) as (figure, (upper, centre, lower)):
         likeness = of_middle_layer["similarity"]
         cells = likeness.pivot(index="step", columns="other_step", values="value")
         norm = Normalize(*colour_range(cells.to_numpy(float), (0.0, 1.0)))
@@ -71,7 +71,7 @@ def trajectory(
         lower.set_ylabel("balanced accuracy, held out")
         for axes in (centre, lower):
             label_steps(axes, steps)
-            axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+            axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.45))
         write_title(figure, upper, names, about)
         save(figure, folder, "trajectory")
 

@@ -23,7 +23,7 @@ class DiffConfig(MeasureConfig):
     kind: str = "diff"
     # number of tokens of text that both models read
     tokens: int = setting(2048, least=64, most=10**9)
-    # number of these tokens on which modules are exchanged and the control is run
+    # number of these tokens on which parts (modules) are exchanged and the control is run
     tokens_per_part: int = setting(512, least=64, most=10**9)
     # number of attention and MLP outputs that are exchanged, and the same number of attention
     # heads

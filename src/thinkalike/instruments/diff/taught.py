@@ -196,7 +196,7 @@ def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
     That of a document is BOS where rows have it, and else the token that ends the document before.
     """
     end_of_document, start_of_row = separators(model.tokenizer, model.bos_each_row)
-    tokens = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    tokens: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if start_of_row is not None:
         tokens = [start_of_row, *tokens]
     if not tokens:

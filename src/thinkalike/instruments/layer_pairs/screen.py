@@ -60,7 +60,7 @@ def _least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
 def _value_in_words(row: pd.Series) -> str:
     """Return the value of a layer pair, with its interval and what chance gives, if known."""
     value = span(row["value"], row["low"], row["high"], ".3f")
-    by_chance = row.get("null", math.nan)
+    by_chance = row.get("null_mean", math.nan)
     if math.isnan(by_chance):
         return value
     return f"{value}, by chance {number_text(by_chance, '.3f')}"
