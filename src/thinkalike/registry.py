@@ -136,8 +136,8 @@ def _former_columns(measures: tuple[KindEntry, ...]) -> dict[str, FormerColumns]
     Args:
         measures: The measures of the core.
     """
-    of_layer_pairs = {"cka", "r2", "distance"}
-    of_layer_pairs |= {entry.kind for entry in measures if entry.through is not None}
+    of_layer_pairs = ["cka", "r2", "distance"]
+    of_layer_pairs += [entry.kind for entry in measures if entry.through is not None]
     by_kind = {kind: _of_layer_pairs(kind) for kind in of_layer_pairs}
     by_kind["r2"] = {**by_kind["r2"], "r2_forward": "plain", "r2_backward": "plain_back"}
     by_kind["stitching"] = {

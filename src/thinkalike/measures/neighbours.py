@@ -239,7 +239,7 @@ class OfNeighbours(LayerMeasure[Prepared]):
     neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)
 
     invariances = SAME_SHAPE - {"translation"}
-    version = 13
+    version = 14
     smallest: ClassVar[Mapping[str, int | float | str]] = {"measure.neighbours": 3}
     in_atlas = True
     in_benchmarks = True
