@@ -155,10 +155,17 @@ def test_a_spread_out_change_is_said_in_one_sentence():
 @pytest.mark.parametrize(
     ("effects", "words"),
     [([0.9, 0.1], "the effect is concentrated: restoring MLP 0 alone removes 90 % of the KL"),
-     ([-0.1, 0.001], "restoring one module removes none of it")],
+     ([-0.1, 0.001], "restoring any one of them removes none of it")],
 )  # fmt: skip
 def test_where_the_effect_lies(effects, words):
     assert words in summary(changed(effects))
+
+
+def test_weights_that_were_trained_separately_are_said_to_be():
+    seeds = changed([0.1, 0.2])
+    assert "separately" not in summary(seeds)
+    seeds.details["relative_weight_change"] = 1.41
+    assert "in the median by 141 % of their norm, as far as weights that were trained separately;" in summary(seeds)
 
 
 def test_equal_predictions_and_equal_models_are_said():

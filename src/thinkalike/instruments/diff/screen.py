@@ -25,6 +25,10 @@ MOST_SHARES = 3
 LEAST_EFFECT = 0.005
 """A smaller share of KL rounds to 0 %."""
 
+UNRELATED_CHANGE = 1.2
+"""A change of the weights relative to their norm from which they are as good as unrelated: the
+difference of two unrelated matrices of one norm is √2 of it."""
+
 CONCENTRATED = 0.5
 """A module that restores this share of KL alone holds most of the effect."""
 
@@ -125,7 +129,10 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
     if math.isnan(median):  # the weights of an adapter have none in the base to compare with
         return count
     digits = ".0f" if median > 0.1 else ".2g"
-    return f"{count}, in the median by {number_text(100 * median, digits)} % of their norm"
+    in_words = f"{count}, in the median by {number_text(100 * median, digits)} % of their norm"
+    if median >= UNRELATED_CHANGE:
+        in_words += ", as far as weights that were trained separately"
+    return in_words
 
 
 def _spread_of_effect(table: pd.DataFrame) -> str:
@@ -136,7 +143,7 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
     with_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
     largest = with_largest["restoring_effect"]
     if largest < LEAST_EFFECT:
-        return "the effect is spread out: restoring one module removes none of it"
+        return "no single module explains it: restoring any one of them removes none of it"
     module = _named([with_largest])
     share = number_text(largest, ".0%")
     if largest >= CONCENTRATED:

@@ -32,7 +32,10 @@ def levels_of(
     if isinstance(rounding, Tensor):
         begins_level = _level_beginnings(ordered, rounding.gather(-1, order))
     else:
-        is_near = ordered.diff() <= rounding * ordered[..., 1:].abs()  # false for infinities
+        gaps = ordered.diff()
+        sizes = torch.maximum(ordered[..., 1:].abs(), ordered[..., :-1].abs())
+        # An infinite value is near no other one, though its gap is a share of its size.
+        is_near = (gaps <= rounding * sizes) & gaps.isfinite()
         begins_level = (ordered[..., 1:] != ordered[..., :-1]) & ~is_near
     levels = begins_level.cumsum(-1)
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
