@@ -7,6 +7,7 @@ import re
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -316,17 +317,24 @@ def hub(monkeypatch):
     resolved.cache_clear()
     load_dataset = mock.Mock(return_value=({"text": row} for row in texts(5)))
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
+
+    def dataset_info(_, repository, revision, **__):
+        commit = COMMIT if revision == "v2" else "6" * 40
+        return SimpleNamespace(sha=commit, id=repository, siblings=[])
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
+    monkeypatch.setattr("thinkalike.hub._remember_branch", lambda *_: None)
     return load_dataset
 
 
+COMMIT = "5" * 40
 HUB = {"name": "set", "source": "hub", "hub_id": "someone/set", "field": "text"}
 
 
 def test_a_hub_set_is_streamed(hub):
     config = DataConfig(**HUB, subset="en", split="validation", revision="v2", hub_files=["val.jsonl"])
     assert list(documents_of(config)) == texts(5)
-    options = {"split": "validation", "streaming": True, "revision": "v2", "data_files": ["val.jsonl"]}
+    options = {"split": "validation", "streaming": True, "revision": COMMIT, "data_files": ["val.jsonl"]}
     hub.assert_called_once_with("someone/set", "en", **options)
 
 
@@ -476,6 +484,23 @@ def cache_files(tmp_path) -> list[Path]:
     return sorted((tmp_path / "cache").rglob("*.*"))
 
 
+@pytest.fixture
+def letters_of_a_library(monkeypatch):
+    """Let the tokens of `Letters` be cached, as if its class were of an installed package."""
+    for module in ("thinkalike.data.corpus", "thinkalike.digests"):
+        monkeypatch.setattr(f"{module}.runs_own_code", lambda _: False)
+
+
+def test_tokens_of_a_tokenizer_with_own_code_are_not_cached(tmp_path, config):
+    tokenizer = Letters()
+    read(config(), tokenizer)
+    calls = tokenizer.calls
+    read(config(), tokenizer)
+    assert tokenizer.calls == 2 * calls > 0
+    assert not cache_files(tmp_path)
+
+
+@pytest.mark.usefixtures("letters_of_a_library")
 def test_a_second_read_is_the_same_and_does_not_tokenise(tmp_path, config):
     tokenizer = Letters()
     first, calls = read(config(), tokenizer, bos=True), tokenizer.calls
@@ -489,6 +514,7 @@ def test_a_second_read_is_the_same_and_does_not_tokenise(tmp_path, config):
     assert len(cache_files(tmp_path)) == 1, "and nothing half written lies about"
 
 
+@pytest.mark.usefixtures("letters_of_a_library")
 @pytest.mark.parametrize(
     "change", ["bos", "context", "fit_tokens", "evaluation_tokens", "evaluation_share", "vocabulary", "text"]
 )
@@ -505,6 +531,7 @@ def test_the_cache_is_not_served_for_another_request(change, tmp_path, config):
     assert tokenizer.calls > 0
 
 
+@pytest.mark.usefixtures("letters_of_a_library")
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
 def test_a_damaged_cache_is_said_and_made_anew(tmp_path, config, caplog, harm):
     first = read(config())

@@ -228,9 +228,12 @@ SENTENCES = {  # parts of a sentence that depend on the table
         ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],
     ),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["into itself costs -0.007 to -0.005 nats"]),
-    "a reading": (table(reading=[3.2, 3.5, 3.3]), ["token, as much as rounding the weights of b to 3.2 to 3.5 bits."]),
+    "a reading": (
+        table(equivalent_bits=[3.2, 3.5, 3.3]),
+        ["token, as much as rounding the weights of b to 3.2 to 3.5 bits."],
+    ),
     "a reading at the end of the scale": (
-        table(reading=[1.0, 3.5, 3.3]),
+        table(equivalent_bits=[1.0, 3.5, 3.3]),
         ["rounding the weights of b to below 2 to 3.5"],
     ),
 }

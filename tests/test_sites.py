@@ -182,13 +182,13 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     assert table["value"].idxmax() == differ.index[0]
     expected = {"attention": 1.0, "head": 0.5}.get(kind)
     assert expected is None or differ["value"].iloc[0] == pytest.approx(expected, abs=1e-5)
-    said = result._repr_html_()
+    said = str(result)
     assert f"begin to differ at {place} of layer 3" in said
     assert "Distances accumulate" in said
     axes = result.plot()
     assert [each.get_text() for each in axes.get_yticklabels()] == list("012345")
     alike = thinkalike.compare("gpt2-mini", changed(kind, 3), site="z", head="all", **FEW, texts=TEXTS)
-    assert "may not see that a component grew; measure=distance does" in " ".join(alike._repr_html_().split())
+    assert "CKA does not change when a component is scaled; measure=distance does." in " ".join(str(alike).split())
     cells = alike.tables["components"].set_index(["layer", "component"])["value"]
     assert (cells.loc[:3] > 0.9999).all(), "CKA does not see a scale, and earlier heads are the same"
     assert (cells.loc[4:] < 0.9999).any()
@@ -209,7 +209,7 @@ def test_a_stitch_before_the_mlp(tmp_path):
     few = {"site": "resid_mid", "layers": [1], "evaluation_tokens": 2048, "texts": TEXTS}
     result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)
     assert (result.details["penalty"] == 0).all()
-    assert "before their MLP: gelu-3l-mini at resid_mid" in result._repr_html_()
+    assert "before the MLP of a layer: gelu-3l-mini at resid_mid" in str(result)
     with pytest.raises(ModelError, match='site="resid_mid" is no site of neox-3l-mini, which has embed, resid_pre, z'):
         thinkalike.stitch("neox-3l-mini", **few)
     for name in ("openai-gpt", "opt", "gemma4_text", "mixtral"):  # norms behind, rows in one, norms around, experts

@@ -310,8 +310,9 @@ def _facts_of_own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
         for name, value in attributes.items():
             if isinstance(value, FunctionType | MethodType) and not is_installed(value.__module__):
                 codes[name] = code_text(value.__code__)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in PROBES]
-    return {"code": codes, "ids of probes": [list(map(int, row)) for row in ids]}
+    encoded = tokenizer(list(PROBES), add_special_tokens=False, verbose=False)
+    ids = [[int(token_id) for token_id in ids_of_text] for ids_of_text in encoded["input_ids"]]
+    return {"code": codes, "ids of probes": ids}
 
 
 def _facts_of_backend(backend: dict[str, Any]) -> dict[str, object]:

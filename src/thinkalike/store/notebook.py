@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thinkalike.store.result import Result, ResultInstrument
+    import pandas as pd  # which takes half a second to import
 
 MOST_ROWS = 12  # of the table; `result.table` has all
 
 
-def page_of(result: Result, instrument: ResultInstrument) -> str:
-    """Return HTML for a notebook."""
-    blocks = [f"<p>{html.escape(sentence)}</p>" for sentence in instrument.sentences(result)]
-    picture = instrument.picture(result)
+def page_of(
+    sentences: Iterable[str], picture: bytes | None, table: pd.DataFrame, location: str
+) -> str:
+    """Return HTML for a notebook.
+
+    Args:
+        sentences: What was found.
+        picture: The figure as PNG; None if there is none.
+        table: The table.
+        location: Where the result is kept, or that it is not.
+    """
+    blocks = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
     if picture is not None:
         content = base64.b64encode(picture).decode()
         blocks.append(f'<img style="max-width:100%" src="data:image/png;base64,{content}">')
-    blocks.append(_table_of(result))
-    blocks.append(f"<p><small>{html.escape(result.location)}</small></p>")
+    blocks.append(_rows_of(table))
+    blocks.append(f"<p><small>{html.escape(location)}</small></p>")
     return f'<div class="thinkalike">{"".join(blocks)}</div>'
 
 
-def _table_of(result: Result) -> str:
-    """Return the first rows of the table, and how many there are."""
-    table = result.table
+def _rows_of(table: pd.DataFrame) -> str:
+    """Return the first rows of a table as HTML, and how many there are."""
     rows = table.head(MOST_ROWS).to_html(
         index=False, border=0, na_rep="", float_format="{:.4g}".format
     )

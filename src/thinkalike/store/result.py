@@ -377,7 +377,8 @@ class Result:
         """Return what a notebook shows: the sentences, the figure and the table."""
         if self.instrument is None:
             return None
-        return page_of(self, self.instrument)
+        sentences = self.instrument.sentences(self)
+        return page_of(sentences, self.instrument.picture(self), self.table, self.location)
 
 
 class TemporaryResult(Result):
