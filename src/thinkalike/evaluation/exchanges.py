@@ -64,7 +64,16 @@ def _kl_without(
 def _distance_entering(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return how far states move in the block, or the embedding, that gets the changed part."""
+    """Return how far each state after a block moves when one part of it is the changed model's.
+
+    For a part of the embedding, it is the state that enters block 0.
+
+    Args:
+        batch: Tokens, and the states of the base on them: `batch.base[l]` enters block l.
+        base: The base.
+        changed: The model that the part is taken from.
+        part: The part that is exchanged.
+    """
     with exchanged(base, changed, part):
         if part.layer < 0:
             state = base.head(batch.tokens, EMBED)

@@ -81,9 +81,10 @@ def beyond_forks(
 ) -> tuple[Float[Tensor, " p"], float]:
     """Return how far the change of each of p parts is beyond those of forks, and a p-value.
 
-    Two statistics go into `beyond_null`: the distance of the part's change from the mean over all
-    runs, which holds what forks share, and its largest singular values, which are large where
-    training had an aim. Another rate, batch size or weight decay than that of the forks moves most
+    A part is described by two statistics: how far its change is from the mean change of all runs,
+    which is what forks share, and the largest singular values of the change, which are large where
+    training moved it in few directions. `beyond_null` compares both with those of the forks.
+    Another rate, batch size or weight decay than that of the forks moves most
     parts farther or less far. So a part is told apart by how far it moved compared with the
     remaining parts.
 

@@ -89,9 +89,8 @@ def signed_permutation(
 ) -> Float[Tensor, "*s"]:
     """Return a tensor with each axis in random order, and a random sign for each of its indices.
 
-    These maps are orthogonal: the Frobenius norm and, of a matrix, all singular values stay as
-        they
-    are.
+    These maps are orthogonal: they change neither the Frobenius norm nor, of a matrix, a singular
+    value.
     """
     for axis, size in enumerate(change.shape):
         order = torch.randperm(size, generator=generator).to(change.device)

@@ -412,9 +412,15 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
 def _steps(
     rows: Float[Tensor, "n d"], eps: float
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the least distance between two values of each row, and how many levels it makes.
+    """Return the step of a grid on which the values of each row lie, and the grid's points.
 
-    The levels are ∞ where some distances are no whole number of such steps.
+    The step is the least distance between two values that is not rounding. Where some values lie
+    beside the grid, where the step is too small to be told from rounding, and for a row of equal
+    values, there are ∞ points.
+
+    Args:
+        rows: The rows.
+        eps: The relative rounding of the dtype in which they were stored.
     """
     values = rows.double().sort(1).values
     gaps = values.diff(dim=1)

@@ -295,10 +295,14 @@ def compare_outputs(
 ) -> OutputMatch:
     """Return the loss, the KL and whether the top token is the same, computing all logits once.
 
+    The KL is that of an output from the reference, KL(reference ‖ output). There are no gradients.
+
     Args:
         states: The last residuals of k outputs.
-        finish, targets, chunk: See `token_loss`.
+        finish: Maps last residuals (n, d) to logits (n, v): the final norm and the unembedding.
         reference: The last residuals of the reference.
+        targets: The next token of each row.
+        chunk: How many rows have their logits in memory at a time; None: as many as fit.
 
     Raises:
         ValueError: A target is not in the vocabulary, or `finish` does not return logits.

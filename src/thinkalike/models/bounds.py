@@ -45,7 +45,10 @@ LARGEST_HEADER = 10**8
 def check_counts(
     stated: Mapping[str, object], place: Path, count_tensors: Callable[[], int | None]
 ) -> None:
-    """Raise a ModelError if a checkpoint states more modules than its weights can be.
+    """Raise a ModelError if a checkpoint states a size that no model has, or too many blocks.
+
+    It has too many if there are more than tensors of weights. A small number of blocks always
+    passes, as blocks may share their weights.
 
     Args:
         stated: Its settings.

@@ -307,6 +307,9 @@ def _guessed(
 ) -> list[str]:
     """Return the settings that a file should state and does not, and that no shape tells.
 
+    transformers would guess them. One of them is the base of the rotary positions, where that of
+    the architecture is not the usual one.
+
     Args:
         header: The header of the file.
         config: Its configuration.

@@ -85,7 +85,7 @@ def load_live(
         name: Its name.
         settings: Settings of `model=`.
     """
-    live = _checked(module, tokenizer, name)
+    live = _checked_model(module, tokenizer, name)
     _check_applicable(settings)
     config = _config_of(live, settings)
     with explaining_loading_errors(config), doing(f"model {config.name}"):
@@ -107,15 +107,19 @@ def load_live(
         return at_sites(frozen, config, config.name)
 
 
-def _checked(
+def _checked_model(
     module: PreTrainedModel | TransformerBridge,
     tokenizer: PreTrainedTokenizerBase | None,
     name: str | None,
 ) -> _Live:
-    """Return a model in memory without its bridge, and refuse anything else.
+    """Return a model in memory without its bridge, with its tokenizer and its name.
+
+    A bridge is recognised by the name of its class, since importing it takes seconds. Its
+    tokenizer and name are used where none is given.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is no model of transformers, PEFT or TransformerLens, or its tokenizer is
+            missing or none.
         ModelError: Its tokenizer has dropout.
     """
     from transformers import PreTrainedModel

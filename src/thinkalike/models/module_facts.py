@@ -97,7 +97,7 @@ def accepted(module: nn.Module) -> list[str]:
 
 
 def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
-    """Return the configuration of a module.
+    """Return the configuration of a module, or None for one that has none.
 
     That of a model of transformers for text and images is the part that is about text. A model of
     TransformerLens has one of its own class.

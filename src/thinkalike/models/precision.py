@@ -20,13 +20,14 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
 
     Weights that transformers keeps in float32 at this dtype, such as routers of experts, become
     float32, as `from_pretrained(dtype=...)` would read them. The frequencies of rotary positions
-    keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    keep their precision: rounded to bfloat16, they would give wrong angles to positions beyond
+    some tens.
     """
-    names = precise_names(module, dtype)
+    precise_pattern = precise_names(module, dtype)
     precise: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
     for path, submodule in module.named_modules():
         for name, weight in submodule._parameters.items():
-            if weight is not None and names.search(f"{path}.{name}"):
+            if weight is not None and precise_pattern.search(f"{path}.{name}"):
                 values = weight.detach().to(device, torch.float32)
                 parameter = nn.Parameter(values, weight.requires_grad)
                 precise.append((submodule._parameters, name, parameter))
@@ -35,7 +36,7 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
                 continue
             if name.endswith("inv_freq"):
                 precise.append((submodule._buffers, name, buffer.to(device)))
-            elif names.search(f"{path}.{name}"):
+            elif precise_pattern.search(f"{path}.{name}"):
                 precise.append((submodule._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
     for tensors, name, values in precise:

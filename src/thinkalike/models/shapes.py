@@ -277,9 +277,12 @@ class _Sizes(NamedTuple):
 
 @cache
 def _sizes_on_meta_device(config_json: str) -> _Sizes | None:
-    """Build a model on the meta device, which holds no weights, and run it there.
+    """Return the sizes of a model and the operations of a pass, or None if it cannot be built.
 
-    None means that it cannot be built.
+    It is built and run on the meta device, which holds no weights.
+
+    Args:
+        config_json: The content of its config.json.
     """
     try:
         model = meta_model(json.loads(config_json))

@@ -81,7 +81,7 @@ class Sites:
         return [layer for name, layer in self.modules if name == site]
 
     def _available_sites(self) -> str:
-        """Return the sites that the model has in all blocks, and those that only some have."""
+        """Return in words the sites that all blocks have, and those that only some have."""
         sites_of_all = [site for site in get_args(Site) if self.layers(site)]
         phrases = [", ".join(sites_of_all)]
         sites_found = dict.fromkeys(site for site, _ in self.modules)

@@ -87,7 +87,7 @@ def _growth(replacements: Iterable[_Replacement]) -> float:
 def _replacements(stage: object) -> Iterator[_Replacement]:
     """Yield the replacements of a normaliser or a decoder in their order.
 
-    Those of all that it is a sequence of are among them.
+    Of a sequence of normalisers or decoders, these are the replacements of each.
     """
     if isinstance(stage, list):
         for step in stage:

@@ -312,9 +312,12 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
     return sorted(units, key=lambda item: (item.block, _natural(item.module), item.expert or 0))
 
 
-def _ending_of(inside: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return the rank of the ending that a name has, and the part of the block before it."""
-    path = inside.removesuffix(".weight")
+def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
+    """Return the rank of the ending that a weight's name has, and what comes before the ending.
+
+    None means that it has none of them.
+    """
+    path = weight_name.removesuffix(".weight")
     for rank, ending in enumerate(endings):
         if path == ending or path.endswith(f".{ending}"):
             return rank, path.removesuffix(ending).rstrip(".")

@@ -83,7 +83,7 @@ class SparseAutoencoder(nn.Module):
         return states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
 
     def activate(self, pre_activations: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n f"]:
-        """Return σ of the latents before it."""
+        """Return the latents: ReLU of the pre-activations, or of the k largest of each row."""
         if self.k is None:
             return pre_activations.relu()
         values, indices = pre_activations.topk(self.k, sorted=False)

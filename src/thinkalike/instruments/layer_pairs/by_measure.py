@@ -37,6 +37,7 @@ class ComparedAgain(WithNull):
     batches: int = setting(BATCHES // 4, by_recipe=True, least=1, most=10**9)
 
     def __post_init__(self) -> None:
+        """Refuse a first parameter that needs more rows than a batch has."""
         super().__post_init__()
         if self.measure_class is None:
             return

@@ -22,9 +22,10 @@ def levels_of(
 
     Args:
         values: The values, along the last axis.
-        rounding: By how much rounding may have changed each value, or, as a number, the share of
-            the larger of two neighbours. Where values are close to the next one, and so forth,
-            over more than twice their rounding, they are a continuum and stay apart.
+        rounding: By how much rounding may have changed each value; or, as a number, the share of
+            the larger one by which two values that follow each other may differ by rounding. For
+            a tensor, a chain of values, each near the next one, that is longer than twice their
+            rounding is a continuum: these values stay apart.
     """
     if not values.shape[-1]:
         return torch.zeros_like(values, dtype=torch.long)

@@ -65,7 +65,16 @@ def rsa_of_models(
     distance: str = "euclidean",
     comparator: str = "spearman",
 ) -> Float[Tensor, "l m"]:
-    """Return `rsa` of layers that `thinkalike.rsa` calls models."""
+    """Return the representational similarity of each of l layers with each of m layers.
+
+    It is that of `rsa`, of one layer with one other.
+
+    Args:
+        models: l layers, each the states (n, d) of the same n stimuli.
+        others: m layers of the same stimuli; None: the l layers, each with each.
+        distance: The distance between the states of two stimuli.
+        comparator: How two sets of distances are compared.
+    """
     return compare(*_distances_of_both(models, others, distance, "models"), comparator)
 
 
