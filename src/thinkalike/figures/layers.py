@@ -344,7 +344,7 @@ def changes(
         index="component", columns="layer", values="mean_effect", sort=False, dropna=False
     )
     values = cells.to_numpy(float)
-    values[~np.isfinite(values)] = np.nan
+    values = np.where(np.isfinite(values), values, np.nan)
     lowest, highest = colour_range(values, (0.0, 1.0))
     largest = min(max(-lowest, highest), 1.0)
     height = ROW_HEIGHT * len(cells) + 3.1
