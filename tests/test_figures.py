@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -11,9 +12,6 @@ import pytest
 
 from figure_checks import complaints
 from thinkalike import figures
-from thinkalike.contrib.figures import agreement, court, features, populations, saes, subjects, transfer
-from thinkalike.contrib.figures import stitching as stitching_of_papers
-from thinkalike.contrib.figures import trajectories as trajectories_of_seeds
 from thinkalike.figures import stitching, style
 
 pytestmark = pytest.mark.drawn
@@ -21,8 +19,6 @@ pytestmark = pytest.mark.drawn
 NOWHERE = Path("figures")
 NAMES = ("smollm2-135m", "gemma3-270m")
 FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
-MEASURES = ["cka", "mutual_knn", "jaccard", "distance_correlation", "procrustes", "soft_matching", "token_rsa"]
-MEASURES += ["second_order_cosine", "r2", "svcca"]
 RANDOM = np.random.default_rng(0)
 
 
@@ -116,14 +112,7 @@ def similarity_of_six():
         "weighted τ of profiles": blocks(dict.fromkeys(models, 6), -0.4),
         "Spearman's ρ of distances": blocks(dict.fromkeys(models, 6)),
     }
-
-    def plane(axes, title):
-        layers = [(model, layer) for model in models for layer in range(6)]
-        points = pd.DataFrame(layers, columns=["model", "layer"])
-        angle = 2 * np.pi * np.arange(len(layers)) / len(layers)
-        features.draw_plane(axes, points.assign(x=np.cos(angle), y=np.sin(angle), stress=0.2))
-
-    figures.similarity(tables, NOWHERE, below=plane, about="650 stimuli")
+    figures.similarity(tables, NOWHERE, about="650 stimuli")
 
 
 def changes():
@@ -215,153 +204,80 @@ def trajectory():
     figures.trajectory(similarity_to_last(), tables, NOWHERE, "gpt2-mini@step600", "bands: simultaneous 95 % intervals")
 
 
-def settling():
-    onsets = [(f"seed {seed}", feature, 64 * (1 + seed % 2)) for seed in range(5) for feature in FEATURES]
-    runs = {f"seed {seed}": similarity_to_last() for seed in range(5)}
-    table = pd.DataFrame(onsets, columns=["run", "feature", "onset"])
-    trajectories_of_seeds.draw_settling(runs, table, NOWHERE)
-
-
-def agreement_of_measures():
-    pairs = [(a, b) for k, a in enumerate(MEASURES) for b in MEASURES[k + 1 :]]
-    table = pd.DataFrame(pairs, columns=["measure", "other"]).assign(rho=RANDOM.uniform(0.1, 1, len(pairs)))
-    agreement.draw_agreement(table, MEASURES, NOWHERE)
-
-
-def ranks():
-    models = ["gelu-3l-mini", "gelu-4l-mini", "solu-3l-mini", "neox-4l-mini", "neox-5l-mini", "gpt2-mini"]
-    pairs = [(a, b) for k, a in enumerate(models) for b in models[k + 1 :]]
-    table = pd.concat([matrix(*pair, 3, 5) for pair in pairs])
-    agreement.draw_ranks(table.assign(**dict.fromkeys(MEASURES, table["value"])), MEASURES, NOWHERE)
-
-
-def court_of_measures():
-    kinds = ["same", "rescaled", "answers", "wrong-tokens", "sequence", "mixture", "token", "n-gram"]
-    kinds += ["position", "bag", "random", "untrained", "real"]
-    rows = pd.DataFrame({"kind": np.repeat(kinds, 6)})
-    for judge in ("penalty", "R²", "residual R²"):
-        rows[judge] = RANDOM.uniform(0, 1, len(rows))
-    court.draw_court(rows, ["penalty", "R²", "residual R²"], NOWHERE)
-
-
-def doses():
-    curve = pd.DataFrame({"own_share": np.linspace(0, 1, 6), "value": np.linspace(0, 1, 6)})
-    court.draw_doses(dict.fromkeys(["penalty", "R²", "residual R²"], curve), NOWHERE)
-
-
-def correlation():
-    values = RANDOM.uniform(-0.5, 0.5, (8, 8))
-    values = (values + values.T) / 2
-    np.fill_diagonal(values, 1)
-    features.draw_correlation(pd.DataFrame(values, index=FEATURES, columns=FEATURES), NOWHERE)
-
-
-def contrasts():
-    levels = ["Auxiliary", "Det", "Noun", "Pronoun", "Verb", "Wh-word"] * 20
-    words = pd.DataFrame(RANDOM.normal(size=(120, 2)), columns=["x", "y"]).assign(level=levels, stress=0.36)
-    importance = pd.DataFrame({"feature": FEATURES, "x": 0.02 * np.arange(8), "y": 0.02 * np.arange(8)[::-1]})
-    names = ("bert-mini-s1 layer 0", "mamba-mini-s1 layer 4")
-    both = [
-        features.Contrast(title, names, importance, (words, words), "PoS") for title in ("most alike", "least alike")
-    ]
-    features.draw_contrasts(both, NOWHERE)
-
-
-def groups():
-    pairs = ["generalizing into generalizing", "generalizing into heuristic", "heuristic into heuristic"]
-    panels = {}
-    for title, column in {"identity stitches": "accuracy_penalty", "flipped": "flips", "CKA": "value"}.items():
-        for suffix in ("", ", null"):
-            table = pd.DataFrame([(pair, place) for pair in pairs for place in range(-1, 6)], columns=["pair", "place"])
-            table = with_ends(table.assign(mean=0.1 * table["place"], column=column), "mean")
-            panels[title + suffix] = table.assign(axis="last layer of the source")
-    populations.draw_groups_by_depth(panels, NOWHERE)
-
-
-def distances():
-    groups_of = ["G"] * 6 + ["H"] * 6
-    cells = matrix("", "", 12, 12)
-    table = pd.DataFrame({"source": cells["source_layer"], "target": cells["target_layer"], "value": cells["value"]})
-    table["group_of_source"] = [groups_of[model] for model in table["source"]]
-    sides = zip(table["source"], table["target"], strict=True)
-    table["pair"] = [" and ".join(sorted([groups_of[a], groups_of[b]])) for a, b in sides]
-    populations.draw_distances(table, NOWHERE)
-
-
-def autoencoders():
-    rows = []
-    for pair in ("gpt2-mini:2 → gpt2-mini-s1:2", "neox-5l-mini:2 → neox-6l-mini:2", "neox-3l-mini:1 → neox-6l-mini:2"):
-        for start in saes.STARTS:
-            rows += [(pair, start, 1.0, 2**k, 1e9 * 2**k, k / 10) for k in range(8)]
-    columns = ["transfer", "start", "rate", "tokens", "flops", "explained_variance"]
-    saes.draw_sae_curves(pd.DataFrame(rows, columns=columns), NOWHERE)
-
-
-def recorded_subjects():
-    rows = [(f"region {n}", model, layer) for n in (1, 2) for model in ("gpt2", "bert") for layer in range(12)]
-    table = pd.DataFrame(rows, columns=["recorded", "model", "layer"])
-    table = with_ends(table.assign(value=0.01 * table["layer"]), "value")
-    ceilings = pd.DataFrame({"recorded": ["region 1", "region 2"], "lower": 0.1, "upper": 0.2})
-    subjects.draw_subject_scores(table, ceilings, NOWHERE, "spearman")
-
-
-def probes():
-    conditions = ["native in source", "native in target", "source to target", "target to source", "refitted"]
-    conditions += ["random map", "identity", "untrained target", "source to untrained", "shuffled labels"]
-    rows = [(split, name, one) for split in ("sentence", "word") for name in FEATURES for one in conditions]
-    table = pd.DataFrame(rows, columns=["split", "feature", "condition"])
-    table = with_ends(table.assign(accuracy=RANDOM.uniform(0.2, 0.9, len(rows)), chance=0.5), "accuracy")
-    transfer.draw_probes(
-        table.assign(source="gpt2-mini", target="gpt2-mini-s1", source_layer=2, target_layer=2), NOWHERE
-    )
-
-
-def steering():
-    conditions = ["native", "carried", "carried, native norm", "carried, negated", "random"]
-    cases = [("word", 1.0), ("word", 2.0), ("later", 1.0), ("later", 2.0)]
-    rows = [(*case, one, layer) for case in cases for one in conditions for layer in range(6)]
-    table = pd.DataFrame(rows, columns=["position", "strength", "condition", "source_layer"])
-    table = table.assign(target_layer=table["source_layer"], source="gpt2-mini", target="gpt2-mini-s1", effect=1.0)
-    table = table.assign(share=0.1 * table["source_layer"])
-    transfer.draw_steering(table.assign(low=table["share"] - 0.05, high=table["share"] + 0.05), NOWHERE)
-
-
-def directions():
-    rows = []
-    for group in ("3 layers", "4 layers", "3 layers, other seed"):
-        for source in ("gelu-3l-mini", "solu-3l-mini-s1"):
-            for target in ("gelu-3l-mini", "solu-3l-mini-s1"):
-                rows += [(group, source, target, layer, 0.2 * layer) for layer in range(4)]
-    table = pd.DataFrame(rows, columns=["group", "source", "target", "source_layer", "penalty"])
-    stitching_of_papers.draw_directions(with_ends(table, "penalty"), NOWHERE)
-
-
-def learning_curves():
-    labels = [f"{a}-mini → {b}-mini" for a in ("gelu-3l", "solu-3l") for b in ("gelu-3l", "solu-3l")]
-    curves = {("3 layers", label): RANDOM.uniform(0, 1, (180, 3)) for label in labels}
-    curves |= {("4 layers", label.replace("3l", "4l")): RANDOM.uniform(0, 1, (180, 4)) for label in labels}
-    stitching_of_papers.draw_learning_curves(curves, NOWHERE)
-
-
 DRAWING = [
     cka_of_two, one_small_matrix, cka_of_many, components, components_of_a_mini,
     matrix_in_memory, similarity_of_two, similarity_of_six,
     changes, profiles, profiles_of_six, ruler, shifts, penalties, penalty_map, penalty_map_of_30, family, trajectory,
-    settling, agreement_of_measures, ranks, court_of_measures, doses, correlation, contrasts, groups, distances,
-    autoencoders, recorded_subjects, probes, steering, directions, learning_curves,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
 def test_a_figure_passes_a_reviewer(draw, request):
+    check_figure(draw, request.config.getoption("--figures"))
+
+
+def check_figure(draw: Callable[[], None], folder: str | None) -> None:
+    """Draw a figure, save it into a folder if there is one, and look at it as a reviewer does."""
     with figures.shown() as shown:
         draw()
     drawn = [figure for figure, _ in shown.values()] or [plt.gcf()]
-    folder = request.config.getoption("--figures")
     for figure in drawn:
         if folder:
             figure.savefig(Path(folder) / f"{draw.__name__}.png", dpi=200)
         assert complaints(figure) == []
+
+
+UNBOUNDED = {"no interval": (-np.inf, np.inf), "no ends": (np.nan, np.nan), "an end": (0.0, np.inf)}
+WITH_INTERVALS = [changes, profiles, ruler, shifts, penalties, trajectory]
+
+
+@pytest.mark.parametrize("ends", UNBOUNDED.values(), ids=UNBOUNDED)
+@pytest.mark.parametrize("draw", WITH_INTERVALS, ids=lambda draw: draw.__name__)
+def test_a_figure_is_drawn_without_intervals(draw, ends, monkeypatch):
+    bounded = with_ends
+    planted = []
+
+    def unbounded(table, *names):
+        found = bounded(table, *names)
+        for column in found.columns.difference(table.columns):
+            found[column] = ends[column.endswith("high")]
+            planted.append(column)
+        return found
+
+    monkeypatch.setitem(globals(), "with_ends", unbounded)
+    check_figure(draw, None)
+    assert planted, "control"
+
+
+def shifts_of(value: float):
+    figures.shifts(with_ends(layer_pairs().assign(value=value), "value"), NOWHERE)
+
+
+def changes_of(value: float):
+    shares = pd.DataFrame({"component": ["norms", "MLP"], "layer": 0, "mean_effect": value})
+    figures.changes(shares, with_ends(pd.DataFrame({"layer": [0, 1], "distance": value}), "distance"), NOWHERE)
+
+
+def matrix_of(value: float):
+    figures.layer_heatmaps(matrix(*NAMES, 3, 3).assign(value=value), NOWHERE, "r2", "residual R²")
+
+
+def map_of(value: float):
+    stitching.penalty_map(pd.DataFrame(np.full((3, 3), value)), *NAMES, NOWHERE)
+
+
+def map_with_one(value: float):
+    cells = pd.DataFrame(np.full((3, 3), 0.5))
+    cells.iloc[1, 1] = value
+    stitching.penalty_map(cells, *NAMES, NOWHERE)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "draw", [shifts_of, changes_of, matrix_of, map_of, map_with_one], ids=lambda draw: draw.__name__
+)
+def test_a_figure_is_drawn_without_values(draw, value):
+    check_figure(lambda: draw(value), None)
 
 
 def test_each_fault_of_a_figure_is_reported():

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import tiny
 from conftest import composed
+from stores import made
 from thinkalike.config import TrainerConfig, compose_job
 from thinkalike.contrib.court import job
 from thinkalike.contrib.court.bench import Bench
@@ -33,7 +34,6 @@ from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.ridge import both_ways
 from thinkalike.models.load import load_model
 from thinkalike.states.mixing import BAGS, TokenMixing
-from thinkalike.store import Result
 from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
@@ -299,28 +299,26 @@ def experiment():
     return found, found.case(composed("experiment=validity/court", "scale=mini", entry="analyze"))
 
 
-def concluded(experiment, table, folder):
+def concluded(experiment, table):
     """What the experiment concludes from a table."""
-    table.to_csv(folder / "table.csv", index=False)
     found, case = experiment
-    return found.conclude(replace(case, results={"all": Result(folder)}))
+    return found.conclude(replace(case, results={"all": made(table)}))
 
 
-def test_an_experiment_claims_that_verdicts_are_right(experiment, tmp_path):
+def test_an_experiment_claims_that_verdicts_are_right(experiment):
     table = pd.DataFrame([*seen_of_kinds(), *seen_of_kinds("y")])
-    claims = {claim.claim: claim for claim in concluded(experiment, table, tmp_path).claims}
+    claims = {claim.claim: claim for claim in concluded(experiment, table).claims}
     claim = claims["verdicts are right for sources of kind bag"]
     numbers = "100% of 100% decided are right: no more than local mixing 2"
     assert (claim.verdict, claim.numbers) == ("holds", numbers)
     table.loc[(table["target"] == "y") & (table["kind"] == "bag"), "beyond_mixing_low"] = 0.01
-    (tmp_path / "wrong").mkdir()
-    wrong = {claim.claim: claim for claim in concluded(experiment, table, tmp_path / "wrong").claims}
+    wrong = {claim.claim: claim for claim in concluded(experiment, table).claims}
     assert wrong[claim.claim].verdict == "does not hold"
 
 
-def test_a_table_of_earlier_rules_has_no_verdicts(experiment, tmp_path):
+def test_a_table_of_earlier_rules_has_no_verdicts(experiment):
     earlier = pd.DataFrame(seen_of_kinds()).drop(columns="residual_r2_low")
-    assert not [claim for claim in concluded(experiment, earlier, tmp_path).claims if "verdicts" in claim.claim]
+    assert not [claim for claim in concluded(experiment, earlier).claims if "verdicts" in claim.claim]
 
 
 def test_verdicts_are_right_only_where_rules_were_followed():
@@ -370,8 +368,8 @@ def test_siblings_share_the_tokenizer_and_layers_are_not_last(name):
         assert other.fingerprint() != target.fingerprint()
 
 
-def test_the_experiment_says_who_is_fooled(experiment, tmp_path):
-    verdicts = {claim.claim: claim for claim in concluded(experiment, planted(), tmp_path).claims}
+def test_the_experiment_says_who_is_fooled(experiment):
+    verdicts = {claim.claim: claim for claim in concluded(experiment, planted()).claims}
     assert verdicts["CKA ranks everything that is the same above every decoy"].verdict == "holds"
     by = verdicts["KL ranks every other trained model above every decoy"]
     assert by.verdict == "does not hold"
@@ -379,14 +377,14 @@ def test_the_experiment_says_who_is_fooled(experiment, tmp_path):
 
 
 @pytest.mark.parametrize("names", [["rotated", "affine"], ["token code"], ["rotated", "token code"], ["40 % own"]])
-def test_a_court_that_heard_some_sources_concludes_what_it_can(names, experiment, tmp_path):
-    found = concluded(experiment, planted().query("source in @names"), tmp_path)
+def test_a_court_that_heard_some_sources_concludes_what_it_can(names, experiment):
+    found = concluded(experiment, planted().query("source in @names"))
     assert bool(found.claims) == (names == ["rotated", "token code"])
 
 
 @pytest.mark.drawn
 def test_a_court_is_drawn(experiment, tmp_path):
-    concluded(experiment, planted(), tmp_path).draw(tmp_path)
+    concluded(experiment, planted()).draw(tmp_path)
     assert {path.stem for path in tmp_path.glob("*.svg")} == {"court", "doses"}
 
 

@@ -260,11 +260,11 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     files = {"cfg.json", "sae_weights.safetensors", "seed-1", "curves.csv", "savings.csv"}
     assert files <= {path.name for path in result.folder.iterdir()}
     assert [path.name for path in result.figures] == ["explained_variance.png", "explained_variance.svg"]
-    table, curves = result.table, result.tables["curves"]
+    table, details, curves = result.table, result.details, result.tables["curves"]
     assert list(table["start"]) == ["random"] * 2 + ["least_squares"] * 2
     assert list(table["tokens"]) == [0, 1024] * 2
     for name in ("explained_variance", "penalty"):
-        assert table[name].between(table[f"{name}_low"], table[f"{name}_high"]).all()
+        assert details[name].between(details[f"{name}_low"], details[f"{name}_high"]).all()
     assert len(curves) == 2 * 2 * 2 * len(composed(*small).sae.looks)
     first = load_sae(result.folder)
     assert (first.d, first.f, first.k) == (32, 48, 4)
@@ -273,7 +273,7 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     assert all(word in done.stdout for word in ("explained", "extra loss", "least_squares", "saves"))
     costs = table["ablated_loss"] > table["clean_loss"]
     assert table.loc[~costs, "loss_recovered"].isna().all(), "where there is nothing to recover"
-    assert (table["loss_recovered_low"] <= table["loss_recovered"])[costs].all()
+    assert (details["loss_recovered_low"] <= details["loss_recovered"])[costs].all()
     assert {"explained_variance", "dead_latents"} <= {each.name for each in result.headlines}
 
 

@@ -22,8 +22,11 @@ from thinkalike.figures.style import (
     colour_of,
     colour_range,
     colours_of,
+    finite_or_nan,
     heatmap,
+    highest_of,
     in_lines,
+    leave_out,
     line,
     save,
     show_missing,
@@ -98,11 +101,11 @@ def layer_heatmaps(
         figure,
         panels,
     ):
-        for axes in panels.flat[len(pairs) :]:
-            axes.set_axis_off()
+        leave_out(panels.flat[len(pairs) :])
         for axes, cells, (source, target) in zip(panels.flat, matrices, pairs, strict=False):
             image = _draw_matrix(axes, cells, norm, source, target, inches)
-        _add_colorbar(figure, panels, image, label, is_below=across > 1)
+        used = panels.flat[: len(pairs)]
+        _add_colorbar(figure, used, image, label, is_below=across > 1)
         write_title(figure, panels[0, 0], _title(label, models), about)
         save(figure, folder, file)
 
@@ -341,7 +344,9 @@ def changes(
         index="component", columns="layer", values="mean_effect", sort=False, dropna=False
     )
     values = cells.to_numpy(float)
-    largest = min(float(np.nanmax(np.abs(values))), 1.0)
+    values = np.where(np.isfinite(values), values, np.nan)
+    lowest, highest = colour_range(values, (0.0, 1.0))
+    largest = min(max(-lowest, highest), 1.0)
     height = ROW_HEIGHT * len(cells) + 3.1
     with canvas(COLUMN, height, 2, 1) as (figure, (upper, lower)):
         norm = Normalize(-largest, largest)
@@ -355,30 +360,38 @@ def changes(
         bar = figure.colorbar(
             image,
             ax=upper,
-            extend=_beyond(values, largest),
+            extend=_beyond(lowest, highest, largest),
             label="mean effect\n[share of KL]",
             aspect=12,
         )
-        least = max(float(np.nanmin(values)), -largest)
-        most = min(float(np.nanmax(values)), largest)
+        least = max(lowest, -largest)
+        most = min(highest, largest)
         bar.ax.set_ylim(min(least, 0.0), max(most, 0.0))
 
         ends = ("distance_low", "distance_high")
         line(lower, layers, "distance", ends, "distance", colour_of(0), "o-")
         ticks(lower.xaxis, layers["layer"], MOST_BESIDE_EMBEDDING)
         lower.set(xlabel="layer", ylabel="relative distance\nof states")
-        lower.set_ylim(0, HEADROOM * layers["distance_high"].max())
+        _begin_at_zero(lower, highest_of(layers, "distance", "distance_high"))
         write_title(figure, upper, names, about)
         save(figure, folder, "diff")
 
 
-def _beyond(values: np.ndarray, largest: float) -> Literal["neither", "min", "max", "both"]:
+def _begin_at_zero(axes: Axes, highest: float | None) -> None:
+    """Let the vertical axis go from 0 to a little above the highest value, if one is known."""
+    if highest is not None:
+        axes.set_ylim(0, HEADROOM * highest)
+
+
+def _beyond(
+    lowest: float, highest: float, largest: float
+) -> Literal["neither", "min", "max", "both"]:
     """Return at which ends values lie beyond a scale of colours."""
-    if np.nanmin(values) < -largest and np.nanmax(values) > largest:
+    if lowest < -largest and highest > largest:
         return "both"
-    if np.nanmin(values) < -largest:
+    if lowest < -largest:
         return "min"
-    if np.nanmax(values) > largest:
+    if highest > largest:
         return "max"
     return "neither"
 
@@ -405,8 +418,7 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, about: str
         for row, column in np.ndindex(rows, across):
             panel_pairs.append((panels[2 * row, column], panels[2 * row + 1, column]))
         for upper, lower in panel_pairs[len(models) :]:
-            upper.set_axis_off()
-            lower.set_axis_off()
+            leave_out([upper, lower])
 
         first_upper, first_lower = panel_pairs[0]
         for number, (model, (upper, lower)) in enumerate(zip(models, panel_pairs, strict=False)):
@@ -461,9 +473,11 @@ def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
 def band(axes: Axes, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
     """Draw a column against the rows, with the band from `low` to `high`."""
     positions = range(len(rows))
-    axes.plot(positions, rows[column], label=label, markersize=3, linewidth=1.0, **style)
-    colour = style["color"]
-    axes.fill_between(positions, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
+    values = finite_or_nan(rows[column])
+    axes.plot(positions, values, label=label, markersize=3, linewidth=1.0, **style)
+    low = finite_or_nan(rows["low"])
+    high = finite_or_nan(rows["high"])
+    axes.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def ruler(
@@ -580,6 +594,6 @@ def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
         line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
         ticks(axes.xaxis, list(table["source_layer"]), 12)
         axes.set(xlabel="layer", ylabel="relative distance of states")
-        axes.set_ylim(0, HEADROOM * table["high"].max())
+        _begin_at_zero(axes, highest_of(table, "value", "high"))
         write_title(figure, axes, f"{first.source} → {first.target}", about)
         save(figure, folder, "distance")

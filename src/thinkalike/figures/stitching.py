@@ -13,6 +13,7 @@ from thinkalike.figures.style import (
     COLUMN,
     VALUE_WIDTH,
     canvas,
+    colour_range,
     heatmap,
     in_lines,
     line,
@@ -55,13 +56,14 @@ def penalty_map(
         about: How much was compared.
         name: The name of the file.
     """
-    values = cells.to_numpy()
+    values = cells.to_numpy(float)
     rows, columns = cells.shape
     inches_of_cell = (COLUMN - BESIDE_MAP) / max(rows, columns)
     height = inches_of_cell * rows + ABOVE_AND_BELOW
     with canvas(COLUMN, height) as (figure, axes):
-        lowest = max(values.min(), values.max() / COLOUR_RANGE, LEAST_PENALTY)
-        highest = max(values.max(), 2 * lowest)
+        least, most = colour_range(values, (0.0, 0.0))
+        lowest = max(least, most / COLOUR_RANGE, LEAST_PENALTY)
+        highest = max(most, 2 * lowest)
         image = heatmap(axes, cells, LogNorm(lowest, highest, clip=True), "viridis_r")
         if inches_of_cell >= VALUE_WIDTH:
             write_values(axes, np.ma.asarray(image.get_array()), image)

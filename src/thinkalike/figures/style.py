@@ -286,7 +286,7 @@ def heatmap(
     colour_map = matplotlib.colormaps[colours] if isinstance(colours, str) else colours
     values = cells.to_numpy(dtype=float)
     drawn = lower_half(values)
-    is_missing = np.isnan(np.ma.filled(drawn, 0.0))
+    is_missing = ~np.isfinite(np.ma.filled(drawn, 0.0))
     image = axes.imshow(np.ma.masked_invalid(drawn), origin="lower", norm=scale, cmap=colour_map)
     if is_missing.any():
         show_missing(axes, is_missing)
@@ -332,15 +332,15 @@ def line(
     colour: str,
     style: str,
 ) -> None:
-    """Draw a column against its rows, with error bars.
+    """Draw a column against its rows, with error bars where the intervals are finite.
 
     Args:
         ends: the columns of the lower and upper ends of the intervals.
     """
     low, high = ends
-    values = table[column]
-    below = (values - table[low]).clip(lower=0)
-    above = (table[high] - values).clip(lower=0)
+    values = finite_or_nan(table[column])
+    below = (values - finite_or_nan(table[low])).clip(lower=0)
+    above = (finite_or_nan(table[high]) - values).clip(lower=0)
     axes.errorbar(
         range(len(table)),
         values,
@@ -352,6 +352,29 @@ def line(
         markersize=3,
         elinewidth=0.8,
     )
+
+
+def leave_out(panels: Iterable[Axes]) -> None:
+    """Remove panels of a grid that nothing is drawn into, so that no user gets them."""
+    for axes in panels:
+        axes.remove()
+
+
+def finite_or_nan(values: pd.Series) -> pd.Series:
+    """Return a column with NaN in place of infinite values, which nothing is drawn for."""
+    return values.astype(float).replace([np.inf, -np.inf], np.nan)
+
+
+def highest_of(table: pd.DataFrame, *columns: str) -> float | None:
+    """Return the greatest finite value of some columns; None: there is none above 0.
+
+    Few documents have no interval: its ends are infinite, or NaN where there is no value.
+    """
+    values = table[list(columns)].to_numpy(float)
+    finite = values[np.isfinite(values)]
+    if finite.size == 0 or finite.max() <= 0:
+        return None
+    return float(finite.max())
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:

@@ -17,6 +17,7 @@ from thinkalike.figures.style import (
     canvas,
     colour_of,
     colour_range,
+    finite_or_nan,
     heatmap,
     save,
     write_title,
@@ -127,6 +128,6 @@ def _draw_curve(
     """Draw a column against the steps, with the band of its interval."""
     positions = step_position(rows["step"])
     axes.plot(positions, rows[name], style, color=colour, label=label, linewidth=1.0)
-    low = rows[f"{name}_low"]
-    high = rows[f"{name}_high"]
+    low = finite_or_nan(rows[f"{name}_low"])
+    high = finite_or_nan(rows[f"{name}_high"])
     axes.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -48,7 +48,7 @@ def plot(
     >>> metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
     >>> figure, axes = plot(metric.compute())
     >>> axes.get_xlabel()
-    'target, layer'
+    'layer of target'
     """
     if not isinstance(what, Result):
         drawn = _plot_estimate(what, ax)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from thinkalike.figures.style import PAGE, canvas, colour_of, save, write_title
+from thinkalike.figures.style import PAGE, canvas, colour_of, leave_out, save, write_title
 
 PANELS_ACROSS = 3
 JITTER = 0.25  # of the distance of two kinds
@@ -40,8 +40,7 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
         for row in panels:
             row[0].set_yticks(range(len(kinds)), from_below)
             row[0].set_ylabel("kind of source")
-        for axes in panels.flat[len(judges) :]:
-            axes.set_axis_off()
+        leave_out(panels.flat[len(judges) :])
         write_title(figure, panels[0, 0], "What each measure says of sources of known similarity")
         save(figure, folder, "court")
 
@@ -61,8 +60,7 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
             axes.set_ylabel(UNITS.get(judge, judge))
         for axes in panels[-1]:
             axes.set_xlabel("share of the target's own variance")
-        for axes in panels.flat[len(curves) :]:
-            axes.set_axis_off()
+        leave_out(panels.flat[len(curves) :])
         title = "What each measure says of a mixture of the target's states and unrelated ones"
         write_title(figure, panels[0, 0], title)
         save(figure, folder, "doses")

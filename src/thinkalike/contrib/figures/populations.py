@@ -15,6 +15,7 @@ from thinkalike.figures.style import (
     COLUMN,
     PAGE,
     canvas,
+    leave_out,
     line,
     lower_half,
     save,
@@ -49,8 +50,7 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
     handle_of_label = {}
     finite = values.replace([np.inf, -np.inf], np.nan)  # an interval may be unbounded
     with canvas(PAGE, 2.3 * down + 0.3, down, across, squeeze=False) as (figure, panels):
-        for axes in panels.flat[n_panels:]:
-            axes.set_axis_off()
+        leave_out(panels.flat[n_panels:])
         for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
             quantity = str(table["column"].iloc[0])
             lowest = np.nanmin(finite.loc[quantity])

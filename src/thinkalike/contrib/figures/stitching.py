@@ -14,6 +14,7 @@ from thinkalike.figures.style import (
     COLOURS,
     PAGE,
     canvas,
+    leave_out,
     line,
     save,
     width_of,
@@ -69,10 +70,8 @@ def draw_learning_curves(
         for row, group in zip(panels, groups, strict=True):
             of_group = {label: curve for (name, label), curve in curves.items() if name == group}
             n_layers = next(iter(of_group.values())).shape[1]
-            for layer, axes in enumerate(row):
-                if layer >= n_layers:
-                    axes.set_axis_off()
-                    continue
+            leave_out(row[n_layers:])
+            for layer, axes in enumerate(row[:n_layers]):
                 _draw_losses(axes, of_group, layer)
                 axes.set_title(f"{group}, layer {layer}")
                 axes.set_xlabel("step")

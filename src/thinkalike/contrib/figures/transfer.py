@@ -9,7 +9,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from thinkalike.figures.style import COLUMN, PAGE, canvas, colour_of, save, width_of, write_title
+from thinkalike.figures.style import (
+    COLUMN,
+    PAGE,
+    canvas,
+    colour_of,
+    finite_or_nan,
+    save,
+    width_of,
+    write_title,
+)
 
 MARKERS = "osD^vP*Xph"
 LEGENDS_ACROSS = {COLUMN: 2, PAGE: 5}
@@ -135,5 +144,7 @@ def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
 
 
 def _error_bars(value: pd.Series, low: pd.Series, high: pd.Series) -> list[pd.Series]:
-    """Return how far the interval reaches below and above the value."""
-    return [(value - low).clip(lower=0), (high - value).clip(lower=0)]
+    """Return how far the interval reaches below and above the value; NaN where it has no end."""
+    below = (value - finite_or_nan(low)).clip(lower=0)
+    above = (finite_or_nan(high) - value).clip(lower=0)
+    return [below, above]

@@ -9,7 +9,16 @@ import pandas as pd
 
 from thinkalike.instruments.mlem.fitting import GIVEN_WORD
 from thinkalike.instruments.mlem.table import SHARE
-from thinkalike.screen import Table, few, number_column, number_text, show_table, show_text, span
+from thinkalike.screen import (
+    Table,
+    few,
+    number_column,
+    number_text,
+    show_table,
+    show_text,
+    span,
+    text_column,
+)
 
 MOST_FEATURES = 5
 """The columns of features on the screen."""
@@ -22,6 +31,9 @@ FEWEST_ROWS = 2
 
 MOST_CHANGES = 3
 """At most so many features are named whose importance rises or falls over the layers."""
+
+MOST_MODELS_APART = 2
+"""At most so many models have a table each; more have one together, and one change is named."""
 
 
 class Change(NamedTuple):
@@ -59,6 +71,13 @@ class Change(NamedTuple):
         )
 
 
+class Named(NamedTuple):
+    """What the sentences about a model name, which its table shows."""
+
+    layers: list[int]
+    features: list[str]
+
+
 def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     """Print for each model what the features explain, in words and in a table of its layers.
 
@@ -68,18 +87,32 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     """
     models = scores["model"].unique()
     rows = max(MOST_ROWS // len(models), FEWEST_ROWS)
+    is_apart = len(models) <= MOST_MODELS_APART
+    most_changes = MOST_CHANGES if is_apart else 1
+    rows_of_models = []
+    features: list[str] = []
     for model in models:
         scores_of_model = scores[scores["model"] == model].reset_index(drop=True)
         profiles_of_model = profiles[profiles["model"] == model]
-        _show_model(model, profiles_of_model, scores_of_model, rows)
+        named = _show_model(model, profiles_of_model, scores_of_model, most_changes)
+        is_named = scores_of_model["layer"].isin(named.layers)
+        shown = sorted({*few(len(scores_of_model), rows), *is_named[is_named].index})
+        rows_of_model = scores_of_model.iloc[shown]
+        if is_apart:
+            _show_layers(rows_of_model, profiles_of_model, named.features)
+        rows_of_models.append(rows_of_model)
+        features += named.features
+    if not is_apart:
+        _show_layers(pd.concat(rows_of_models), profiles, features)
 
 
-def _show_model(model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_rows: int) -> None:
-    """Print the scores and profiles of one model."""
-    importances = profiles.pivot(index="layer", columns="feature", values="importance")
+def _show_model(
+    model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_changes: int
+) -> Named:
+    """Print what the features explain of one model; return what was named."""
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
-    changes = largest_changes(profiles)
+    changes = largest_changes(profiles)[:most_changes]
     conditional = _rows_given_word(profiles)
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
@@ -91,18 +124,35 @@ def _show_model(model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_r
     named_layers = [best["layer"], peak["layer"], *(row["layer"] for row in conditional)]
     for change in changes:
         named_layers += [change.first["layer"], change.second["layer"]]
-    is_named = scores["layer"].isin(named_layers)
-    shown = sorted({*few(len(scores), most_rows), *is_named[is_named].index})
-    rows = scores.iloc[shown]
-    columns = [
-        number_column("layer", rows["layer"]),
-        number_column("held-out ρ", rows["score"], ".3f"),
-    ]
-    for name in _features_shown(importances, peak, changes):
-        values = [number_text(value, ".3f") for value in importances[name].loc[rows["layer"]]]
+    named_features = [str(peak["feature"]), *(change.feature for change in changes)]
+    return Named(named_layers, named_features)
+
+
+def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -> None:
+    """Print the scores of layers of one model or several, and the importances of features there.
+
+    Args:
+        rows: The scores that are shown.
+        profiles: The importance of each feature in each layer of these models.
+        named: The features that sentences name.
+    """
+    title = "Spearman's ρ, and how much it drops when one feature is permuted"
+    models = rows["model"].unique()
+    columns = []
+    if len(models) == 1:
+        title = f"{models[0]}: {title}"
+    else:
+        columns.append(text_column("model", rows["model"]))
+    columns.append(number_column("layer", rows["layer"]))
+    keys = len(columns)
+
+    columns.append(number_column("held-out ρ", rows["score"], ".3f"))
+    importances = profiles.pivot(index=["model", "layer"], columns="feature", values="importance")
+    places = pd.MultiIndex.from_frame(rows[["model", "layer"]])
+    for name in _features_shown(importances, named):
+        values = [number_text(value, ".3f") for value in importances[name].loc[places]]
         columns.append(number_column(name, values))
-    title = f"{model}: Spearman's ρ, and how much it drops when one feature is permuted"
-    show_table(Table(title, columns))
+    show_table(Table(title, columns, keys=keys))
 
 
 def largest_changes(profiles: pd.DataFrame) -> list[Change]:
@@ -126,11 +176,8 @@ def largest_changes(profiles: pd.DataFrame) -> list[Change]:
     return changes[:MOST_CHANGES]
 
 
-def _features_shown(
-    importances: pd.DataFrame, peak: pd.Series, changes: list[Change]
-) -> list[str]:
+def _features_shown(importances: pd.DataFrame, named: list[str]) -> list[str]:
     """Return the features of the table: those that sentences name, and the most important ones."""
-    named = [str(peak["feature"]), *(change.feature for change in changes)]
     by_importance = [
         str(name) for name in importances.mean().nlargest(len(importances.columns)).index
     ]
