@@ -367,7 +367,10 @@ def changes(
         line(lower, layers, "distance", ends, "distance", colour_of(0), "o-")
         ticks(lower.xaxis, layers["layer"], MOST_BESIDE_EMBEDDING)
         lower.set(xlabel="layer", ylabel="relative distance\nof states")
-        lower.set_ylim(0, HEADROOM * layers["distance_high"].max())
+        # Few documents have no interval.
+        highest = float(layers[["distance", "distance_high"]].max().max())
+        if highest > 0:
+            lower.set_ylim(0, HEADROOM * highest)
         write_title(figure, upper, names, about)
         save(figure, folder, "diff")
 
