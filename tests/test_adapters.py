@@ -301,7 +301,7 @@ def test_the_diff_of_an_adapter_that_stays_unmerged(where, case, base, tmp_path)
     assert all("lora_" in name or "trainable_tokens" in name or "adaption_" in name for name in added), "of the adapter"
     rest = set(weights["tensor"]) - set(added)
     assert rest == ({"lm_head.weight"} if case == "bias and a head" else set()), "all others are those of the base"
-    assert "attention" in set(found.table.loc[found.table["weights"] != 0, "component"])
+    assert "attention" in set(found.table.loc[found.table["relative_weight_change"] != 0, "component"])
 
 
 def test_the_diff_of_an_adapter_that_transformers_added(base):

@@ -181,7 +181,7 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     assert max(map(len, screen[:-1])) <= 80
     said = " ".join(result.instrument.said(result).split())
     base, changed = (model["name"] for model in result.provenance["models"])
-    assert said.startswith(f"{base} → {changed}: 1 of 9 modules changed"), "the first sentence is the answer"
+    assert said.startswith(f"{base} → {changed}: 1 of 15 modules changed"), "the first sentence is the answer"
     assert "the effect is concentrated: restoring MLP 2 alone removes 100 % of the KL" in said.partition("How much?")[0]
     assert "Onset: states begin to differ at MLP 2." in said
     assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]

@@ -86,7 +86,7 @@ def origin_of_blocks(source: UnitModel, target: UnitModel) -> dict[int, float]:
 def assert_origins(source: UnitModel, target: UnitModel, expected: Mapping[int, int]) -> None:
     """Blocks have these origins with p < 1e-6, and no other pair of blocks has p < .01, corrected."""
     table = table_of_pairs(compared(source, target))
-    for row in table[table["target_part"] != "embedding"].itertuples():
+    for row in table[table["target_module"] != "embedding"].itertuples():
         if expected.get(row.target_layer) == row.source_layer:
             assert row.p_corrected < 1e-6, row
         else:

@@ -63,7 +63,7 @@ def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
         by_forks: Whether the null is the continued-training control.
     """
     kl_of_change = (
-        f"On the {numbers['compared_tokens']:,.0f} of these tokens that all of these models read, "
+        f"On the {numbers['compared_tokens']:,.0f} of these tokens that all models read, "
         f"KL is {numbers['kl_of_compared_tokens']:.4g} nats;"
     )
     beside = _beside_runs(numbers, "null")
@@ -76,9 +76,9 @@ def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
     beside_signs = _beside_runs(numbers, "signs")
     verdict = BESIDE_RANDOM[beside.comparison, beside_signs.comparison]
     return (
-        f"{verdict} {kl_of_change} matched random changes (equal norms and singular values, "
-        f"{numbers['nulls'] / 2:.0f} of each kind) make {beside.runs} in random rows and columns, "
-        f"and {beside_signs.runs} with random signs at the same entries."
+        f"{verdict} {kl_of_change} {numbers['nulls'] / 2:.0f} changes of equal singular values "
+        f"make {beside.runs} at random places, and {beside_signs.runs} with random signs at the "
+        f"same entries."
     )
 
 

@@ -178,9 +178,8 @@ def _change_in_words(numbers: Numbers) -> str:
         f"KL(base ‖ changed) is {_value_with_interval(numbers, 'kl', '.4g')} nats per token "
         f"(KL(changed ‖ base) {numbers['reverse_kl']:.4g}); the most likely next token differs at "
         f"{_value_with_interval(numbers, 'flips', '.1%')} of the tokens; the loss goes from "
-        f"{numbers['loss_base']:.3f} to {numbers['loss_changed']:.3f} nats per token, by "
-        f"{_value_with_interval(numbers, 'loss_change', '+.4f')}; {numbers['tokens']:,.0f} tokens "
-        f"of {documents}."
+        f"{numbers['loss_base']:.3f} to {numbers['loss_changed']:.3f} nats, by "
+        f"{_value_with_interval(numbers, 'loss_change', '+.4f')}; {documents}."
     )
 
 
@@ -312,8 +311,8 @@ def _tokens_in_words(tokens: pd.DataFrame | None, contexts: pd.DataFrame, by_for
         sentences.append(_more_than_elsewhere(tokens))
     most = contexts.iloc[0]
     sentences.append(
-        f"Most (KL {most['kl']:.3g} nats) after {most['context']}: the most likely next token "
-        f"goes from {most['before']} to {most['after']}."
+        f"Most (KL {most['kl']:.3g} nats) after {most['context']}: the likeliest token "
+        f"{most['before']} → {most['after']}."
     )
     return " ".join(sentences)
 
@@ -396,10 +395,7 @@ def _directions_in_words(
 def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
     """Return the verdict for each margin, and what follows changed tokens that the text lacks."""
     if "exit_status" not in numbers:
-        verdict = (
-            "Not tested, as no margin is given; measure.margin.kl=0.01 tests whether KL is below "
-            "0.01 nats."
-        )
+        verdict = "Not tested, as no margin is given, such as measure.margin.kl=0.01."
     elif not numbers["tokens"]:
         verdict = "Equivalent: the models are equal."
     else:

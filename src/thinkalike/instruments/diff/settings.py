@@ -34,8 +34,8 @@ class DiffConfig(MeasureConfig):
     # for null=continued_training: number of training steps of each copy, by AdamW at a rate that
     # moves it as far as the change
     steps: int = setting(40, least=1, most=10**7)
-    # whether to name the tokens that the change raises, and to write text by the amplified
-    # difference of the models
+    # whether to say what the changed model was taught: to name the tokens that become more likely,
+    # and to write text by the amplified difference of the models
     taught: bool = True
     # contrast between the sentences of a pair: number or question of the built-in grammar, or a
     # table of your own
