@@ -43,7 +43,7 @@ def main() -> None:
     pairs = independent_pairs()
     by_position = [pair.test for pair in pairs if pair.test.by == "position"]
     counts = range(MOST_IN_PLACE + 1)
-    observed = [sum(test.compared == count for test in by_position) for count in counts]
+    observed = [sum(test.in_place == count for test in by_position) for count in counts]
     expected = []
     for count in counts:
         probability = 0.0

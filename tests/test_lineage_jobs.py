@@ -227,7 +227,7 @@ def test_other_widths_need_shared_tokens():
         common_streams(first, second)
     same_width = unit_model("other", InMemory(block(8, 30)), {f"b{row}": row for row in range(50)}, {})
     assert common_streams(first, same_width).basis == "as stored"
-    assert compare_models(first, same_width, 1).pairs[0].test.compared == 30
+    assert compare_models(first, same_width, 1).pairs[0].test.in_place == 30
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_nearly_all_architectures_have_units(tmp_path):
         for units in model.units:
             reading = model.reading(units)
             assert reading.shape == model.writing(units).shape == (units.units, units.width), name
-            assert compare_units(reading, reading).compared > 0.9 * units.units, name
+            assert compare_units(reading, reading).in_place > 0.9 * units.units, name
     assert set(without_units) <= {"ctrl"}
 
 
