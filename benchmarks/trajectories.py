@@ -105,7 +105,7 @@ def train(folder: Path, at: int, order: int, steps: int = STEPS, every: int = EV
     facts = {"architecture": ARCHITECTURE, "seed": order}
 
     def keep(step: int) -> None:
-        save_mini(folder / f"step{step}", module, tokenizer, facts, card="")
+        save_mini(folder / f"step{step}", module, tokenizer, facts)
 
     run = TrainingRun(folder, torch.device("cpu"), TrainerConfig())
     data = StepData(early, config.tokens_per_step, config.steps, order)

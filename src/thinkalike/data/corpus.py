@@ -105,7 +105,10 @@ def read_corpus(
         path = cache_folder(data) / "tokens" / f"{name}.safetensors"
         corpus = _corpus_of(read_or_compute(path, compute))
 
-    counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in corpus.counts.items()]
+    counts = []
+    for name, count in corpus.counts.items():
+        in_words = name.replace("_", " ").replace("report", "evaluation").replace("fit", "fitting")
+        counts.append(f"{count:,} {in_words}")
     log.info("data %s: %s", data.name, ", ".join(counts))
     if document_bytes:
         warn_of_few_documents(data, corpus.counts["report_documents"])
@@ -118,8 +121,8 @@ def warn_of_few_documents(data: DataConfig, documents: int) -> None:
     """Log a warning if a report has too few documents for narrow intervals."""
     if documents < DOCUMENTS_FOR_INTERVALS:
         log.warning(
-            f"warning: data {data.name}: the report has {documents} documents, and fewer than "
-            f"{DOCUMENTS_FOR_INTERVALS} make wide intervals; read more tokens, or give more text"
+            f"warning: data {data.name}: the evaluation text has {documents} documents, and fewer "
+            f"than {DOCUMENTS_FOR_INTERVALS} make wide intervals; read more tokens, or give more text"
         )
 
 

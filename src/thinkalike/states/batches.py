@@ -629,7 +629,7 @@ class WordBatches(TextBatches):
             remedy = "give more text"
             if data.evaluation_share:
                 remedy += f", or raise data.evaluation_share={data.evaluation_share}"
-            raise DataError(f"the report has no words; {remedy}")
+            raise DataError(f"the evaluation text has no words; {remedy}")
         warn_of_few_documents(data, len(set(self.text.documents)))
         self.units = len(self.text.texts)
         self.units_per_pass = max(words_per_batch // WORDS_PER_PIECE, 1)

@@ -225,12 +225,12 @@ def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -
         if tokens_read > fit_tokens:
             remedy = "give more text"
         log.warning(
-            f"warning: {fit_tokens:,} fit tokens are fewer than {TOKENS_PER_PARAMETER} per "
+            f"warning: {fit_tokens:,} fitting tokens are fewer than {TOKENS_PER_PARAMETER} per "
             f"parameter of φ ({parameters:,}): expect overfitting; {remedy}"
         )
     if tokens_read > REPEATED * fit_tokens:
         log.warning(
-            "warning: training reads the fit tokens %.1f times over: there are no more",
+            "warning: training reads the fitting tokens %.1f times over: there are no more",
             tokens_read / fit_tokens,
         )
 
