@@ -122,7 +122,8 @@ def warn_of_few_documents(data: DataConfig, documents: int) -> None:
     if documents < DOCUMENTS_FOR_INTERVALS:
         log.warning(
             f"warning: data {data.name}: the evaluation text has {documents} documents, and fewer "
-            f"than {DOCUMENTS_FOR_INTERVALS} make wide intervals; read more tokens, or give more text"
+            f"than {DOCUMENTS_FOR_INTERVALS} make wide intervals; read more tokens, or give more "
+            "text"
         )
 
 
