@@ -166,7 +166,7 @@ def test_a_court_goes_on_source_by_source(cli, words, monkeypatch):
     monkeypatch.setattr(job, "judge_source", judge)
     words = [*words, "measure.sources=[rotated,next token]"]
     assert "the source 'next token' of a: broken off" in cli("analyze.py", *words).error
-    table = cli("analyze.py", *words).result.table
+    table = cli("analyze.py", *words).result.details
     assert judged == ["rotated", "next token", "next token"]
     assert table[["source", "kind"]].to_numpy().tolist() == [["rotated", "same"], ["next token", "leak"]]
     assert set(SEEN) <= set(table)

@@ -353,7 +353,8 @@ def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli)
     done = measured(given(recordings[:2]), f"measure.comparator={comparator}", "measure.permutations=3")
     layers = [layer.mean(0) for path in recordings[:2] for layer in read_recording(path, stimuli).layers.values()]
     vectors = distance_vectors(layers)
-    np.testing.assert_allclose(done.result.table["value"], compare(vectors, vectors, comparator).flatten(), atol=1e-12)
+    values = done.result.details["value"]
+    np.testing.assert_allclose(values, compare(vectors, vectors, comparator).flatten(), atol=1e-12)
     assert "p" in done.result.table
     assert "Most similar" in done.stdout
 

@@ -174,7 +174,7 @@ def _materials(
     token_counts = {
         "fit": fit_rows.numel(),
         "other": other_rows.numel(),
-        "report": report.tokens.numel(),
+        "evaluation": report.tokens.numel(),
     }
     for name, count in token_counts.items():
         n_wanted = getattr(measure, f"{name}_tokens")

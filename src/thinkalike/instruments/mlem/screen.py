@@ -159,11 +159,14 @@ def largest_changes(profiles: pd.DataFrame) -> list[Change]:
     """Return how the importances of features rise or fall between layers, the largest first.
 
     A change is that between the smallest and the largest importance of a feature. It is left out
-    if the intervals at both layers overlap.
+    if the intervals at both layers overlap. Layers that have names, such as regions of a brain,
+    are in no order, and nothing rises or falls between them.
 
     Args:
         profiles: The importance of each feature in each layer of one model.
     """
+    if not all(str(layer).removeprefix("-").isdigit() for layer in profiles["layer"]):
+        return []
     changes = []
     for feature, rows in profiles.groupby("feature", sort=False):
         smallest = rows.iloc[int(rows["importance"].argmin())]
