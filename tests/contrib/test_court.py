@@ -170,7 +170,7 @@ def test_a_court_goes_on_source_by_source(cli, words, monkeypatch):
     assert judged == ["rotated", "next token", "next token"]
     assert table[["source", "kind"]].to_numpy().tolist() == [["rotated", "same"], ["next token", "leak"]]
     assert set(SEEN) <= set(table)
-    whole = cli("analyze.py", *words, "force=true").result.table
+    whole = cli("analyze.py", *words, "force=true").result.details
     pd.testing.assert_frame_equal(whole, table, check_exact=True)
     assert judged[3:] == ["rotated", "next token"]
     assert table["KL"][0] < 1e-4 < table["KL"][1]
