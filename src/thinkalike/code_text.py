@@ -6,8 +6,9 @@ import dis
 import functools
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 
 
 @functools.cache
@@ -42,6 +43,26 @@ def is_installed(module: str | None) -> bool:
 def is_own_class(kind: type) -> bool:
     """Return whether a class, or a class that it inherits from, is not of an installed package."""
     return not all(is_installed(base.__module__) for base in kind.__mro__)
+
+
+def added_functions(kind: type) -> Iterator[tuple[type, FunctionType]]:
+    """Yield the functions of a class and its bases that their installed library does not have.
+
+    Each comes after the class that has it.
+    """
+    for owner in kind.__mro__:
+        is_library = is_installed(owner.__module__)
+        for name, value in list(vars(owner).items()):
+            for function in functions_in(value):
+                is_original = function.__module__ == owner.__module__ and function.__name__ == name
+                if not (is_library and (is_original or is_installed(function.__module__))):
+                    yield owner, function
+
+
+def functions_in(value: object) -> list[FunctionType]:
+    """Return the functions that an entry of a class, or an attribute, is or wraps."""
+    candidates = [value, getattr(value, "__func__", None), getattr(value, "fget", None)]
+    return [candidate for candidate in candidates if isinstance(candidate, FunctionType)]
 
 
 def is_of_library(value: object) -> bool:

@@ -15,10 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.code_text import code_text, is_installed, is_own_class
+from thinkalike.code_text import (
+    added_functions,
+    code_text,
+    functions_in,
+    is_installed,
+    is_own_class,
+)
 from thinkalike.errors import short
 
 if TYPE_CHECKING:
@@ -291,13 +297,19 @@ def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
 
 def runs_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer has a class or a function that is of no installed package."""
-    if is_own_class(type(tokenizer)):
-        return True
-    attributes = list(vars(tokenizer).values())
-    for kind in type(tokenizer).__mro__:
-        attributes += vars(kind).values()
-    functions = [value for value in attributes if isinstance(value, FunctionType | MethodType)]
-    return not all(is_installed(function.__module__) for function in functions)
+    return is_own_class(type(tokenizer)) or bool(_own_functions(tokenizer))
+
+
+def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType]:
+    """Return the functions of a tokenizer that are of no installed package, by their names."""
+    functions = {}
+    for owner, function in added_functions(type(tokenizer)):
+        functions[f"{owner.__qualname__}.{function.__name__}"] = function
+    for name, value in vars(tokenizer).items():
+        for function in functions_in(value):
+            if not is_installed(function.__module__):
+                functions[name] = function
+    return functions
 
 
 def _facts_of_own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
@@ -306,10 +318,8 @@ def _facts_of_own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     What it does are the ids of some texts.
     """
     codes = {}
-    for attributes in [vars(kind) for kind in type(tokenizer).__mro__] + [vars(tokenizer)]:
-        for name, value in attributes.items():
-            if isinstance(value, FunctionType | MethodType) and not is_installed(value.__module__):
-                codes[name] = code_text(value.__code__)
+    for name, function in _own_functions(tokenizer).items():
+        codes[name] = code_text(function.__code__)
     encoded = tokenizer(list(PROBES), add_special_tokens=False, verbose=False)
     ids = [[int(token_id) for token_id in ids_of_text] for ids_of_text in encoded["input_ids"]]
     return {"code": codes, "ids of probes": ids}

@@ -42,6 +42,9 @@ ALIGNMENT_VERSION = 2
 BEGINNINGS_VERSION = 1
 """Raised where a change ends the documents of a report elsewhere."""
 
+SPLIT_IN_WORDS = {"fit": "fitting", "report": "evaluation"}
+"""What messages call the two splits of a text; stored counts have the short names."""
+
 REPORT_TOKENS = 262144
 """How many tokens the report has if `data.evaluation_tokens` is not set."""
 
@@ -107,8 +110,8 @@ def read_corpus(
 
     counts = []
     for name, count in corpus.counts.items():
-        in_words = name.replace("_", " ").replace("report", "evaluation").replace("fit", "fitting")
-        counts.append(f"{count:,} {in_words}")
+        words = [SPLIT_IN_WORDS.get(word, word) for word in name.split("_")]
+        counts.append(f"{count:,} {' '.join(words)}")
     log.info("data %s: %s", data.name, ", ".join(counts))
     if document_bytes:
         warn_of_few_documents(data, corpus.counts["report_documents"])

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from thinkalike.code_text import (
+    added_functions,
     code_text,
     content_of,
     globals_read,
@@ -302,7 +303,7 @@ class Description:
         if is_own_class(kind):
             self.is_complete = False
         functions = []
-        for owner, function in _added_functions(kind):
+        for owner, function in added_functions(kind):
             functions.append(f"{owner.__qualname__}.{self(function)}")
         self.steps = steps_outside
         if functions:
@@ -354,20 +355,6 @@ class Description:
         return patches
 
 
-def _added_functions(kind: type) -> Iterator[tuple[type, FunctionType]]:
-    """Yield the functions of a class and its bases that their installed library does not have.
-
-    Each comes after the class that has it.
-    """
-    for owner in kind.__mro__:
-        is_library = is_installed(owner.__module__)
-        for name, value in list(vars(owner).items()):
-            for function in _functions_in(value):
-                is_original = function.__module__ == owner.__module__ and function.__name__ == name
-                if not (is_library and (is_original or is_installed(function.__module__))):
-                    yield owner, function
-
-
 def _values_of_slots(value: object) -> dict[str, object]:
     """Return the attributes of an object that its classes keep in slots."""
     values = {}
@@ -393,12 +380,6 @@ def _copied_from(value: object) -> list[object]:
         if entry is not None:
             made_of.append(list(entry) if isinstance(entry, Iterator) else entry)
     return made_of
-
-
-def _functions_in(value: object) -> list[FunctionType]:
-    """Return the functions that an entry of a class is or wraps."""
-    candidates = [value, getattr(value, "__func__", None), getattr(value, "fget", None)]
-    return [candidate for candidate in candidates if isinstance(candidate, FunctionType)]
 
 
 def _are_handles(value: object) -> bool:
