@@ -37,6 +37,9 @@ def present_column(name: str, former_columns: FormerColumns, table: str = "") ->
             quantity = name.removesuffix(ending)
             suffix = ending
 
+    # Nearly all names have no former one, and a list of results asks for a hundred thousand.
+    if quantity not in former_columns.values():
+        return name
     for present, former in former_columns.items():
         scope, _, column = present.rpartition(".")
         if former == quantity and scope in ("", table):
