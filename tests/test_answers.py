@@ -222,7 +222,8 @@ def test_modules_that_only_fit_their_own_model_have_no_share_of_the_change():
     apart = changed([-6.2, -8.4]).details
     said_of_them = effects_in_words("module", ["MLP 0", "MLP 1"], apart, apart)
     assert said_of_them == (
-        "Put back alone, one module of the base removes nothing of the KL but raises it: MLP 0 by 620 %, MLP 1 by 840 %."
+        "Put back alone, one module of the base removes nothing of the KL but raises it: MLP 0 by 620 %, MLP 1 by "
+        "840 %."
     )
     some = changed([0.4, 0.1]).details
     assert effects_in_words("module", ["MLP 0", "MLP 1"], some, some).endswith(
