@@ -22,7 +22,7 @@ from thinkalike.code_text import (
     added_functions,
     code_text,
     functions_in,
-    is_installed,
+    is_installed_function,
     is_own_class,
 )
 from thinkalike.errors import short
@@ -317,7 +317,7 @@ def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType
         functions[f"{owner.__qualname__}.{function.__name__}"] = function
     for name, value in vars(tokenizer).items():
         for function in functions_in(value):
-            if not is_installed(function.__module__):
+            if not is_installed_function(function):
                 functions[name] = function
     return functions
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from thinkalike.code_text import module_of
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.families import EMBED, Layer, after, heads_of
@@ -249,7 +250,7 @@ def may_change_states(hook: object) -> bool:
 
     Those of some libraries only move or record it.
     """
-    library = str(getattr(hook, "__module__", "")).partition(".")[0]
+    library = module_of(hook).partition(".")[0]
     return library not in ("transformers", "accelerate", "thinkalike")
 
 
