@@ -509,6 +509,25 @@ def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch)
     assert not identity_of(load_model(model, tiny.tokenizer())).is_complete
 
 
+def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused():
+    """The head makes other logits of the last states; the samples at loading lack the token."""
+    model = small_llama()
+    text = tiny.tokenizer()(TEXTS[0], add_special_tokens=False)["input_ids"]
+    forward = model.forward
+
+    def adds_to_logits_after_a_token(input_ids, **kwargs):
+        output = forward(input_ids, **kwargs)
+        output.logits = output.logits + 9.0 * (input_ids == text[0])[..., None] * torch.arange(output.logits.shape[-1])
+        return output
+
+    model.forward = adds_to_logits_after_a_token
+    in_memory = (model, tiny.tokenizer())
+    with pytest.raises(ModelError, match="not what its head makes of its last states"):
+        thinkalike.loss(in_memory, texts=TEXTS, context=32)
+    states = thinkalike.compare(in_memory, (small_llama(), tiny.tokenizer()), texts=TEXTS, context=32, **FEW)
+    assert states.table["value"].max() == pytest.approx(1.0), "its states are those of the model as it was"
+
+
 def test_a_tokenizer_with_a_method_of_its_own_is_another_one(tmp_path):
     class Capitals(type(tiny.tokenizer())):
         def __call__(self, text, *args, **kwargs):
