@@ -243,9 +243,12 @@ def read_weights(
     is_body = module.base_model is module
     if is_body:
         missing = [name for name in missing if not POOLERS.search(name)]
+    module_names = {path for path, _ in module.named_modules()}
     unexpected = set()
     for name in loading["unexpected_keys"]:
-        if not BUFFERS.search(name) and not HEADS.search(name):
+        # A tensor of a head that the model has is none of another class.
+        is_of_other_head = HEADS.search(name) and name.rpartition(".")[0] not in module_names
+        if not BUFFERS.search(name) and not is_of_other_head:
             unexpected.add(name)
     faults = {
         "missing": {name for name in missing if name.startswith(needed)},
@@ -372,9 +375,10 @@ def _checked_while_read(place: str) -> Iterator[None]:
         if load_config.hf_quantizer is None:
             kinds = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, kinds)
-        elif not is_gguf(place):  # whose quantisation the file does not state, and its tensors do
+        if not is_gguf(place):  # whose quantisation config.json does not state
             _warn_of_plain_weights(model, state_dict, place)
-        return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
+        with _one_source_of_each_weight(state_dict, place):
+            return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
     def bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
         names = missing - model.all_tied_weights_keys.keys()
@@ -387,6 +391,32 @@ def _checked_while_read(place: str) -> Iterator[None]:
         patch.object(modeling_utils, "convert_and_load_state_dict_in_model", checked),
         patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", bounded),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -> Iterator[None]:
+    """Check that tensors of several names that become one weight have equal values.
+
+    transformers gives "ln_f.weight" and "transformer.ln_f.weight" to the same module, and takes
+    one of them.
+    """
+    from transformers.core_model_loading import WeightRenaming
+
+    convert = WeightRenaming.convert
+
+    def checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
+        for sources in renaming.layer_targets.values():
+            first, *others = sorted(sources)
+            for other in others:
+                if not torch.equal(stored[first][...], stored[other][...]):
+                    raise ModelError(
+                        f"{place}: {first} and {other} are one weight of the model, and differ; "
+                        "remove one of them"
+                    )
+        return convert(renaming, *arguments, **options)
+
+    with patch.object(WeightRenaming, "convert", checked):
         yield
 
 
