@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from stores import finish, layer_pairs, profile
 from thinkalike import cli
 from thinkalike.columns import Columns
 from thinkalike.config import MEASURES
+from thinkalike.files import ForeignFileError
 from thinkalike.instruments import instrument
 from thinkalike.report import grids
 from thinkalike.report.grids import MOST_GRIDS
@@ -352,6 +354,14 @@ def test_a_cell_is_one_value_in_python_and_on_a_page(cells, kind, values):
     read = table.frame()["a"]
     assert [None if value != value else value for value in read.tolist()] == values
     assert pd.api.types.is_numeric_dtype(read) == (kind in ("number", "float") or values == [True, False])
+
+
+@pytest.mark.parametrize("number", ["1e308", "-1.5e300", "1e400"])
+def test_numbers_whose_differences_are_infinite_are_refused(number):
+    """The axis of a figure ended in a traceback of matplotlib."""
+    with pytest.raises(ForeignFileError, match=f"the number {number}"):
+        Columns.parsed(f"a\n0.5\n{number}\n")
+    assert Columns.parsed("a\n0.5\n-inf\n1e299\n").values["a"] == [0.5, -math.inf, 1e299]
 
 
 @pytest.mark.timeout(60)

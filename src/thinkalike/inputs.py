@@ -192,6 +192,7 @@ def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
     ]
     if has_own_code:
         facts.append(call)
+        model.proves_next_rows = True
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_DIGITS]
     sites: dict[str, object] = {}
     if model.sites:

@@ -972,14 +972,27 @@ def check_given_once(overrides: Iterable[str]) -> None:
         for override in _parsed(word):
             if override.is_delete() or OF_HYDRA.match(override.key_or_group):
                 continue
-            key = (override.key_or_group, override.package or "")
-            value = override.value()
-            first, first_value = first_of_key.setdefault(key, (word, value))
-            if first_value != value:
-                raise ConfigError(
-                    f"{short(first)} and {short(word)} give one setting twice; "
-                    "leave one of them out"
-                )
+            for setting, value in _settings_of(override).items():
+                key = (setting, override.package or "")
+                first, first_value = first_of_key.setdefault(key, (word, value))
+                if first_value != value:
+                    raise ConfigError(
+                        f"{short(first)} and {short(word)} give one setting twice; "
+                        "leave one of them out"
+                    )
+
+
+def _settings_of(override: Override) -> dict[str, object]:
+    """Return the values that an override gives, by their keys.
+
+    `stitch={lr: 0.5}` gives stitch.lr as well as stitch.
+    """
+    value = override.value()
+    settings: dict[str, object] = {override.key_or_group: value}
+    if isinstance(value, Mapping):
+        for name, inner_value in flat(value).items():
+            settings[f"{override.key_or_group}.{name}"] = inner_value
+    return settings
 
 
 def _parsed(override: str) -> list[Override]:
@@ -1237,9 +1250,12 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
     """Return the keys of overrides; those of the second model begin with `target`."""
     keys = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key = override.package or override.key_or_group
-        if not OF_HYDRA.match(key):
-            keys.append(key)
+        for setting in _settings_of(override):
+            key = setting
+            if override.package:
+                key = override.package + setting.removeprefix(override.key_or_group)
+            if not OF_HYDRA.match(key):
+                keys.append(key)
     return keys
 
 

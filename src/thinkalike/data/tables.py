@@ -218,10 +218,25 @@ def read_frame(path: Path) -> pd.DataFrame:
     readers: dict[str, Any] = {
         ".csv": _read_separated,
         ".tsv": _read_separated,
-        ".parquet": pd.read_parquet,
+        ".parquet": _read_parquet,
     }
     frame: pd.DataFrame = read_by_ending(path, readers)
     return checked_frame(frame, path)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """Return the table of a .parquet file.
+
+    Whole numbers stay whole where cells are missing. As floats, which pandas makes of them, two
+    long numbers may become one.
+    """
+    options = {"integer_object_nulls": True}
+    frame = pd.read_parquet(path, engine="pyarrow", to_pandas_kwargs=options)
+    for name, column in frame.items():
+        is_object = column.dtype == object
+        if is_object and pd.api.types.infer_dtype(column, skipna=True) == "integer":
+            frame[name] = column.astype("Int64")
+    return frame
 
 
 def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:

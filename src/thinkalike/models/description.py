@@ -26,6 +26,7 @@ from thinkalike.code_text import (
     content_of,
     globals_read,
     is_installed,
+    is_installed_function,
     is_of_library,
     is_own_class,
     names_in_library,
@@ -318,7 +319,7 @@ class Description:
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
-        if is_installed(function.__module__):
+        if is_installed_function(function):
             if not is_defined_inside:
                 return name
         else:
@@ -344,15 +345,31 @@ class Description:
         libraries = set()
         for kind in list(self.classes):
             libraries |= {owner.__module__ for owner in kind.__mro__}
+        libraries = set(filter(is_installed, libraries))
+        libraries |= _libraries_read(libraries)
         patches: dict[Trait, str] = {}
-        for library in sorted(filter(is_installed, libraries)):
+        for library in sorted(libraries):
             names = names_in_library(library)
             for name, value in vars(sys.modules[library]).items():
-                if not isinstance(value, FunctionType) or name not in names:
+                # isinstance asks deprecated values of torch for their class, which warn.
+                if type(value) is not FunctionType or name not in names:
                     continue
-                if not is_installed(value.__module__):
+                if not is_installed_function(value):
                     patches[library, name] = self(value, f"{library} {name}")
+        for _, function in added_functions(Tensor):
+            name = function.__qualname__
+            patches["torch.Tensor", name] = self(function, f"torch.Tensor {name}")
         return patches
+
+
+def _libraries_read(libraries: Collection[str]) -> set[str]:
+    """Return the libraries that libraries have among their globals: F is torch.nn.functional."""
+    read = set()
+    for library in libraries:
+        for value in list(vars(sys.modules[library]).values()):
+            if isinstance(value, ModuleType) and is_installed(value.__name__):
+                read.add(value.__name__)
+    return read & sys.modules.keys()
 
 
 def _values_of_slots(value: object) -> dict[str, object]:

@@ -51,7 +51,7 @@ from thinkalike.models.module_facts import (
     persistent_buffers,
     tensors_of,
 )
-from thinkalike.models.proof import prove
+from thinkalike.models.proof import output_error_of, prove
 from thinkalike.models.survey import survey
 
 if TYPE_CHECKING:
@@ -126,6 +126,10 @@ class FrozenModel:
 
     corpus: str | None = None
     sites: StateSites | None = None
+    # Whether its output for the next rows is proved too, as it runs code of its user.
+    proves_next_rows = False
+    # Why its output is not what its head makes of states; states are right all the same.
+    output_error: ModelError | None = None
 
     def __init__(
         self,
@@ -237,6 +241,10 @@ class FrozenModel:
         self.check_layers(layers)
         states: dict[Layer, Tensor] = {}
         deepest = max(after(layer) for layer in layers)
+        is_text = tokens.shape[1] > 1
+        if self.proves_next_rows and is_text and deepest == self.n_layers:
+            self.proves_next_rows = False
+            self.output_error = output_error_of(self, tokens, mask, types)
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(alone(self.module))
             for layer in set(layers):
@@ -324,7 +332,13 @@ class FrozenModel:
     def output(
         self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
-        """Return the model's output for the last block's residual: see `predicts`."""
+        """Return the model's output for the last block's residual: see `predicts`.
+
+        Raises:
+            ModelError: Code of the user outside of the blocks makes another output of a text.
+        """
+        if self.output_error is not None:
+            raise self.output_error
         return self._continued(residual, self.n_layers, mask)
 
     def full(

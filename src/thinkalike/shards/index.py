@@ -36,9 +36,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeGuard, get_args
 
-from thinkalike.digests import read_json, remembered_digest
+from thinkalike.digests import json_object, remembered_digest
 from thinkalike.errors import DataError, one_line, short
-from thinkalike.files import is_there
+from thinkalike.files import is_there, read_bytes
 
 INDEX = "states.json"
 FORMAT = 1
@@ -139,7 +139,7 @@ def read_index(folder: str | Path) -> Index:
             "thinkalike.index_states"
         )
     try:
-        content = read_json(path, LARGEST_INDEX, unique=True)
+        content = json_object(read_bytes(path, LARGEST_INDEX), path.name, unique=True)
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is no index of states ({one_line(error)}); {REWRITE}") from error
     return _Reader(path, content).index()
