@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
-from thinkalike.config.in_memory import Table, TableInMemory
+from thinkalike.config.in_memory import TableInMemory, TableWithDigest
 from thinkalike.config.values import as_settings
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_by_ending, whole_characters
@@ -88,7 +88,7 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, content: str, table: Table | None) -> Stimuli:
+def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stimuli:
     """Return the stimuli of a configuration.
 
     Args:

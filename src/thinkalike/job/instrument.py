@@ -282,7 +282,7 @@ class Instrument(ABC, Generic[Config]):
         """Draw a figure of a result once more, see `thinkalike.plot`."""
         from thinkalike import figures  # imports matplotlib
 
-        with figures.shown(ax) as drawn, reporting_damage(result):
+        with figures.shown_figures(ax) as drawn, reporting_damage(result):
             self.draw(result, Path("figures"))  # where nothing is written
         if not drawn:
             raise ResultError(

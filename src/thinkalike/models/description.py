@@ -171,12 +171,12 @@ class Description:
         if isinstance(value, enum.Enum):
             return f"{type(value).__name__}.{value.name}"
         if isinstance(value, PLAIN):
-            return _brief(repr(value))
+            return _shortened(repr(value))
         if id(value) in self.described or len(self.described) >= DEEPEST:
             return type(value).__name__
         self.described.append(id(value))
         try:
-            return _brief(self._text_of_contents(value))
+            return _shortened(self._text_of_contents(value))
         finally:
             self.described.pop()
 
@@ -308,7 +308,7 @@ class Description:
             functions.append(f"{owner.__qualname__}.{self(function)}")
         self.steps = steps_outside
         if functions:
-            self.classes[kind] = f"{name} ({_digest(' '.join(sorted(functions)))})"
+            self.classes[kind] = f"{name} ({_text_digest(' '.join(sorted(functions)))})"
         return self.classes[kind]
 
     def function_text(self, function: FunctionType) -> str:
@@ -333,7 +333,7 @@ class Description:
             if not is_of_library(value):
                 own_globals[name_of_global] = value
         texts = [code_text(function.__code__), self(defaults), self(closure), self(own_globals)]
-        return f"{name} ({_digest(' '.join(texts))})"
+        return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
         """Return the functions that replace some of the libraries that define the modules.
@@ -428,12 +428,12 @@ def bytes_of(values: Tensor | np.ndarray) -> bytes:
     return cast(bytes, octets.numpy().tobytes())
 
 
-def _brief(text: str) -> str:
+def _shortened(text: str) -> str:
     """Return a text, or its beginning and its digest if it is long."""
     if len(text) <= LONGEST:
         return text
-    return f"{text[: LONGEST // 3]}... ({_digest(text)})"
+    return f"{text[: LONGEST // 3]}... ({_text_digest(text)})"
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]

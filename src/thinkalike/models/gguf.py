@@ -146,7 +146,7 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
         _content: What its content is known by, so that a changed file is read again.
     """
     try:
-        return _reading(path)
+        return _read_checked(path)
     except ThinkalikeError:
         raise
     except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
@@ -155,7 +155,7 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
         ) from error
 
 
-def _reading(path: Path) -> _Reading:
+def _read_checked(path: Path) -> _Reading:
     """Read a GGUF file, and refuse what transformers would read wrongly."""
     from transformers import AutoConfig
 
@@ -167,7 +167,7 @@ def _reading(path: Path) -> _Reading:
     check_counts(fields, path, lambda: len(header.types))
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     _check_is_model(fields, path)
-    _check_token_ids(header, path)
+    _check_special_tokens(header, path)
     file_count = cast(int, fields.get("split.count", 1))
     if file_count > 1:
         raise ModelError(
@@ -222,7 +222,7 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
         )
 
 
-def _check_token_ids(header: Header, path: Path) -> None:
+def _check_special_tokens(header: Header, path: Path) -> None:
     """Raise a ModelError if a special token has an id beyond the tokens of a GGUF file."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
