@@ -24,8 +24,8 @@ class CentredRows(NamedTuple):
         name: What an error calls the layer.
         rows: (x - shift) / scale for each row x.
         scale: The root of the mean squared distance of rows from their mean.
-        leverage: See `leverage`.
-        flaw: 0, `NOT_FINITE` or `ALIKE`, see `refuse_flaws`.
+        leverage: The share of the row farthest from the mean in the squared distances of all rows.
+        flaw: 0, or why the layer cannot be compared: `NOT_FINITE` or `ALIKE`.
     """
 
     name: str
@@ -66,7 +66,7 @@ def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRo
 
 
 def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Return one layer as `centre_all` does."""
+    """Return the rows of one layer shifted and scaled, as `centre_all` does for several."""
     return centre_all(features[None], [name])[0]
 
 
@@ -120,7 +120,13 @@ def centre_groups(
 ) -> CentredRows:
     """Return the rows of groups, shifted about the typical point of each group, with one scale.
 
-    See `centre_all`. The rows are in the order of the groups.
+    The shift keeps digits, as in `centre_all`. The rows are in the order of the groups, and rows
+    of no group are left out. It has no gradient.
+
+    Args:
+        groups: The groups of rows.
+        features: The rows of one layer.
+        name: What errors call the layer.
     """
     rows = features[groups.order]
     size = size_of(rows)
@@ -152,7 +158,13 @@ def centre_groups(
 def flaw_of(
     spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype
 ) -> Int[Tensor, "*l"]:
-    """Return what is wrong with rows: 0, `NOT_FINITE` or `ALIKE`; see `all_alike`."""
+    """Return what is wrong with the rows of each layer: 0, `NOT_FINITE` or `ALIKE`.
+
+    Args:
+        spread: The mean squared distance of rows from their mean.
+        offset: The squared norm of that mean, beside which a small spread is only rounding.
+        dtype: The dtype of the rows.
+    """
     alike = ALIKE * all_alike(spread, offset, dtype)
     return torch.where(spread.isfinite(), alike, NOT_FINITE)
 
