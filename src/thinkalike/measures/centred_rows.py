@@ -71,7 +71,7 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
 
 
 def centre_all(
-    features: Float[Tensor, "l n d"], names: Sequence[str], is_own: bool = False
+    features: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool = False
 ) -> list[CentredRows]:
     """Return the rows of layers, shifted and scaled.
 
@@ -85,13 +85,16 @@ def centre_all(
     Args:
         features: The layers.
         names: What errors call them.
-        is_own: Whether the features may be changed in place: new memory costs several times as
+        in_place: Whether the features may be changed in place: new memory costs several times as
             much as a pass over it.
     """
     with torch.no_grad():
         size = size_of(features, (1, 2))
     unit = size[:, None, None]
-    rows = features.div_(unit) if is_own else features / unit
+    if in_place:
+        rows = features.div_(unit)
+    else:
+        rows = features / unit
     with torch.no_grad():  # constants for a gradient
         mean = rows.mean(1, keepdim=True)
         rows.sub_(mean)
