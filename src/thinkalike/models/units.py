@@ -2,8 +2,9 @@
 
 A unit is a neuron of an MLP, of one expert of a mixture, or a channel of a Mamba mixer. It reads
 the residual stream by one vector and writes to it by another one. Weights of an ordinary folder
-are read from its files when they are asked for, so that two blocks at a time are in memory.
-Adapters, GGUF files, quantised models and models in memory are loaded as for any other job.
+are read from its files when they are asked for, so that two blocks at a time are in memory; those
+of GPTQ, AWQ and bitsandbytes are decoded. Adapters, GGUF files, models of other quantisations and
+models in memory are loaded as for any other job.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -36,8 +37,14 @@ from thinkalike.models.load import load_model
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer
 from thinkalike.models.module_facts import config_of_text_model, embedding_of, tensors_of
+from thinkalike.models.packed_weights import DecodedWeights, packed_settings
 from thinkalike.models.parts import is_wrapper
-from thinkalike.models.stored_weights import check_dtypes, check_one_set, tensors_in_file
+from thinkalike.models.stored_weights import (
+    Weights,
+    check_dtypes,
+    check_one_set,
+    tensors_in_file,
+)
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 # The name of a weight in a block: the stack of blocks, the number of the block, and the rest.
@@ -100,19 +107,6 @@ EMBEDDING = re.compile(
 
 # How a SentencePiece vocabulary and one of bytes write the space before a word.
 SPACES = ("\u2581", "\u0120")
-
-
-@runtime_checkable
-class Weights(Protocol):
-    """The weights of a model by name."""
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """Return a weight as it is stored."""
-        ...
 
 
 class Units(NamedTuple):
@@ -229,7 +223,9 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
     with explaining_loading_errors(config), reached(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
-        if family.reader == "legacy" or stated_quantization(config_json):
+        packed = packed_settings(config_json)
+        is_quantised = bool(stated_quantization(config_json))
+        if family.reader == "legacy" or (is_quantised and packed is None):
             return None
         folder = Path(place)
         check_one_set(folder)
@@ -241,8 +237,11 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
             "revision": revision,
             "weights": checkpoint_fingerprint(config),
         }
+        weights: Weights = StoredWeights(folder)
+        if packed is not None:
+            weights = DecodedWeights(weights, packed)
         heads = exchangeable_heads(SimpleNamespace(**text_section(config_json)))
-        return unit_model(name, StoredWeights(folder), tokenizer.get_vocab(), facts, heads)
+        return unit_model(name, weights, tokenizer.get_vocab(), facts, heads)
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
