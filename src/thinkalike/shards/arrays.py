@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
 from thinkalike.processes import counted
 from thinkalike.shards.index import (
@@ -428,6 +429,10 @@ class StoredRows:
                 f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
             )
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
+        if not ids.numel():
+            raise DataError(
+                f"{self._name(shard)}: {TOKEN_IDS} is empty; leave out rows without tokens"
+            )
         for token_id in (int(ids.min()), int(ids.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
@@ -531,7 +536,7 @@ def _described_row(line: bytes, place: str) -> _Described:
     if len(line) > LARGEST_LINE:
         raise DataError(f"{place} has more than {LARGEST_LINE:,} bytes: divide the row")
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=with_unique_names)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON object ({one_line(error)})") from error
     if not isinstance(record, dict):

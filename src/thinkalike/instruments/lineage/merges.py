@@ -110,7 +110,8 @@ def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
         blocks = of_target.groupby(["target_layer", "target_module"], sort=False)
         parents_of_block = blocks["source"].agg(tuple)
         runs: list[tuple[tuple[str, ...], list[int]]] = []
-        for (layer, _), parents in parents_of_block.items():
+        layers = parents_of_block.index.get_level_values("target_layer")
+        for layer, parents in zip(layers, parents_of_block, strict=True):
             if runs and runs[-1][0] == parents:
                 runs[-1][1].append(int(layer))
             else:
