@@ -390,7 +390,18 @@ class StoredRows:
         arrays = _opened([path], self.index)
         if not {TOKEN_IDS, "embedding"} <= arrays.keys():
             raise DataError(f"{path} must have the arrays {TOKEN_IDS} and embedding; {REWRITE}")
-        return arrays[TOKEN_IDS].whole().long(), arrays["embedding"].whole()
+        ids = arrays[TOKEN_IDS].whole()
+        embedding = arrays["embedding"].whole()
+        fits = embedding.dim() == 2 and ids.shape == embedding.shape[:1] and len(ids) > 0
+        if not fits or embedding.shape[1] not in self.index.hooks.values():
+            raise DataError(
+                f"{path}: {TOKEN_IDS} and embedding have the shapes {tuple(ids.shape)} and "
+                f"{tuple(embedding.shape)}, not (tokens,) and (tokens, width); {REWRITE}"
+            )
+        self._check_ids(ids, str(path))
+        if not embedding.is_floating_point() or not embedding.isfinite().all():
+            raise DataError(f"{path}: embedding must hold finite floating numbers; {REWRITE}")
+        return ids.long(), embedding
 
     # ---- what lies where
 
@@ -424,22 +435,21 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
+        self._check_ids(ids, self._name(shard))
+        return ids.to(torch.int64)
+
+    def _check_ids(self, ids: Tensor, place: str) -> None:
+        """Raise a DataError unless tensors are ids of tokens; `place` is what errors name."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
-            )
+            raise DataError(f"{place}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers")
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
         if not ids.numel():
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} is empty; leave out rows without tokens"
-            )
+            raise DataError(f"{place}: {TOKEN_IDS} is empty; leave out rows without tokens")
         for token_id in (int(ids.min()), int(ids.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
-                    f"{self._name(shard)}: {TOKEN_IDS} has {token_id}, "
-                    f"which is no id from 0 to {last_id}"
+                    f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
                 )
-        return ids.to(torch.int64)
 
     def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
         """Check that a shard has what the index says: the arrays, their shapes and dtypes."""
