@@ -74,8 +74,8 @@ def test_what_a_command_line_chose_stays(slow):
     assert trained.stitch.kind == "affine"
 
 
-def rungs_of_stitches(chosen, *words):
-    """What each rung of a smaller and smaller stitching job sets."""
+def reductions_of_stitches(chosen, *words):
+    """What each reduction of a smaller and smaller stitching job sets."""
     (job,) = asked_for(composed("train", *words, *PAIR))
     kind = instrument_of(job)
     return list(kind.smaller(job, kind.shapes_of(job), chosen))
@@ -83,11 +83,11 @@ def rungs_of_stitches(chosen, *words):
 
 @pytest.mark.parametrize("chosen", [(), ("stitch.both", "stitch.controls")])
 def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
-    rungs = rungs_of_stitches(chosen)
-    with_less_text = [rung for rung in rungs if "data.evaluation_tokens" in rung]
+    reductions = reductions_of_stitches(chosen)
+    with_less_text = [reduction for reduction in reductions if "data.evaluation_tokens" in reduction]
     assert len(with_less_text) > 5
-    assert all(rung["stitch.kind"] == "least_squares" for rung in with_less_text)
-    assert not any("stitch.steps" in rung for rung in rungs)
+    assert all(reduction["stitch.kind"] == "least_squares" for reduction in with_less_text)
+    assert not any("stitch.steps" in reduction for reduction in reductions)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
 )
 def test_a_training_that_is_named_keeps_steps_enough_for_a_bound(words, fewest):
     chosen = [word.partition("=")[0] for word in words]
-    rungs = rungs_of_stitches(chosen, *words)
-    shorter = [rung for rung in rungs if "stitch.steps" in rung]
-    steps = [rung["stitch.steps"] for rung in shorter]
+    reductions = reductions_of_stitches(chosen, *words)
+    shorter = [reduction for reduction in reductions if "stitch.steps" in reduction]
+    steps = [reduction["stitch.steps"] for reduction in shorter]
     assert min(steps) == fewest < max(steps)
-    assert not any("stitch.kind" in rung for rung in rungs)
-    read = [rung["stitch.steps"] * rung["stitch.tokens_per_step"] for rung in shorter]
+    assert not any("stitch.kind" in reduction for reduction in reductions)
+    read = [reduction["stitch.steps"] * reduction["stitch.tokens_per_step"] for reduction in shorter]
     assert read == sorted(read, reverse=True)
     assert read[-1] < read[0], "control: there is less work"
 

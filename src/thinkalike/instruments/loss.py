@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import FIT_TEXT, left_in_key
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result

@@ -24,7 +24,7 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
 from thinkalike.states.batches import StateBatches, array_batches

@@ -34,7 +34,7 @@ from thinkalike.instruments.ruler.words import (
     tokens_of_words,
 )
 from thinkalike.job import Outcome, Work
-from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes
@@ -113,7 +113,7 @@ class LayerR2(
         """
         words = config.measure_as(R2Config).words
         fewest = min(fewest_words(shape.width for shape in shapes.values()), words)
-        for layers, share in LADDER:
+        for layers, share in REDUCTIONS:
             settings = fewer_layers(layers, shapes)
             if share > 1:
                 settings["measure.words"] = max(words // share, fewest)

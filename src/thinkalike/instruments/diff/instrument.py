@@ -35,7 +35,7 @@ from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_o
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel

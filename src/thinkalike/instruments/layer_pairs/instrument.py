@@ -18,7 +18,7 @@ from thinkalike.instruments.layer_pairs.measure import PairMeasure, Settings
 from thinkalike.instruments.layer_pairs.one_pass import run_together
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job import Outcome, Work
-from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.states.batches import ModelRuns
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource
@@ -75,7 +75,7 @@ class LayerPairs(PairMeasure[Settings]):
     ) -> Iterator[dict[str, object]]:
         """Yield fewer layers of equal relative depth, and then fewer batches."""
         batches = self.measure_settings(config).batches
-        for layers, share in LADDER:
+        for layers, share in REDUCTIONS:
             settings = forecast.fewer_layers(layers, shapes)
             if share > 1:
                 settings["measure.batches"] = max(batches // share, 1)

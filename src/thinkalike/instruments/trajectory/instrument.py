@@ -27,7 +27,7 @@ from thinkalike.instruments.trajectory.screen import show_onsets, show_settling,
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import outcome_of_trajectory
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import number_of_documents
