@@ -56,10 +56,10 @@ def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
 )
 def test_a_smaller_budget_is_less_work(slow, script, words):
     config = composed(script, *words, *PAIR)
-    jobs = [budget.smaller(config, [], time) for time in ("60s", "20min", "24h")]
+    jobs = [budget.largest_job_within(config, [], time) for time in ("60s", "20min", "24h")]
     assert jobs[0].seconds < jobs[1].seconds <= jobs[2].seconds
     assert jobs[1].seconds <= 0.75 * 1200, "a quarter is left to other programs"
-    assert budget.smaller(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
+    assert budget.largest_job_within(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
     assert all(job.config.ruler == "bits" for job in jobs) or words == ["measure=ruler"]
     assert script == "analyze" or jobs[0].config.data.aligned, "documents give their beginnings"
 
@@ -67,10 +67,10 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
 def test_what_a_command_line_chose_stays(slow):
     words = ["measure=cka", "layers=[[0,0]]"]
     config = composed("analyze", *words, *PAIR)
-    job = budget.smaller(config, ["measure", "layers"], "60s").config
+    job = budget.largest_job_within(config, ["measure", "layers"], "60s").config
     assert job.layers == [[0, 0]]
     assert job.measure.batches < 64, "control"
-    trained = budget.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s").config
+    trained = budget.largest_job_within(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s").config
     assert trained.stitch.kind == "affine"
 
 
@@ -78,7 +78,7 @@ def reductions_of_stitches(chosen, *words):
     """What each reduction of a smaller and smaller stitching job sets."""
     (job,) = asked_for(composed("train", *words, *PAIR))
     kind = instrument_of(job)
-    return list(kind.smaller(job, kind.shapes_of(job), chosen))
+    return list(kind.reductions(job, kind.shapes_of(job), chosen))
 
 
 @pytest.mark.parametrize("chosen", [(), ("stitch.both", "stitch.controls")])
@@ -108,7 +108,7 @@ def test_a_training_that_is_named_keeps_steps_enough_for_a_bound(words, fewest):
 
 def test_steps_that_a_command_line_sets_stay(slow):
     config = composed("train", "stitch.steps=8", *PAIR)
-    job = budget.smaller(config, ["stitch.steps"], "60s").config
+    job = budget.largest_job_within(config, ["stitch.steps"], "60s").config
     assert (job.stitch.steps, job.stitch.kind) == (8, "linear")
 
 
@@ -116,7 +116,7 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
     config = composed("train", *PAIR)
     assert budget.offered(config, [], 599.0) == ""
     time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
-    job = budget.smaller(config, [], time)
+    job = budget.largest_job_within(config, [], time)
     assert job.words == words
     assert job.seconds <= budget.seconds_of_budget(time)
 
@@ -136,7 +136,7 @@ def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
 )
 def test_each_instrument_of_text_or_stimuli_reads_less_in_less_time(slow, words, part, setting):
     config = composed("analyze", *words)
-    none_chosen = [budget.smaller(config, [], time) for time in ("1s", "20h")]
+    none_chosen = [budget.largest_job_within(config, [], time) for time in ("1s", "20h")]
     least, all_of_it = (getattr(getattr(job.config, part), setting) for job in none_chosen)
     assert none_chosen[0].seconds < none_chosen[1].seconds
     assert all_of_it in (getattr(getattr(config, part), setting), 2**18)

@@ -85,7 +85,7 @@ def test_what_shares_nothing_is_never_far_below_zero():
 
 
 @pytest.mark.parametrize(
-    ("calibration points", "readings"),
+    ("points", "readings"),
     [
         ([0.0, 0.25, 0.5, 0.75], {0.0: 2, 0.25: 3, 0.125: 2.5, 0.5: 4, 0.625: 5, 0.75: 6, 0.9: 6}),
         ([0.3, 0.2, 0.5, 0.5], {0.25: 2, 0.4: 3.5}),  # those that fall are made to rise
@@ -182,7 +182,7 @@ def test_further_calibration_points_stand_beside_bits(read, copies, capsys):
     assert result.key != plain.key
 
 
-@pytest.mark.parametrize("calibration points", [[], ["bits"], ["bits", "bits"]])
+@pytest.mark.parametrize("points", [[], ["bits"], ["bits", "bits"]])
 def test_spellings_of_the_same_calibration_points_are_one_job(points):
     assert RulerConfig(calibration_points=points) == RulerConfig()
     assert RulerConfig(calibration_points=[*points, "layers", "layers"]).calibration_points == ["bits", "layers"]

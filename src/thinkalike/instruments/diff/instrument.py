@@ -108,7 +108,7 @@ class DiffInstrument(
             inputs["other"] = checkpoint_fingerprint(_other_model(measure.other))
         return {**inputs, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models, and those of parts and nulls.
 
         These are counted as if each pass began at the first block.
@@ -136,7 +136,7 @@ class DiffInstrument(
             passes.append(base.passes("amplified text", float(tokens_of_amplified_text()), row))
         return passes
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens, of all text and of what modules are exchanged on."""

@@ -147,7 +147,7 @@ class RulerInstrument(
             inputs[f"rung {model.called}"] = checkpoint_fingerprint(model)
         return inputs
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their copies."""
         models_and_copies = 2 + len(BITS_OF_COPIES)
         tokens = tokens_of_words(config.measure_as(RulerConfig).words) * models_and_copies
@@ -158,7 +158,7 @@ class RulerInstrument(
             )
         return passes
 
-    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the time of the maps between the models, and between each and its copies."""
         layer_pairs = DEPTHS
         if config.layers not in ("same", "all"):
@@ -168,7 +168,7 @@ class RulerInstrument(
         copies = 2 * len(BITS_OF_COPIES)
         return layer_pairs * ((2 + copies) * of_layer + (1 + copies) * of_pair)
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer words."""

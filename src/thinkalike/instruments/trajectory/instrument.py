@@ -72,7 +72,7 @@ class TrajectoryInstrument(
             return [training(config)]
         return []
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         measure = config.measure_as(TrajectoryConfig)
         checkpoints = 1
         if not measure.train:
@@ -81,7 +81,7 @@ class TrajectoryInstrument(
         tokens = float(measure.tokens)
         return [shapes["model"].passes("checkpoints", tokens, row, checkpoints)]
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens of each checkpoint."""
