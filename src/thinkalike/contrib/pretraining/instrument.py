@@ -70,7 +70,7 @@ class MiniPretraining(
             sizes = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
         return {"model": shape_from(model, sizes)}
 
-    def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         shape = shapes["model"]
         row = config.data.context or shape.context
         evaluation_tokens = float(config.data.evaluation_tokens or 0)

@@ -36,7 +36,7 @@ from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_o
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
@@ -109,7 +109,7 @@ class DiffInstrument(
             inputs["other"] = checkpoint_fingerprint(_other_model(measure.other))
         return {**inputs, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models, and those of parts and nulls.
 
         These are counted as if each pass began at the first block.
@@ -137,7 +137,7 @@ class DiffInstrument(
             passes.append(base.passes("amplified text", float(tokens_of_amplified_text()), row))
         return passes
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens, of all text and of what modules are exchanged on."""
