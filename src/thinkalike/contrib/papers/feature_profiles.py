@@ -35,7 +35,12 @@ TURN = 0.4  # of Mamba's depth, where word position becomes important: layer 10 
 
 @dataclass(frozen=True)
 class Profiles:
-    """The feature profiles of one model, from the result of its job."""
+    """The feature profiles of one model, from the result of its job.
+
+    Attributes:
+        name: What claims call the model.
+        result: The result.
+    """
 
     name: str
     result: Result
@@ -47,6 +52,7 @@ class Profiles:
 
     @property
     def features(self) -> list[str]:
+        """The names of the f features, in order."""
         return list(dict.fromkeys(self.result.details["feature"]))
 
     @property
@@ -56,6 +62,7 @@ class Profiles:
 
     @property
     def n_layers(self) -> int:
+        """How many layers have a profile."""
         return self.importances.shape[1]
 
     @property
@@ -113,6 +120,7 @@ def profile_jobs(case: Case) -> list[InnerJob]:
 
 
 def profiles_of(case: Case) -> list[Profiles]:
+    """Return the profiles of each model of an experiment, in order."""
     return [Profiles(name, case.results[name]) for name in case.names]
 
 
