@@ -123,7 +123,7 @@ def sentence_of_similarity(details: pd.DataFrame) -> str:
 
 
 def _range(values: pd.Series) -> str:
-    """Return the smallest and the largest value, once if they round to the same."""
+    """Return the smallest and the largest value in words, once if they round to the same."""
     least = number_text(values.min(), ".2f")
     most = number_text(values.max(), ".2f")
     if least == most:
