@@ -27,7 +27,7 @@ from thinkalike.data.rows import PackedLayout
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair, PairStatistics
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.stitches.stitch import Stitch
+from thinkalike.stitches.stitch import StitchModule
 from thinkalike.training.microbatches import Microbatch, largest_microbatch, mean_losses
 from thinkalike.training.module import SteppedModule
 from thinkalike.training.optimizers import (
@@ -150,7 +150,7 @@ class StitchTraining(SteppedModule):
 
         self.stitches = nn.ModuleList()
         for fit in self.fits:
-            phi = Stitch(
+            phi = StitchModule(
                 config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed
             )
             self.stitches.append(phi)
@@ -172,14 +172,14 @@ class StitchTraining(SteppedModule):
         starts_of_pairs = self.began[: len(self.layer_pairs)]
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
-    def _stitch(self, number: int) -> Stitch:
+    def _stitch(self, number: int) -> StitchModule:
         """Return the stitch of this number, in the order of `fits`."""
         phi = self.stitches[number]
-        assert isinstance(phi, Stitch)
+        assert isinstance(phi, StitchModule)
         return phi
 
     @property
-    def _stitches(self) -> Iterator[Stitch]:
+    def _stitches(self) -> Iterator[StitchModule]:
         """All stitches; `nn.ModuleList` knows them as modules only."""
         for number in range(len(self.fits)):
             yield self._stitch(number)

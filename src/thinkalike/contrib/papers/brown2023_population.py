@@ -39,7 +39,12 @@ from thinkalike.contrib.populations.clusters import (
     adjusted_rand_index_p,
     cluster,
 )
-from thinkalike.contrib.populations.group_means import Grouped, grouped, onset, symmetric
+from thinkalike.contrib.populations.group_means import (
+    Grouped,
+    grouped,
+    onset_of_difference,
+    symmetric,
+)
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
 # Of an accuracy: "almost no penalty" is at most this.
@@ -419,7 +424,7 @@ def _where_groups_part(
     n_depths = values.shape[-1]
     gap = population.grouped(values, level=level_of_each(n_depths)).difference
     names = []
-    for index in (onset(gap), onset(gap, PARTED)):
+    for index in (onset_of_difference(gap), onset_of_difference(gap, PARTED)):
         names.append("none" if index is None else str(index + first))
     any_difference, clear_difference = names
     return (

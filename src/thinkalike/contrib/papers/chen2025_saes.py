@@ -109,7 +109,7 @@ TRANSFERS = {
 }
 
 
-def _names_in(transfers: list[Transfer]) -> list[str]:
+def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
     """Return the names of all models of some transfers, each once, in order."""
     names: dict[str, None] = {}
     for transfer in transfers:
@@ -117,7 +117,7 @@ def _names_in(transfers: list[Transfer]) -> list[str]:
     return list(names)
 
 
-MODELS = {scale: _names_in(transfers) for scale, transfers in TRANSFERS.items()}
+MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
 
 
 def _jobs(case: Case) -> list[InnerJob]:

@@ -160,7 +160,7 @@ def _conclude(case: Case) -> Conclusion:
     for pair in pairs_of(case):
         number = Steered(pair, case.results[f"number, {pair.label}"])
         question = Steered(pair, case.results[f"question, {pair.label}"])
-        claims += [*_number(number), _late(number), *_question(question)]
+        claims += [*_claims_of_number(number), _late(number), *_question(question)]
     tables = []
     for label, result in case.results.items():
         contrast = label.partition(",")[0]
@@ -175,7 +175,7 @@ def _conclude(case: Case) -> Conclusion:
     return Conclusion(table, claims, draw, blank=BLANK)
 
 
-def _number(steered: Steered) -> Iterator[Claim]:
+def _claims_of_number(steered: Steered) -> Iterator[Claim]:
     """Yield what is claimed of the direction from singular to plural, at the noun."""
     for text, strength, condition, bound in (
         (

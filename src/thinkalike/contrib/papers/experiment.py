@@ -176,7 +176,9 @@ class Experiment(
             raise ConfigError(f"experiment={config.experiment} {fact}; leave measure= out")
         config = self.completed(config)
         case = self.case(config)
-        labelled_jobs = [(inner.label, job_of(config, inner)) for inner in self.inner_jobs(case)]
+        labelled_jobs = [
+            (inner.label, inner_job_config(config, inner)) for inner in self.inner_jobs(case)
+        ]
         return case, labelled_jobs
 
     def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
@@ -231,7 +233,7 @@ class Experiment(
         read = super().as_read(completed(config, self.reads))
         if self.measure != "population":
             return read
-        first_job = job_of(config, self.inner_jobs(self.case(config))[0])
+        first_job = inner_job_config(config, self.inner_jobs(self.case(config))[0])
         assert isinstance(first_job, PopulationJob)
         return with_settings(read, {"population": first_job.population})
 
@@ -304,7 +306,7 @@ def _results(jobs: Sequence[Job]) -> list[Result]:
     return [run_jobs([job], shown=False)[0] for job in jobs]
 
 
-def job_of(config: AnalyzeConfig, inner: InnerJob) -> Job:
+def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     """Return the configuration of an inner job, with what the experiment's own says of it.
 
     Args:

@@ -200,7 +200,7 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     return masks.double() * is_pair
 
 
-def onset(curve: Estimate, least: float = 0.0) -> int | None:
+def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
     """Return the first index of a curve of differences whose interval excludes 0, or None.
 
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 -

@@ -198,7 +198,7 @@ class CarriedProbes(
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):
                 probed = probing.probe(task, pair)
-                for row in _rows(task, stimuli, probed.accuracies):
+                for row in _rows_of_conditions(task, stimuli, probed.accuracies):
                     columns = layer_pair_columns(source, target, pair)
                     rows.append({**columns, **row, "converged": probed.converged})
                 for accuracy in probed.accuracies.values():
@@ -239,7 +239,7 @@ class CarriedProbes(
             f"{first['source']} → {first['target']}, {stimuli['count']} stimuli of "
             f"{Path(stimuli['source']).name}: balanced accuracy of probes, held-out {splits[0]}s"
         )
-        show_table(_screen_table(title, table))
+        show_table(_table_of_features(title, table))
         for split in splits:
             of_split = table[table["split"] == split]
             means = of_split.groupby("condition")[["accuracy", "chance"]].mean()
@@ -263,7 +263,7 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 
-def _rows(
+def _rows_of_conditions(
     task: Task, stimuli: Stimuli, accuracies: Mapping[str, Accuracy]
 ) -> list[dict[str, object]]:
     """Return the columns of each condition: its accuracy, and its share of the native one.
@@ -333,7 +333,7 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
     return {name: mean for name, mean in means.items() if not isnan(mean)}
 
 
-def _screen_table(title: str, table: pd.DataFrame) -> Table:
+def _table_of_features(title: str, table: pd.DataFrame) -> Table:
     """Return a row for each feature of the first split, at its best layers.
 
     These are where the feature's native probe is best.
