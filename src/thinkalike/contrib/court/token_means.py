@@ -30,9 +30,12 @@ def means(materials: Materials, kind: type[TokenMeans], source: Source | None = 
 
 
 def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
-    """Return a number for the current token and the last two before it, see `bigrams`."""
+    """Return a number for the current token and the last two before it, see `bigrams`.
+
+    At the beginning of a row, where they are missing, `vocabulary` stands for them.
+    """
     no_tokens = torch.full_like(rows[:, :2], vocabulary)
-    two_before = torch.cat([no_tokens, rows[:, :-2]], 1)[:, : rows.shape[1]]
+    two_before = torch.cat([no_tokens, rows[:, :-2]], 1)
     return bigrams(rows, vocabulary) + vocabulary * (vocabulary + 1) * two_before
 
 
@@ -167,6 +170,10 @@ def mixture_with_other_context(materials: Materials, share: float) -> States:
     """Return states with this share of their variance from the target's own states.
 
     The rest of the variance is that of the same token in another context.
+
+    Args:
+        materials: The materials of a court.
+        share: From 0, all from the other context, to 1, the target's own states.
     """
     elsewhere: Callable[[Tokens], Tensor] = other_context(materials)
     mean = materials.mean

@@ -130,6 +130,13 @@ def lead_over_others(
     """Return by how much PoS is more important on each fold than the runner-up.
 
     The runner-up is the feature, other than PoS, with the largest mean importance over folds.
+
+    Args:
+        importances: The importance of each of f features on each of k folds.
+        features: The names of the features, in order.
+
+    Raises:
+        DataError: The stimuli do not have the feature PoS.
     """
     index = feature_index("PoS", features)
     others = importances[..., [other for other in range(len(features)) if other != index]]
@@ -139,7 +146,13 @@ def lead_over_others(
 
 
 def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], words: str) -> Claim:
-    """Return a claim that holds if a statistic of each fold is above 0, with its interval."""
+    """Return a claim that holds if the mean of a statistic over folds is above 0.
+
+    Args:
+        claim: What the paper says.
+        statistic: The statistic on each fold; the claim rests on the interval of its mean.
+        words: What the statistic is, in words that the mean follows.
+    """
     mean = fold_interval(statistic)
     numbers = f"{words} {mean:+.3f}"
     return judged_claim(claim, [(Bound("above"), mean)], numbers, units_of_folds(statistic))
