@@ -76,7 +76,10 @@ class Differences(NamedTuple):
     """The parts whose weights differ."""
 
     weights: pd.DataFrame
+    """A row for each tensor that differs, with what was done to it."""
+
     settings: pd.DataFrame
+    """A row for each setting that differs."""
 
     tokens: Sequence[int]
     """The tokens whose row of the embedding differs."""
@@ -229,7 +232,10 @@ def _other_model(name: str) -> ModelConfig:
 
 
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:
-    """Return what differs between two models before any text is read."""
+    """Return what differs between two models before any text is read.
+
+    If neither weights nor settings do, the outputs of both models on a few tokens decide.
+    """
     measure = config.measure_as(DiffConfig)
     settings = settings_that_differ(base, changed)
     mixed_in = None
