@@ -58,7 +58,7 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
     config = composed(script, *words, *PAIR)
     jobs = [budget.smaller(config, [], time) for time in ("60s", "20min", "24h")]
     assert jobs[0].seconds < jobs[1].seconds <= jobs[2].seconds
-    assert jobs[1].seconds <= 1200
+    assert jobs[1].seconds <= 0.75 * 1200, "a quarter is left to other programs"
     assert budget.smaller(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
     assert all(job.config.ruler == "bits" for job in jobs) or words == ["measure=ruler"]
     assert script == "analyze" or jobs[0].config.data.aligned, "documents give their beginnings"
@@ -118,7 +118,7 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
     time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
     job = budget.smaller(config, [], time)
     assert job.words == words
-    assert job.seconds <= 1.3 * budget.seconds_of_budget(time)
+    assert job.seconds <= budget.seconds_of_budget(time)
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):

@@ -3,6 +3,7 @@
 import collections
 import copy
 import doctest
+import functools
 import inspect
 import json
 import logging
@@ -46,7 +47,7 @@ from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain_setting
 from thinkalike.models.checkpoints import ASSETS
-from thinkalike.models.identity import sample_digest
+from thinkalike.models.identity import identity_of, sample_digest
 from thinkalike.models.labels import told_apart
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
@@ -450,6 +451,81 @@ def test_what_own_code_reads_is_read_at_each_call(read, change, tmp_path, monkey
     values = [result.table["value"].tolist() for result in (before, after, alone)]
     assert values[1] == values[2]
     assert values[0] != values[1], "the change has no effect, and the test could not fail"
+
+
+def in_the_place_of(original):
+    """A function that does the same, under the name and the module that the original has."""
+
+    @functools.wraps(original)
+    def own(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    return own
+
+
+def put_wrapped_forward_on(model, patch):
+    module = model.model.layers[0].mlp
+    module.forward = in_the_place_of(type(module).forward).__get__(module)
+
+
+def put_wrapped_forward_into_class(model, patch):
+    kind = type(model.model.layers[0].mlp)
+    patch.setattr(kind, "forward", in_the_place_of(kind.forward))
+
+
+def put_wrapped_hook(model, patch):
+    hook = functools.wraps(transformers.activations.get_activation)(lambda _, __, output: output)
+    model.model.layers[0].mlp.register_forward_hook(hook)
+
+
+def replace_function_of_torch(model, patch):
+    patch.setattr(torch.nn.functional, "embedding", in_the_place_of(torch.nn.functional.embedding))
+
+
+def replace_method_of_tensors(model, patch):
+    patch.setattr(torch.Tensor, "transpose", lambda tensor, *axes: torch.transpose(tensor, *axes))
+
+
+def replace_compiled_function(model, patch):
+    patch.setattr(torch, "matmul", lambda *factors: factors[0].matmul(factors[1]))
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        put_wrapped_forward_on,
+        put_wrapped_forward_into_class,
+        put_wrapped_hook,
+        replace_function_of_torch,
+        replace_method_of_tensors,
+        replace_compiled_function,
+    ],
+)
+def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch):
+    """Results of such a model are computed anew in each call, as its code can read anything."""
+    assert identity_of(load_model(small_llama(), tiny.tokenizer())).is_complete, "control"
+    model = small_llama()
+    disguise(model, monkeypatch)
+    assert not identity_of(load_model(model, tiny.tokenizer())).is_complete
+
+
+def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused():
+    """The head makes other logits of the last states; the samples at loading lack the token."""
+    model = small_llama()
+    text = tiny.tokenizer()(TEXTS[0], add_special_tokens=False)["input_ids"]
+    forward = model.forward
+
+    def adds_to_logits_after_a_token(input_ids, **kwargs):
+        output = forward(input_ids, **kwargs)
+        output.logits = output.logits + 9.0 * (input_ids == text[0])[..., None] * torch.arange(output.logits.shape[-1])
+        return output
+
+    model.forward = adds_to_logits_after_a_token
+    in_memory = (model, tiny.tokenizer())
+    with pytest.raises(ModelError, match="not what its head makes of its last states"):
+        thinkalike.loss(in_memory, texts=TEXTS, context=32)
+    states = thinkalike.compare(in_memory, (small_llama(), tiny.tokenizer()), texts=TEXTS, context=32, **FEW)
+    assert states.table["value"].max() == pytest.approx(1.0), "its states are those of the model as it was"
 
 
 def test_a_tokenizer_with_a_method_of_its_own_is_another_one(tmp_path):

@@ -575,6 +575,24 @@ def test_bash_completes_words_as_the_function_that_it_installs_says(command, lin
     assert done.stdout.strip() == completed
 
 
+@pytest.mark.parametrize("name", ["$(touch PWNED)", "`touch PWNED`", "a$(touch PWNED)b"])
+def test_the_name_of_a_file_that_is_completed_is_not_run(name, tmp_path):
+    """Bash expands the candidates that it is given, which are names of files of strangers."""
+    (tmp_path / "d").mkdir()
+    for file in (name, "mine"):
+        (tmp_path / "d" / file).touch()
+    program = tmp_path / "thinkalike"
+    program.write_text(f"#!{sys.executable}\nfrom thinkalike.cli import main\nmain()\n")
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = SHELL.format(command="thinkalike train", line="'thinkalike train model=./d/'")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "model=./d/mine" in done.stdout
+    assert not list(tmp_path.rglob("PWNED"))
+
+
 def test_scripts_have_the_mark_that_shells_look_for():
     """Fish completes the words of a script only where this is in its text."""
     assert all("@hydra.main" in (ROOT / script).read_text() for script in ("train.py", "analyze.py"))

@@ -120,5 +120,5 @@ def test_a_socket_in_the_place_of_a_manifest_is_one_line(tmp_path, monkeypatch):
     os.remove("manifest.json")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("manifest.json")
-        with pytest.raises(StoreError, match=r"manifest\.json is damaged \(it is not a regular file\)"):
+        with pytest.raises(StoreError, match=r"manifest\.json is damaged \(is not a regular file\)"):
             result.fingerprint()

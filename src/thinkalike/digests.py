@@ -22,7 +22,7 @@ from thinkalike.code_text import (
     added_functions,
     code_text,
     functions_in,
-    is_installed,
+    is_installed_function,
     is_own_class,
 )
 from thinkalike.errors import short
@@ -112,30 +112,35 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path, largest: int = LARGEST_JSON, unique: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a regular file.
-
-    Args:
-        largest: the most bytes that the file may have.
-        unique: whether a name that an object has twice is an error; else its last value is read.
+def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
+    """Return the JSON object of a regular file of at most `largest` bytes.
 
     Raises:
-        ValueError: the file is larger, holds no JSON object, or one that is too deep for programs
-            that read it by recursion.
+        ValueError: the file is larger, or see `json_object`.
     """
     with regular(path).open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
-    pairs_hook = None
-    if unique:
-        pairs_hook = with_unique_names
+    return json_object(content, path.name)
+
+
+def json_object(content: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object that a text in UTF-8 holds.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: the text holds no JSON object, one that has a name twice, of which readers take
+            one, or one that is too deep for programs that read it by recursion.
+    """
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=pairs_hook)
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=with_unique_names)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
+        raise ValueError(f"{name} holds no JSON object")
     _check_depth(value)
     return value
 
@@ -307,7 +312,7 @@ def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType
         functions[f"{owner.__qualname__}.{function.__name__}"] = function
     for name, value in vars(tokenizer).items():
         for function in functions_in(value):
-            if not is_installed(function.__module__):
+            if not is_installed_function(function):
                 functions[name] = function
     return functions
 

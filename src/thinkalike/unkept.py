@@ -128,7 +128,7 @@ class UnkeptResult(Result):
         arrays: Mapping[str, np.ndarray],
         tensors: Mapping[str, TensorFile],
     ):
-        tables_as_read = {name: _as_read(table) for name, table in tables.items()}
+        tables_as_read = {name: _as_from_file(table) for name, table in tables.items()}
         # `Result` is frozen, and caches its properties of these names in the same dictionary.
         vars(self).update(
             _instrument=instrument,
@@ -240,6 +240,6 @@ def _as_json(content: JsonObject) -> JsonObject:
     return plain
 
 
-def _as_read(table: pd.DataFrame) -> pd.DataFrame:
+def _as_from_file(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the column types that its file would give back."""
     return Columns.parsed(table.to_csv(index=False)).frame()

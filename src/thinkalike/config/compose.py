@@ -704,7 +704,7 @@ def _environment_of(overrides: Iterable[str]) -> set[str]:
         if "$" not in word:
             continue
         for override in _parsed(word):
-            names |= environment_in(_values_of(override))
+            names |= environment_in(_values_of_override(override))
     return names
 
 
@@ -720,7 +720,7 @@ def _environment_named_in(overrides: Iterable[str]) -> set[str]:
     return names
 
 
-def _values_of(override: Override) -> list[object]:
+def _values_of_override(override: Override) -> list[object]:
     """Return the value of an override, or the values that a sweep tries."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
@@ -972,14 +972,27 @@ def check_given_once(overrides: Iterable[str]) -> None:
         for override in _parsed(word):
             if override.is_delete() or OF_HYDRA.match(override.key_or_group):
                 continue
-            key = (override.key_or_group, override.package or "")
-            value = override.value()
-            first, first_value = first_of_key.setdefault(key, (word, value))
-            if first_value != value:
-                raise ConfigError(
-                    f"{short(first)} and {short(word)} give one setting twice; "
-                    "leave one of them out"
-                )
+            for setting, value in _settings_of(override).items():
+                key = (setting, override.package or "")
+                first, first_value = first_of_key.setdefault(key, (word, value))
+                if first_value != value:
+                    raise ConfigError(
+                        f"{short(first)} and {short(word)} give one setting twice; "
+                        "leave one of them out"
+                    )
+
+
+def _settings_of(override: Override) -> dict[str, object]:
+    """Return the values that an override gives, by their keys.
+
+    `stitch={lr: 0.5}` gives stitch.lr as well as stitch.
+    """
+    value = override.value()
+    settings: dict[str, object] = {override.key_or_group: value}
+    if isinstance(value, Mapping):
+        for name, inner_value in flat(value).items():
+            settings[f"{override.key_or_group}.{name}"] = inner_value
+    return settings
 
 
 def _parsed(override: str) -> list[Override]:
@@ -1024,7 +1037,7 @@ def _plugins_in(settings: object) -> list[str]:
             names += _plugins_in(value)
         return names
     if isinstance(settings, Override):
-        return _plugins_in(_values_of(settings))
+        return _plugins_in(_values_of_override(settings))
 
     names = named_in(settings)
     if isinstance(settings, str) and "=" in settings and ".py:" in settings:
@@ -1237,9 +1250,12 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
     """Return the keys of overrides; those of the second model begin with `target`."""
     keys = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key = override.package or override.key_or_group
-        if not OF_HYDRA.match(key):
-            keys.append(key)
+        for setting in _settings_of(override):
+            key = setting
+            if override.package:
+                key = override.package + setting.removeprefix(override.key_or_group)
+            if not OF_HYDRA.match(key):
+                keys.append(key)
     return keys
 
 
@@ -1293,7 +1309,7 @@ def _checked(
     composed_settings.check_parts(settings, keys)
 
     instrument = composed_settings.instrument_of_settings(settings)
-    reads = composed_settings.parts_read(instrument)
+    reads = composed_settings.parts_of_instrument(instrument)
     if "task" in settings and "stitch" not in reads:  # the part of the default task
         settings.pop("stitch", None)
 
@@ -1317,7 +1333,7 @@ def _checked(
     loader = _loader()
     keys_of_files = {} if loader is None else loader.notes.of_jobs
     composed_settings.check_names(settings, choices, keys, keys_of_files)
-    config = composed_settings.job_of(settings)
+    config = composed_settings.job_of_settings(settings)
     for word in overrides:
         if word.partition("=")[2] == "???":
             raise ConfigError(f"{word} gives no value; give one, or leave it out")

@@ -12,12 +12,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from thinkalike.data.stimuli import duplicates
 from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, one_line
 from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
 from thinkalike.hub import cause_of, resolved
+
+if TYPE_CHECKING:
+    import pyarrow  # which takes a tenth of a second to import
 
 USE_LOCAL_TEXT = "use local files (data=text 'data.files=[...]') or data=pydoc"
 """What errors suggest where a set of the hub cannot be read."""
@@ -98,29 +102,37 @@ def whole_text(path: Path) -> str:
     return path.read_text(encoding="utf-8-sig")
 
 
-class _ExpandedBytes(io.RawIOBase):
-    """The content of a compressed file, which ends in an error if it expands too much.
+class _ExpansionLimit:
+    """Counts what a compressed file becomes: a few kilobytes can stand for gigabytes."""
 
-    A few kilobytes can stand for gigabytes.
-    """
-
-    def __init__(self, path: Path, read: Callable[[int], bytes]):
+    def __init__(self, path: Path):
         self._path = path
-        self._read = read
         self._most = ALWAYS_EXPANDED + MOST_EXPANSION * path.stat().st_size
         self._count = 0
+
+    def add(self, count: int) -> None:
+        """Count further bytes; a DataError if there are too many."""
+        self._count += count
+        if self._count > self._most:
+            raise DataError(
+                f"{self._path} expands to more than {self._most:,} bytes, as no text does; "
+                "replace it, or give it uncompressed"
+            )
+
+
+class _ExpandedBytes(io.RawIOBase):
+    """The content of a compressed file, which ends in an error if it expands too much."""
+
+    def __init__(self, path: Path, read: Callable[[int], bytes]):
+        self._read = read
+        self._expanded = _ExpansionLimit(path)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         content = self._read(len(buffer))
-        self._count += len(content)
-        if self._count > self._most:
-            raise DataError(
-                f"{self._path} expands to more than {self._most:,} bytes, as no text does; "
-                "replace it, or give it uncompressed"
-            )
+        self._expanded.add(len(content))
         buffer[: len(content)] = content
         return len(content)
 
@@ -175,18 +187,41 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
 
     Args:
         field: The only column to read, if there is one of this name; None reads all columns.
+
+    Raises:
+        DataError: Two columns have one name, or the file expands too much.
     """
     import pyarrow.parquet
 
-    file = pyarrow.parquet.ParquetFile(path)
+    names = pyarrow.parquet.ParquetFile(path).schema_arrow.names
+    repeated = duplicates(names)
+    if repeated:
+        raise DataError(f"{path}: the column {repeated[0]} occurs more than once; rename one")
     columns = None
-    if field in file.schema_arrow.names:
+    if field in names:
         columns = [field]
+
+    # Texts stay in dictionaries until their lengths are added up: a row may repeat a text of
+    # megabytes in two bytes.
+    file = pyarrow.parquet.ParquetFile(path, read_dictionary=names)
+    expanded = _ExpansionLimit(path)
     number = 0
     for batch in file.iter_batches(columns=columns):
+        for column in batch.columns:
+            expanded.add(_bytes_of_texts(column))
         for record in batch.to_pylist():
             number += 1
             yield f"{path} row {number}", record
+
+
+def _bytes_of_texts(column: pyarrow.Array) -> int:
+    """Return how many bytes the texts of a column have; 0 where they are no texts."""
+    import pyarrow.compute
+
+    if not pyarrow.types.is_dictionary(column.type) or not len(column):
+        return 0
+    lengths = pyarrow.compute.binary_length(column.dictionary).take(column.indices)
+    return pyarrow.compute.sum(lengths).as_py() or 0
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:

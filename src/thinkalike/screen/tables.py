@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich import box
 from rich.cells import cell_len
@@ -40,7 +41,7 @@ class Column:
     wraps: bool = False
     follows: bool = False
 
-    @property
+    @cached_property
     def least_width(self) -> int:
         """The fewest columns of the screen that it needs."""
         content = "\n".join(self.cells)

@@ -75,7 +75,7 @@ class StitchMap(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return the states of the target's site, in the dtype of `states`; see `AffineMap`."""
-        states = _real_numbers(states, "states")
+        states = _real_tensor(states, "states")
         width = self.weight.shape[1]
         if not states.dim() or states.shape[-1] != width:
             raise StitchError(
@@ -223,7 +223,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
         raise StitchError(
             f"the {name} of a stitch is of whole numbers ({tensor.dtype}), and maps are trained"
         )
-    return _real_numbers(tensor, f"the {name} of a stitch")
+    return _real_tensor(tensor, f"the {name} of a stitch")
 
 
 def _check_site(site: object, name: str) -> None:
@@ -239,7 +239,7 @@ def _check_finite(tensor: Tensor, name: str) -> None:
         raise StitchError(f"the {name} of a stitch is not of finite numbers ({tensor.dtype})")
 
 
-def _real_numbers(value: object, name: str) -> Tensor:
+def _real_tensor(value: object, name: str) -> Tensor:
     """Return a tensor, or what NumPy makes an array of, as a tensor of real numbers.
 
     Raises:

@@ -22,6 +22,8 @@ RECORD = "result.json"
 # refuses these by their size.
 MOST_LISTED_BYTES = 2**24
 MOST_TABLE_BYTES = 2**33  # a table in memory needs several times as much
+# bytes; a hole is a whole block of a file system, and a file of one block is read at once
+SMALLEST_WITH_HOLES = 4096
 LONGEST_NAME = 1000  # characters of a file name in a manifest
 DEEPEST_NAME = 8  # folders in a file name of a manifest; files of results have one
 
@@ -62,9 +64,7 @@ def manifest_entries(folder: Path) -> dict[str, FileEntry]:
     file = folder / MANIFEST
     try:
         stored_digest, entries = _read_manifest(file)
-    except OSError as error:
-        if error.errno is None:  # a pipe, a socket or a folder has the name of the manifest
-            raise StoreError(f"{file} is damaged (it is not a regular file)") from error
+    except OSError:
         raise
     except Exception as error:
         reason = type(error).__name__
@@ -165,7 +165,8 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
 
         # Holes are counted before the digest: a sparse file of 200 GB takes no room on the disk,
         # and minutes to read.
-        total_in_holes += bytes_in_holes(Path(path), MOST_BYTES_IN_HOLES)
+        if entry.size > SMALLEST_WITH_HOLES:
+            total_in_holes += bytes_in_holes(Path(path), MOST_BYTES_IN_HOLES)
         if total_in_holes > MOST_BYTES_IN_HOLES:
             return (
                 f"{path} is damaged: it is a sparse file of {entry.size:,} bytes, most of which "

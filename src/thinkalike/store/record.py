@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeGuard, cast
 
-from thinkalike.digests import read_json
+from thinkalike.digests import json_object
 from thinkalike.errors import StoreError, flat, one_line, short
-from thinkalike.files import ForeignFileError
+from thinkalike.files import ForeignFileError, read_bytes
 
 # of a manifest, a record or a configuration; those of large jobs have 2**17
 MOST_JSON_BYTES = 2**22
@@ -125,17 +125,16 @@ def errors_naming(file: Path) -> Iterator[None]:
 
 def read_json_of_result(file: Path) -> dict[str, object]:
     """Return the JSON object of a file of a result; every text in it can be encoded."""
-    if file.is_symlink():
-        raise ForeignFileError(f"{file} is a link, and links are not followed here")
-    content = read_json(file, MOST_JSON_BYTES, unique=True)
+    content = read_bytes(file, MOST_JSON_BYTES, follow=False)
+    value = json_object(content, file.name)
 
     # JSON can hold half of a surrogate pair, which neither files nor tables can.
-    may_have_surrogates = b"\\ud" in file.read_bytes().lower()
+    may_have_surrogates = b"\\ud" in content.lower()
     if may_have_surrogates:
-        text = json.dumps(content, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
         encodable: dict[str, object] = json.loads(text.encode(errors="replace"))
         return encodable
-    return content
+    return value
 
 
 def checked_record(record: Mapping[str, object]) -> ResultRecord:

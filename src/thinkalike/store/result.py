@@ -39,7 +39,7 @@ from thinkalike.store.manifest import (
     is_sealed,
     manifest_entries,
 )
-from thinkalike.store.notebook import page_of
+from thinkalike.store.notebook import notebook_html
 from thinkalike.store.record import (
     MOST_JSON_BYTES,
     HeadlineRecord,
@@ -378,7 +378,7 @@ class Result:
         if self.instrument is None:
             return None
         sentences = self.instrument.sentences(self)
-        return page_of(sentences, self.instrument.picture(self), self.table, self.location)
+        return notebook_html(sentences, self.instrument.picture(self), self.table, self.location)
 
 
 class TemporaryResult(Result):

@@ -113,7 +113,7 @@ class LineageInstrument(
                 tables["merges"] = merges
         return Outcome(
             pd.concat([table_of_pairs(comparison) for comparison in comparisons]),
-            _scalars(comparisons, origins),
+            _scalars_of_lineage(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
             blank=("similar_units", "source_layer", "explained"),
@@ -163,7 +163,7 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
     return models
 
 
-def _scalars(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, float]:
+def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, float]:
     return {
         "blocks": float(len(origins)),
         "blocks_with_origin": float(origins["source_layer"].notna().sum()),

@@ -45,7 +45,7 @@ class Run:
     @property
     def target(self) -> str:
         """The numbers of the target's blocks in words."""
-        return in_words([int(row["target_layer"]) for row in self.rows])
+        return range_of_blocks([int(row["target_layer"]) for row in self.rows])
 
     @property
     def blocks(self) -> str:
@@ -59,7 +59,7 @@ class Run:
         """The blocks of the source in words; "none" if they have no origin."""
         if self.shift is None:
             return "none"
-        return in_words([int(row["source_layer"]) for row in self.rows])
+        return range_of_blocks([int(row["source_layer"]) for row in self.rows])
 
     @property
     def units(self) -> str:
@@ -82,7 +82,7 @@ class Run:
         return max((share for share in shares if not math.isnan(share)), default=math.nan)
 
 
-def in_words(numbers: list[int]) -> str:
+def range_of_blocks(numbers: list[int]) -> str:
     """Return ascending numbers in words: "3" or "3 to 5"."""
     if numbers[0] == numbers[-1]:
         return f"{numbers[0]}"
@@ -282,10 +282,10 @@ def show_family(result: Result) -> None:
     pairs = f"{result.scalars['pairs_of_blocks']:,.0f} pairs of blocks"
     for related, what in (("shared_blocks", "Blocks"), ("same_stream", "A residual stream")):
         groups = groups_of(relations, names, related)
-        in_words = [", ".join(group) for group in groups]
+        groups_in_words = [", ".join(group) for group in groups]
         if groups:
             verb = "are" if related == "shared_blocks" else "is"
-            show_text(f"{what} {verb} shared by: {'; '.join(in_words)}.")
+            show_text(f"{what} {verb} shared by: {'; '.join(groups_in_words)}.")
         else:
             show_text(f"{what}: shared by no two of {len(names)} models.")
 
