@@ -189,10 +189,9 @@ def test_no_answer_that_is_read_whole_expands_without_bound(where, answer, serve
 
 
 def test_compressed_answers_are_read(served, root):
-    content, headers = zipped((root / "someone" / "m" / "config.json").read_bytes())
-    served(
-        {"/resolve/main/config.json": Fault(answer=(content, {**headers, "ETag": '"a"', "X-Repo-Commit": hub.COMMIT}))}
-    )
+    files = [{"rfilename": path.name} for path in (root / "someone" / "m").iterdir()]
+    facts = {"id": "someone/m", "sha": hub.COMMIT, "siblings": files, "tags": [], "private": False}
+    served({"/api/models": Fault(answer=zipped(json.dumps(facts).encode()))})
     assert load_model(MODEL).revision == hub.COMMIT
 
 
@@ -229,7 +228,7 @@ def test_a_hub_that_ends_in_the_middle_of_a_file_is_given_up(name, served, monke
     monkeypatch.setattr(requests, "LONGEST_STANDSTILL", 1.5)
     asked = served({name: Fault(states={"Content-Length": str(10**6)})})
     line = line_of(lambda: load_model(MODEL))
-    assert re.search(f"{name} was interrupted after [\\d,]+ bytes, again and again for [23] s", line)
+    assert re.search(f"{name} of .* was interrupted after [\\d,]+ bytes, again and again for [23] s", line)
     assert len([path for path in asked if path.endswith(name)]) <= 6
 
 

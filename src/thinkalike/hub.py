@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from http.client import responses
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
@@ -153,8 +153,8 @@ class _Watch:
         is_slow = seconds > PATIENCE and progress.bytes < LEAST_RATE * seconds
         if standstill > LONGEST_STANDSTILL or is_slow:
             raise self.refuse(
-                f"{short(address)} was interrupted after {progress.bytes:,} bytes, again and again "
-                f"for {seconds:.0f} s; check the network, HF_ENDPOINT and proxies"
+                f"{_file_of_host(address)} was interrupted after {progress.bytes:,} bytes, again "
+                f"and again for {seconds:.0f} s; check the network, HF_ENDPOINT and proxies"
             )
 
     def begin(self, response: httpx2.Response) -> None:
@@ -239,6 +239,12 @@ def _address(request: httpx2.Request) -> str:
     return str(request.url.copy_with(query=None))
 
 
+def _file_of_host(address: str) -> str:
+    """Return the last name of an address, and its host, as messages show them."""
+    url = httpx2.URL(address)
+    return f"{short(PurePosixPath(url.path).name)} of {short(url.host)}"
+
+
 class _Decoder(Protocol):
     """Makes the content of an answer from the bytes that were sent."""
 
@@ -270,8 +276,8 @@ class _CountingDecoder:
             self._count += len(chunk)
             if self.most is not None and self._count > self.most:
                 raise self._watch.refuse(
-                    f"{short(self._address)} answers with more than {self.most:,} bytes, which "
-                    "would be read as a whole; check HF_ENDPOINT and proxies"
+                    f"{_file_of_host(self._address)} has more than {self.most:,} bytes, and would "
+                    "be read as a whole; check HF_ENDPOINT and proxies"
                 )
             yield chunk
 
