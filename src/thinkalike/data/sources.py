@@ -108,7 +108,7 @@ def whole_text(path: Path) -> str:
 
 
 def _check_encoding(text: str, path: Path) -> None:
-    """Raise a DataError for UTF-16 or UTF-32 that was read as UTF-8, which Python takes for text."""
+    """Raise a DataError for UTF-16 or UTF-32 that was read as UTF-8, which is no error there."""
     if text and text.count("\0") >= MOST_NUL * len(text):
         raise DataError(
             f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
