@@ -38,6 +38,9 @@ MOST_EXPANSION = 200
 ALWAYS_EXPANDED = 2**26
 """The bytes that every compressed file may expand to, as a small file may repeat one sentence."""
 
+MOST_NUL = 0.25
+"""How much of a text may be the character NUL: UTF-16 has it after each letter of English."""
+
 BUFFER_BYTES = 2**20
 """The bytes of a compressed file that are expanded at once."""
 
@@ -91,7 +94,7 @@ def whole_text(path: Path) -> str:
     """Return a text file in UTF-8, which may begin with a byte-order mark.
 
     Raises:
-        DataError: The file is too large to be read at once.
+        DataError: The file is too large to be read at once, or is in UTF-16.
     """
     size = path.stat().st_size
     if size > MOST_TEXT_BYTES:
@@ -99,7 +102,17 @@ def whole_text(path: Path) -> str:
             f"{path} has {size:,} bytes, and a file that is read at once has at most "
             f"{MOST_TEXT_BYTES:,}; divide it into several files"
         )
-    return path.read_text(encoding="utf-8-sig")
+    text = path.read_text(encoding="utf-8-sig")
+    _check_encoding(text, path)
+    return text
+
+
+def _check_encoding(text: str, path: Path) -> None:
+    """Raise a DataError for UTF-16 or UTF-32 that was read as UTF-8, which is no error there."""
+    if text and text.count("\0") >= MOST_NUL * len(text):
+        raise DataError(
+            f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
+        )
 
 
 class _ExpansionLimit:
@@ -149,7 +162,7 @@ def _lines_of(path: Path) -> Iterator[str]:
     The ending tells the compression: .zst, .gz, or none. Lines keep their line breaks.
 
     Raises:
-        DataError: A line is too long, or a compressed file expands too much.
+        DataError: A line is too long or in UTF-16, or a compressed file expands too much.
     """
     import pyarrow
 
@@ -166,6 +179,7 @@ def _lines_of(path: Path) -> Iterator[str]:
                     f"{path} line {number} has more than {LONGEST_LINE:,} characters; write each "
                     "document in a line of its own"
                 )
+            _check_encoding(line, path)
             yield line
 
 
