@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import thinkalike as ta
+from conftest import with_slow
 from thinkalike import open_result
 from thinkalike.ranking import MOST_COLUMNS, ranked_layer_pairs, ranked_rows, shortened
 from thinkalike.screen import gathered_sentences, show_map, show_table, show_text, text_column
@@ -76,7 +77,7 @@ def test_print_of_a_result_is_the_screen_of_its_job(kind, cli, capsys, monkeypat
     assert in_memory.splitlines()[-1] == "not kept: this result is in memory; result.save(FOLDER) keeps it"
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", with_slow(SMALL, "ruler"))
 def test_a_table_begins_with_what_was_asked_for_and_fits(kind, results):
     result = results(kind)
     table, details = result.table, result.details
@@ -94,7 +95,7 @@ def test_a_table_begins_with_what_was_asked_for_and_fits(kind, results):
     assert set(result.tables["table"]) <= set(details)
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", with_slow(SMALL, "ruler"))
 def test_a_summary_has_the_sentences_and_neither_tables_nor_maps(kind, results):
     result = results(kind)
     words = re.sub(r"\s+", " ", str(result))

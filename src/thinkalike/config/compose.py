@@ -395,11 +395,13 @@ class FilesOnly(ConfigRepository):
         This includes the groups that the job does not ask for: whoever wrote the file believes
         that it counts.
         """
-        sources = [
-            source for source in self.sources if source.scheme() == "file" and source.available()
+        sources_of_user = [
+            source
+            for source in self.sources
+            if source.scheme() == "file" and source.available() and not _is_own_folder(source)
         ]
         for config_path in _names_of_package():
-            for source in sources:
+            for source in sources_of_user:
                 file = _foreign_file(source, config_path)
                 if file is None or not file.is_file():
                     continue
@@ -762,6 +764,11 @@ def _names_of_package() -> list[str]:
         for file in folder.rglob("*.yaml"):
             names.add(str(file.relative_to(folder).with_suffix("")))
     return sorted(names)
+
+
+def _is_own_folder(source: ConfigSource) -> bool:
+    """Return whether a source is a folder of this package, or of one that extends it."""
+    return Path(source.path).resolve() in _own_folders()
 
 
 @cache
