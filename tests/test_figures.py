@@ -218,7 +218,7 @@ def test_a_figure_passes_a_reviewer(draw, request):
 
 def check_figure(draw: Callable[[], None], folder: str | None) -> None:
     """Draw a figure, save it into a folder if there is one, and look at it as a reviewer does."""
-    with figures.shown() as shown:
+    with figures.shown_figures() as shown:
         draw()
     drawn = [figure for figure, _ in shown.values()] or [plt.gcf()]
     for figure in drawn:

@@ -286,7 +286,7 @@ def show(plan: Forecast, seconds: float | None = None) -> None:
             number_column("FLOPs", [flops for _, _, flops in rows]),
         ]
         show_table(Table("jobs, and the passes of their models", columns))
-    for line in summary(plan, seconds):
+    for line in summary_lines(plan, seconds):
         show_text(line)
 
 
@@ -304,7 +304,7 @@ def _table_rows(job: ForecastJob) -> list[tuple[str, str, str]]:
     return rows
 
 
-def summary(plan: Forecast, seconds: float | None = None) -> list[str]:
+def summary_lines(plan: Forecast, seconds: float | None = None) -> list[str]:
     """Return the lines below the table: FLOPs, bytes and hours."""
     count = sum(len(jobs) for jobs in plan.missing)
     flops = plan.flops

@@ -30,7 +30,7 @@ from thinkalike.figures.style import (
     line,
     save,
     show_missing,
-    shown,
+    shown_figures,
     ticks,
     width_of,
     write_title,
@@ -195,7 +195,7 @@ def layer_pairs(
     inches = COLUMN - BESIDE_MATRIX
     with contextlib.ExitStack() as style:
         if ax is None:
-            style.enter_context(shown())
+            style.enter_context(shown_figures())
             height = inches * min(rows / columns, 1.5) + ABOVE_AND_BELOW
             _, ax = style.enter_context(canvas(COLUMN, height))
         assert ax is not None
@@ -452,12 +452,12 @@ def _draw_importances(axes: Axes, importances: pd.DataFrame, features: list[str]
     for number, feature in enumerate(features):
         rows = importances[importances["feature"] == feature]
         marker = MARKERS[number % len(MARKERS)]
-        band(axes, rows, "importance", feature, color=colour_of(number), marker=marker)
+        draw_band(axes, rows, "importance", feature, color=colour_of(number), marker=marker)
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
 
 
 def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
-    band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
+    draw_band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
     if "split_half_reference" in scores:
         axes.plot(
             range(len(scores)),
@@ -470,7 +470,7 @@ def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
     axes.set_xlabel("layer")
 
 
-def band(axes: Axes, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
+def draw_band(axes: Axes, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
     """Draw a column against the rows, with the band from `low` to `high`."""
     positions = range(len(rows))
     values = finite_or_nan(rows[column])

@@ -282,7 +282,7 @@ class Instrument(ABC, Generic[Config]):
         """Draw a figure of a result once more, see `thinkalike.plot`."""
         from thinkalike import figures  # imports matplotlib
 
-        with figures.shown(ax) as drawn, reporting_damage(result):
+        with figures.shown_figures(ax) as drawn, reporting_damage(result):
             self.draw(result, Path("figures"))  # where nothing is written
         if not drawn:
             raise ResultError(
@@ -312,7 +312,8 @@ class Instrument(ABC, Generic[Config]):
             figure, _ = self.plot(result)
         except ResultError:  # there is nothing to draw in this very result
             return None
-        return figures.png_of(figure)
+        with reporting_damage(result):  # a picture is laid out only now
+            return figures.png_of(figure)
 
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""

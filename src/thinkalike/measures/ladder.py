@@ -32,11 +32,12 @@ def next_rung(values: Sequence[float], known: Mapping[int, Sequence[float]]) -> 
     """Return the bits of the rung to measure next.
 
     None says that every value already lies between two neighbouring rungs, or beyond an end of
-    the ladder.
+    the ladder. Of several values the first that does not is looked at.
 
     Args:
         values: The values that are to be read.
-        known: For the bits of each rung measured so far, its value beside each of `values`.
+        known: For the bits of each rung measured so far, the values of its copy, in the order of
+            `values`; empty at first.
     """
     for index, value in enumerate(values):
         below = [bits for bits, rung in known.items() if rung[index] <= value]

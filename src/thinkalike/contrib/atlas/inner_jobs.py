@@ -95,7 +95,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
     """
     tables_of_measure: dict[str, list[pd.DataFrame]] = {}
     for job, result in zip(jobs, results, strict=True):
-        tables_of_measure.setdefault(job.measure, []).append(_values(job, result))
+        tables_of_measure.setdefault(job.measure, []).append(_values_between_models(job, result))
     of_measure = {name: pd.concat(tables) for name, tables in tables_of_measure.items()}
 
     of_outputs = []
@@ -117,7 +117,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
     return table[[*PAIR_COLUMNS, *columns]]
 
 
-def _values(job: MeasureJob, result: Result) -> pd.DataFrame:
+def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:
     """Return the values between the two models, which come first in a result of layer pairs."""
     table = result.details
     first_pair = table[MODEL_COLUMNS].iloc[0]

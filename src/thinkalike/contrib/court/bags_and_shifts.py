@@ -37,7 +37,7 @@ def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
     return torch.cat([standardised, torch.zeros_like(vectors[:1])])
 
 
-def bag(materials: Materials, last: float, of: str = "embedding") -> States:
+def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> States:
     """Return the current token's vector plus a random map of a sum over the last tokens.
 
     The sum includes the current token. Its weights fall from 1 to exp(-2) over the last tokens,

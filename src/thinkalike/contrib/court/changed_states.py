@@ -26,7 +26,7 @@ def with_noisy_states(materials: Materials, share: float) -> States:
     return lambda rows: materials.target_states(rows) + size * noise(rows)
 
 
-def rounded(materials: Materials, bits: int) -> States:
+def rounded_states(materials: Materials, bits: int) -> States:
     """Return the target's states, with each dimension rounded to 2^bits levels.
 
     The levels lie between the 1st and the 99th percentile of the dimension.
@@ -48,7 +48,7 @@ def distorted(materials: Materials, function: Callable[[Tensor], Tensor]) -> Sta
     return lambda rows: function(materials.centred_states(rows) / materials.spread)
 
 
-def components(materials: Materials, first: float, last: float) -> States:
+def components_between(materials: Materials, first: float, last: float) -> States:
     """Return some principal components of the target's states on the fit rows.
 
     Args:
@@ -126,7 +126,7 @@ def beside_stranger(materials: Materials, share: float) -> States:
     return states
 
 
-def log_probabilities(materials: Materials) -> States:
+def projected_log_probabilities(materials: Materials) -> States:
     """Return a random projection of the target's log-probabilities of the next token.
 
     These are the target's answers, not its states.

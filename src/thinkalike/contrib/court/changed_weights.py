@@ -36,7 +36,9 @@ def at_layer(materials: Materials, model: FrozenModel) -> States:
     return lambda rows: stage(model, materials.layer, rows)
 
 
-def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Materials], States]:
+def states_after_change(
+    change: Callable[..., FrozenModel], purpose: str
+) -> Callable[[Materials], States]:
     """Return what makes the states of the target after a random change of its weights.
 
     Args:
@@ -50,7 +52,7 @@ def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Mater
     return states
 
 
-def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     """Return a copy with normal noise on every weight.
 
     Args:
@@ -78,10 +80,10 @@ def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
 
 def trained_on(materials: Materials, config: PretrainConfig, name: str) -> States:
     """Return the states of the target after some more steps of training on other documents."""
-    return at_layer(materials, _trained(materials, materials.other, config, name))
+    return at_layer(materials, _trained_copy(materials, materials.other, config, name))
 
 
-def _trained(
+def _trained_copy(
     materials: Materials, rows: Int[Tensor, "rows t"], config: PretrainConfig, name: str
 ) -> FrozenModel:
     """Return a copy of the target that was trained on these rows."""
@@ -100,7 +102,7 @@ def token_alone(materials: Materials) -> States:
     """
     rows = materials.other
     pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)
-    model = _trained(materials, pairs, TOKEN_ALONE, "token alone")
+    model = _trained_copy(materials, pairs, TOKEN_ALONE, "token alone")
 
     tokens = torch.arange(model.vocabulary)[:, None]
     states = [stage(model, materials.layer, batch)[:, 0] for batch in tokens.split(BATCH_TOKENS)]

@@ -73,7 +73,7 @@ def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Margin:
     return Margin(least, fooled_by)
 
 
-def summary(table: pd.DataFrame) -> pd.DataFrame:
+def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each judge: areas under the ROC curve, margins, and who fools the judge.
 
     The areas are of `same` and of `real` sources against decoys. They have no intervals, as

@@ -149,7 +149,7 @@ def other_context(materials: Materials) -> States:
     return states_elsewhere
 
 
-def mixture(materials: Materials, share: float) -> States:
+def mixture_with_other_context(materials: Materials, share: float) -> States:
     """Return states with this share of their variance from the target's own states.
 
     The rest of the variance is that of the same token in another context.

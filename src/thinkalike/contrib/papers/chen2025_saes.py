@@ -105,14 +105,14 @@ TRANSFERS = {
 }
 
 
-def _names_in(transfers: list[Transfer]) -> list[str]:
+def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
     names: dict[str, None] = {}
     for transfer in transfers:
         names |= dict.fromkeys((transfer.source, transfer.target))
     return list(names)
 
 
-MODELS = {scale: _names_in(transfers) for scale, transfers in TRANSFERS.items()}
+MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
 
 
 def _jobs(case: Case) -> list[InnerJob]:

@@ -129,7 +129,7 @@ def _courts(case: Case) -> list[InnerJob]:
 def _conclude(case: Case) -> Conclusion:
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
-    judges = ranking.summary(table)
+    judges = ranking.summary_of_judges(table)
     doses = ranking.doses(table)
     tables = {"judges": judges, "doses": doses}
 

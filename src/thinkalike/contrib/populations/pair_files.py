@@ -121,14 +121,14 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
         (PUBLISHED_COLUMNS, HUB_COLUMNS), key=lambda columns: len(set(columns) & set(records[0]))
     )
     premise_column, hypothesis_column, label_column = names
-    premises = _column(records, premise_column, source)
-    hypotheses = _column(records, hypothesis_column, source)
-    labels = _column(records, label_column, source)
+    premises = _cells_of_column(records, premise_column, source)
+    hypotheses = _cells_of_column(records, hypothesis_column, source)
+    labels = _cells_of_column(records, label_column, source)
     heuristics: list[str] = []
     subcases: list[str] = []
     if classes == HANS:
-        heuristics = _column(records, "heuristic", source)
-        subcases = _column(records, "subcase", source)
+        heuristics = _cells_of_column(records, "heuristic", source)
+        subcases = _cells_of_column(records, "subcase", source)
 
     # A label is the name of a class, or its number.
     class_number = {name: number for number, name in enumerate(classes)}
@@ -161,7 +161,7 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
     )
 
 
-def _column(records: Sequence[Record], name: str, source: str) -> list[str]:
+def _cells_of_column(records: Sequence[Record], name: str, source: str) -> list[str]:
     """Return the cells of a column as text; the hub has numbers for labels.
 
     Raises:

@@ -14,7 +14,7 @@ from thinkalike.contrib.sae.config import SAEConfig
 EIGEN = 9.0
 
 
-class Site(NamedTuple):
+class SiteCost(NamedTuple):
     """The width of a site, and the operations of one token of the frozen model up to it."""
 
     width: int
@@ -32,7 +32,11 @@ def of_solution(d: int, e: int) -> float:
 
 
 def of_start(
-    start: str, config: SAEConfig, share_read: float, target: Site, source: Site | None = None
+    start: str,
+    config: SAEConfig,
+    share_read: float,
+    target: SiteCost,
+    source: SiteCost | None = None,
 ) -> float:
     """Return the operations of a start before any training.
 
@@ -58,7 +62,7 @@ def of_start(
     return models + moments + of_solution(e, d) + of_solution(d, e) + carrying
 
 
-def of_token(config: SAEConfig, share_read: float, target: Site) -> float:
+def of_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
     """Return the operations of one token of training: the frozen model's and the autoencoder's.
 
     The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A

@@ -161,7 +161,7 @@ def cross_fitted(
     for train, _ in splits(fold_of):
         alpha = alphas[0]
         if len(alphas) > 1:
-            alpha = best_penalty(
+            alpha = strongest_good_penalty(
                 states[train], labels[train], n_levels, groups[train], alphas, inner_folds, seed
             )
         probes += fit_probes(states[train], labels[train], n_levels, [alpha])
@@ -169,7 +169,7 @@ def cross_fitted(
     return CrossFitted(probes, chosen_alphas, fold_of)
 
 
-def best_penalty(
+def strongest_good_penalty(
     states: Float[Tensor, "n d"],
     labels: Int[Tensor, " n"],
     n_levels: int,

@@ -36,7 +36,13 @@ def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFram
         before = settings_of_base.get(name)
         after = settings_of_changed.get(name)
         if before != after:
-            rows.append({"setting": name, "base": _brief(before), "changed": _brief(after)})
+            rows.append(
+                {
+                    "setting": name,
+                    "base": _setting_in_words(before),
+                    "changed": _setting_in_words(after),
+                }
+            )
     rows += _traits_by_block(base, changed)
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -96,7 +102,7 @@ def _trait_name(path: str, name: str) -> str:
     return ".".join(names) or "class"
 
 
-def _brief(value: object) -> str:
+def _setting_in_words(value: object) -> str:
     """Return a value as text; of a long list or table its length and digest.
 
     "none" is what the result is read back with.

@@ -105,8 +105,8 @@ def _tokens_moved(
     change = (model.finish(starts + step.to(starts)) - model.finish(starts)).mean(0)
     raised = change.topk(TOKENS_NAMED).indices.tolist()
     lowered = change.topk(TOKENS_NAMED, largest=False).indices.tolist()
-    return _written(model, raised), _written(model, lowered)
+    return _tokens_in_quotes(model, raised), _tokens_in_quotes(model, lowered)
 
 
-def _written(model: FrozenModel, tokens: Sequence[int]) -> str:
+def _tokens_in_quotes(model: FrozenModel, tokens: Sequence[int]) -> str:
     return " ".join(repr(model.tokenizer.decode([token])) for token in tokens)

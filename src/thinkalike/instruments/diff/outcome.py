@@ -64,7 +64,7 @@ def outcome_of_diff(observed: Observations) -> Outcome:
     }
     return Outcome(
         modules,
-        _scalars(observed, classes, words),
+        _scalars_of_diff(observed, classes, words),
         tables={name: table for name, table in tables.items() if len(table)},
         blank=[*modules.columns, *BLANK],
     )
@@ -88,7 +88,7 @@ def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
     return Outcome(pd.DataFrame(rows), dict.fromkeys(names, 0.0))
 
 
-def _scalars(
+def _scalars_of_diff(
     observed: Observations, classes: pd.DataFrame, words: pd.DataFrame
 ) -> dict[str, float]:
     """Return the headline numbers.

@@ -87,8 +87,8 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     most_similar = lowest if is_distance else highest
     show_text(
         f"{source} and {target} are least similar at {_place_in_words(least_similar)} "
-        f"({label} {_value_in_words(least_similar)}) and most similar at "
-        f"{_place_in_words(most_similar)} ({_value_in_words(most_similar)})."
+        f"({label} {_value_of_component(least_similar)}) and most similar at "
+        f"{_place_in_words(most_similar)} ({_value_of_component(most_similar)})."
     )
 
     are_same_components = bool((table["layer"] == table["target_layer"]).all())
@@ -110,7 +110,7 @@ def _place_in_words(row: pd.Series) -> str:
     return f"{row['component']} of layer {row['layer']}"
 
 
-def _value_in_words(row: pd.Series) -> str:
+def _value_of_component(row: pd.Series) -> str:
     return span(row["value"], row["low"], row["high"], ".3f")
 
 

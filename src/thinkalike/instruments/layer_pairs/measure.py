@@ -171,7 +171,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
 
         sides: dict[int, ComparedSide] = {}
         for model, sites in zip(models, sites_by_model, strict=True):
-            describe = partial(_described, model, runs)
+            describe = partial(_described_model, model, runs)
             sides[id(model)] = ComparedSide(model.name, self.named(sites), describe)
         source, target = models
         return self.comparison(measure, (sides[id(source)], sides[id(target)]), batches, work)
@@ -243,7 +243,7 @@ def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
     return scalars
 
 
-def _described(model: StateSource, runs: ModelRuns) -> dict[str, str]:
+def _described_model(model: StateSource, runs: ModelRuns) -> dict[str, str]:
     """Return what the provenance says of a model, under the name that it has in this job."""
     described: dict[str, str] = runs.text(("provenance", model.identity), model.describe)
     return {**described, "name": model.name}

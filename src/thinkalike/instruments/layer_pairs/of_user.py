@@ -25,7 +25,7 @@ from thinkalike.instruments.layer_pairs.by_measure import (
     StatesByMeasure,
     made_of,
     parameters_of,
-    parts_read,
+    parts_of_measure,
 )
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.plugins import MeasurePlugin, name_in_memory
@@ -89,7 +89,7 @@ class StatesByUser(StatesByMeasure):
         low, high = self.plugin.scale
         self.scale = (float(low), float(high))
         self.is_distance = self.plugin.is_distance
-        self.reads = parts_read(self.parts, self.is_distance)
+        self.reads = parts_of_measure(self.parts, self.is_distance)
         self.version = VERSION
         self._settings = self._schema(name)
 

@@ -30,7 +30,7 @@ from thinkalike.instruments.ruler.rungs import (
     RulerComparison,
     States,
     Values,
-    changed,
+    changed_copy,
     greatest_by_layer,
     measure_rungs,
 )
@@ -258,7 +258,7 @@ class BatchComparison(RulerComparison):
             return _joined([batch.states[0] for batch in batches])
         layers = sorted(set(self.layers[side]))
         states_of_batches = []
-        for batch in self._batches_of(changed(model, rung), layers):
+        for batch in self._batches_of(changed_copy(model, rung), layers):
             states_of_batches.append(self._by_pair(side, batch.states[0], layers))
         return _joined(states_of_batches)
 

@@ -157,7 +157,7 @@ class RSA(
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
         if "conditional_on_word" in pairs:
-            given_word = _given_word_in_words(pairs["conditional_on_word"], result.scalars)
+            given_word = _similarity_given_word(pairs["conditional_on_word"], result.scalars)
             show_text(f"Conditional on the word (pairs of stimuli of one word): {given_word}.")
 
 
@@ -205,7 +205,7 @@ def _layers_and_similarity(row: pd.Series, sign: str) -> str:
     )
 
 
-def _given_word_in_words(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
+def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
     """Return the range of similarities over pairs of one word, or why there are none."""
     finite = similarities.dropna()
     count = scalars.get("pairs_of_one_word", FEWEST_PAIRS)

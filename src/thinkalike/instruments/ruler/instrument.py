@@ -126,7 +126,7 @@ class RulerConfig(MeasureConfig):
         return rungs
 
 
-class Ruler(
+class RulerInstrument(
     Instrument[AnalyzeConfig],
     kind="ruler",
     version=10,

@@ -114,7 +114,7 @@ class RulerComparison(ABC):
         return True
 
 
-def changed(model: StateSource, rung: str) -> FrozenModel:
+def changed_copy(model: StateSource, rung: str) -> FrozenModel:
     """Return the copy of a model that is rounded to so many bits, or its untrained twin."""
     # A folder of states has no such rungs, see `_next_rung`.
     assert isinstance(model, FrozenModel)
@@ -123,7 +123,7 @@ def changed(model: StateSource, rung: str) -> FrozenModel:
     return rounded_copy(model, int(rung))
 
 
-def in_words(rung: str) -> str:
+def point_in_words(rung: str) -> str:
     """Return what tables call a rung."""
     if rung.isdigit():
         return f"{rung} bits"
@@ -176,7 +176,7 @@ def measure_rungs(
         with work.phase(f"rungs of {model.name}"):
             rung = _next_rung(model, value.mean(1), rungs[side], further(model))
             while rung:
-                log.info("%s beside %s", model.name, in_words(rung))
+                log.info("%s beside %s", model.name, point_in_words(rung))
                 states[side][rung] = _read_or_resumed(comparison, side, rung, work)
                 free_cached_memory(model.device)
                 if rung != MIXING and comparison.leave_out_massive(states[side][rung]):

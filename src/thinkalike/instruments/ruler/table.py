@@ -17,8 +17,8 @@ from thinkalike.instruments.ruler.rungs import (
     Values,
     difference_interval,
     greatest_by_layer,
-    in_words,
     is_beyond,
+    point_in_words,
 )
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.ladder import RUNGS, reading_interval
@@ -88,7 +88,9 @@ def ruler_table(
         columns[f"{side}_random_control"] = rungs[UNTRAINED].mean(1)[:, 0].numpy()
         readings = []
         for layer in range(len(pairs)):
-            readings.append(_reading(both_ways[layer], rungs, layer, is_beyond=beyond[layer]))
+            readings.append(
+                _reading_in_bits(both_ways[layer], rungs, layer, is_beyond=beyond[layer])
+            )
         columns[f"{side}_equivalent_bits"] = [float(reading.value) for reading in readings]
         columns[f"{side}_equivalent_bits_low"] = [float(reading.low) for reading in readings]
         columns[f"{side}_equivalent_bits_high"] = [float(reading.high) for reading in readings]
@@ -117,7 +119,7 @@ def shared_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[T
     }
 
 
-def _reading(
+def _reading_in_bits(
     value: Float[Tensor, " replicates"],
     rungs: Mapping[str, Values],
     layer: int,
@@ -177,7 +179,7 @@ def rungs_table(
                     {
                         "model": name,
                         "layer": layer,
-                        "calibration_point": in_words(rung),
+                        "calibration_point": point_in_words(rung),
                         "bits": float(rung) if rung.isdigit() else math.nan,
                         "value": float(interval.value),
                         "low": float(interval.low),

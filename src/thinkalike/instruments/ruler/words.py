@@ -27,7 +27,7 @@ from thinkalike.instruments.ruler.rungs import (
     RulerComparison,
     States,
     Values,
-    changed,
+    changed_copy,
     greatest_by_layer,
 )
 from thinkalike.measures.folds import numbered_by_part
@@ -286,7 +286,7 @@ class WordComparison(RulerComparison):
             away = BLOCKS_AWAY[rung]
             return self.words.states(model, [_layer_away(layer, away) for layer in layers])
         if rung == UNTRAINED or rung.isdigit():
-            return self.words.states(changed(model, rung), layers)
+            return self.words.states(changed_copy(model, rung), layers)
 
         further = load_model(rung)
         last = max(model.n_layers - 1, 1)

@@ -44,8 +44,8 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
     different tokens of one tokenizer, because the models begin their rows differently.
 
     Args:
-        onward, back: The sums by document of both directions, see `penalties`. Their layer pairs
-            are in the same order.
+        onward, back: The sums by document of both directions, see `table_of_penalties`. Their
+            layer pairs are in the same order.
     """
     penalty = losses_of_seeds(onward) - onward["target"]
     penalty_back = losses_of_seeds(back) - back["target"]

@@ -18,7 +18,7 @@ from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.stitches.stitch import Stitch
+from thinkalike.stitches.stitch import StitchModule
 from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import peak_rate
 from thinkalike.training.recipe import whole_rows
@@ -42,7 +42,7 @@ FLOOR = "floor"
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedStitches:
     """The φ of every layer pair, and further stitches that were trained in the same pass.
 
     Attributes:
@@ -66,7 +66,7 @@ def fitted(
     run: TrainingRun,
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
-) -> Fitted:
+) -> FittedStitches:
     """Train the φ of every layer pair, or solve for them.
 
     Args:
@@ -79,9 +79,9 @@ def fitted(
     setting = forms.setting
     kind = setting.config.kind
     if setting.config.trained:
-        return _trained(forms, run, loggers, untrained)
+        return _trained_stitches(forms, run, loggers, untrained)
     if kind == "identity":
-        return Fitted(identity_maps(setting.source, setting.layer_pairs))
+        return FittedStitches(identity_maps(setting.source, setting.layer_pairs))
 
     maps = forms.maps(kind)
     weights = {}
@@ -91,17 +91,17 @@ def fitted(
     beside = {}
     if untrained:
         beside[RANDOM_SOURCE] = untrained.maps(kind)
-    return Fitted(maps, beside=beside, weights=weights)
+    return FittedStitches(maps, beside=beside, weights=weights)
 
 
 def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
     """Return the identity for each layer pair."""
-    return [Stitch("identity", model.d_model, model.d_model)] * len(pairs)
+    return [StitchModule("identity", model.d_model, model.d_model)] * len(pairs)
 
 
-def _trained(
+def _trained_stitches(
     forms: ClosedForms, run: TrainingRun, loggers: Sequence[Logger], untrained: ClosedForms | None
-) -> Fitted:
+) -> FittedStitches:
     """Train the φ of every layer pair; see `fitted`."""
     setting = forms.setting
     config = setting.config
@@ -144,7 +144,7 @@ def _trained(
         del beside[FLOOR]
     weights = nn.ModuleList(maps).state_dict()
     curves = module.curve.cpu().numpy()  # (steps, stitches)
-    return Fitted(
+    return FittedStitches(
         maps,
         half=list(module.halfway),
         beside=beside,

@@ -19,7 +19,12 @@ from thinkalike.evaluation.stitched_losses import (
 )
 from thinkalike.evaluation.token_means import TokenMeans
 from thinkalike.instruments.stitching.closed_forms import ClosedForms
-from thinkalike.instruments.stitching.fitting import FLOOR, RANDOM_SOURCE, Fitted, identity_maps
+from thinkalike.instruments.stitching.fitting import (
+    FLOOR,
+    RANDOM_SOURCE,
+    FittedStitches,
+    identity_maps,
+)
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.ladder import next_rung
 from thinkalike.memory import free_cached_memory
@@ -57,7 +62,7 @@ class ShuffledMap:
 
 def reported(
     forms: ClosedForms,
-    fits: Fitted,
+    fits: FittedStitches,
     untrained: ClosedForms | None,
     further_seeds: Mapping[str, StateMaps],
     means: TokenMeans,
@@ -108,7 +113,7 @@ def reported(
 
 
 def _maps_of_source(
-    forms: ClosedForms, fits: Fitted, further_seeds: Mapping[str, StateMaps]
+    forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
     """Return all maps of the source's states, by name."""
     setting = forms.setting
@@ -130,7 +135,7 @@ def _maps_of_source(
 
 
 def _controls(
-    forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, means: TokenMeans
+    forms: ClosedForms, fits: FittedStitches, untrained: ClosedForms | None, means: TokenMeans
 ) -> dict[str, Control]:
     """Return the maps of the states of other models than the source, by name."""
     setting = forms.setting

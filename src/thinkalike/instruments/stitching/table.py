@@ -140,7 +140,7 @@ def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documen
     return sizes.clamp(min=FEWEST_BYTES).double()
 
 
-def penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
+def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
     """Return one row for each layer pair: losses and penalties, and the other means.
 
     Losses and penalties are in nats per token. Each column has `_low` and `_high` beside it, the

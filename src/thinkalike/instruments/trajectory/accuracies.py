@@ -134,7 +134,7 @@ def simultaneous_t(
     return torch.stack(quantiles).view(families_shape).to(replicates)
 
 
-def band(
+def simultaneous_band(
     value: Float[Tensor, " s"],
     replicates: Float[Tensor, "b s"],
     reference: Float[Tensor, " s"] | None = None,
@@ -203,7 +203,7 @@ def curve_of(
     """
     levels = int(labels.max()) + 1
     accuracies = balanced_accuracies(is_right, labels, groups, levels)
-    accuracy = band(
+    accuracy = simultaneous_band(
         torch.stack([of_step.value for of_step in accuracies]),
         torch.stack([of_step.replicates for of_step in accuracies], 1),
     )

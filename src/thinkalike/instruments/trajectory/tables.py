@@ -19,9 +19,9 @@ from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.probing_tasks import Task
 from thinkalike.instruments.trajectory.accuracies import (
     Curve,
-    band,
     curve_of,
     percentile_interval,
+    simultaneous_band,
     simultaneous_t,
 )
 from thinkalike.instruments.trajectory.reader import CheckpointNumbers, CheckpointReader
@@ -200,7 +200,7 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
     """
     value = cka.as_found  # (s, s)
     without = cka.without  # (parts, s, s)
-    to_last = band(value[:, -1], without[:, :, -1], value[:, -1])
+    to_last = simultaneous_band(value[:, -1], without[:, :, -1], value[:, -1])
     columns = {"step": list(steps), "layer": layer}
     columns |= interval_columns("similarity_to_last", to_last)
 
@@ -209,8 +209,8 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
     doublings = torch.log2(1 + torch.tensor(steps, dtype=torch.float64)).diff()
     angle = previous.clamp(-1, 1).arccos() / doublings
     angle_without = previous_without.clamp(-1, 1).arccos() / doublings
-    to_previous = band(previous, previous_without, previous)
-    speed = band(angle, angle_without, angle)
+    to_previous = simultaneous_band(previous, previous_without, previous)
+    speed = simultaneous_band(angle, angle_without, angle)
     for name, estimate in {"similarity_to_previous": to_previous, "speed": speed}.items():
         for column, values in interval_columns(name, estimate).items():
             columns[column] = [math.nan, *values]  # the first checkpoint has none before it
