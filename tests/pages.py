@@ -145,3 +145,9 @@ def script(name: str) -> Any:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+DOCS = ROOT / "docs"
+DOORS = ("train", "analyze")
+PLUGGED = [each for each in commands() if any(".py:" in word for word in each.words)]  # test_plugins.py runs them
+COMMANDS = [each for each in commands() if each not in PLUGGED]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from test_data import Letters
+from letters import Letters
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import (

@@ -1,14 +1,12 @@
 """Any architecture of transformers, cut at its blocks, as docs/reference/architectures.md says."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
 
 import tiny
+from architectures import KNOWN, PAGE, make_models
 from conftest import composed
-from pages import script
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
@@ -17,16 +15,10 @@ from thinkalike.models.load import load_model
 from thinkalike.models.operations import operations
 from thinkalike.models.shapes import shape_of
 
-DOCS = Path(__file__).parents[1] / "docs"
 SAMPLE = (  # other attention in every second layer, capped logits, states between the blocks, each kind, and refusals
     "gemma3_text", "gpt_oss", "gemma2", "olmo3", "rwkv", "mamba2", "modernbert", "roberta (classifier)", "t5 (encoder)",
     "bart (decoder)", "bart", "zamba2", "albert", "xlnet",
 )  # fmt: skip
-PAGE = (DOCS / "reference" / "architectures.md").read_text().splitlines()
-
-
-make_models = script("make_models")
-KNOWN = make_models.architectures()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from foreign_files import CALLBACKS, folder_of
 from thinkalike import plugins
 from thinkalike.config.compose import compose_inner_job, trust_plugins_of
 from thinkalike.config.references import check_references, references_in
@@ -82,15 +83,6 @@ ENDLESS = {
     "counts for 100": {"mine": f"{JOB}store: '{'${' * 100_000}'"},
     "is not read": {"mine": f"{JOB}seed: ${{${{store}}}}"},
 }  # fmt: skip
-
-
-def folder_of(cli, files):
-    for name, text in files.items():
-        file = cli.folder / "own" / f"{name}.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    (cli.folder / "module_of_mine.py").write_text("open('run.log', 'w').close()\nf = Launcher = None\n")
-    return cli
 
 
 @pytest.mark.parametrize("said", RUN_CODE)
@@ -175,9 +167,6 @@ def test_the_plugins_of_a_command_line_are_known_in_every_form(word, monkeypatch
     monkeypatch.setattr(plugins, "TRUSTED", set())
     trust_plugins_of([word])
     assert "module_of_mine.py:f" in plugins.TRUSTED
-
-
-CALLBACKS = 'trainer.callbacks=["module_of_mine.py:f"]'
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.neighbors import NearestNeighbors
 
+from neighbours_of_sklearn import by_sklearn
 from thinkalike.measures import (
     CKA,
     LayerMeans,
@@ -231,22 +231,6 @@ def test_options_that_do_not_go_with_groups_are_refused():
         CKA(1, 1).update([FINE], [FINE], groups=TOKENS)
     with pytest.raises(ValueError, match="all rows, or all of each token"):
         mutual_knn(FINE[TOKENS], FINE, 3, TOKENS)
-
-
-def by_sklearn(x, y, tokens, k):
-    """Shares of neighbours among the rows of each token by scikit-learn, and what chance gives, over all rows."""
-    shares, chances = [], []
-    for token in tokens.unique():
-        rows = (tokens == token).nonzero()[:, 0]
-        if len(rows) < k + 2:
-            continue
-        sets = []
-        for features in (x, y):
-            search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(features[rows].numpy())
-            sets.append([set(row) for row in search.kneighbors(return_distance=False)])
-        shares += [len(a & b) / k for a, b in zip(*sets, strict=True)]
-        chances += [k / (len(rows) - 1)] * len(rows)
-    return np.mean(shares), np.mean(chances), len(shares)
 
 
 @pytest.mark.parametrize("at_once", [2**24, 200])

@@ -1,100 +1,41 @@
 """The frame of every job: declared once, and key, lock, seed, state, provenance and result follow."""
 
-import dataclasses
-import hashlib
 import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from conftest import composed, of_core
+from conftest import of_core
+from key_checks import NEUTRAL, check_defaults, key_of_settings, leaves, outside_the_key
 from thinkalike.config import (
     MEASURES,
     TASKS,
     AnalyzeConfig,
     DataConfig,
-    JobConfig,
-    MeasureConfig,
     ModelConfig,
     StimuliConfig,
     TrainConfig,
     TrainerConfig,
-    key_settings,
     measure_schema,
-    setting,
 )
-from thinkalike.config.parts import model_settings
-from thinkalike.config.schema import left_out_of
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
-from thinkalike.former_names import FORMER_NAMES, with_former_names
-from thinkalike.instruments import instrument, instrument_of
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.instruments import instrument
+from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import contents_of
 from thinkalike.job.performing import perform
 from thinkalike.processes import Interrupted
 from thinkalike.store import seal, write_state
 from thinkalike.training.recipe import StitchConfig
-
-
-@dataclass
-class ToyMeasure(MeasureConfig):
-    kind: str = "toy"
-    size: int = 3
-
-
-@dataclass
-class Config(JobConfig):
-    """A small configuration."""
-
-    measure: ToyMeasure = field(default_factory=ToyMeasure)
-    other: ToyMeasure = field(default_factory=ToyMeasure)
-    screen: str = setting("short", in_key=False)
-    trainer: TrainerConfig = setting(TrainerConfig, in_key=False)
-
-
-class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
-    """Draws some numbers."""
-
-    def __init__(self, content: str = "text", break_off: BaseException | None = None):
-        self.content, self.break_off, self.calls = content, break_off, []
-
-    def inputs(self, config):
-        return {"text": self.content}
-
-    def run(self, config, work: Work) -> Outcome:
-        self.calls.append("run")
-        work.opened.callback(lambda: self.calls.append("closed"))
-        kept = work.resume("half")
-        start = 0 if kept is None else int(kept["done"])
-        numbers = torch.randn(config.measure.size)
-        if self.break_off:
-            work.keep("half", {"done": 2, "numbers": numbers})
-            raise self.break_off
-        table = pd.DataFrame({"number": numbers.numpy(), "start": start})
-        return Outcome(table, {"mean": float(numbers.mean())}, {"numbers": numbers.numpy()}, models=[{"name": "toy"}])
-
-    def draw(self, result, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "toy.svg").write_text(str(len(result.table)))
-        self.calls.append("drawn")
-
-    def show(self, result) -> None:
-        print(f"{len(result.table)} numbers")
-
-
-def config(store: Path, **changes) -> Config:
-    return Config(store=str(store), **changes)
+from toy_job import Config, Toy, ToyMeasure, config
 
 
 def test_a_job_runs_is_drawn_shown_closed_and_appears(tmp_path, capsys):
@@ -318,44 +259,6 @@ def test_what_a_job_does_not_read_changes_no_key():
     assert kind.key_settings(made(5, seed=0)) == {"measure": {"size": 5}}, "control"
 
 
-NEUTRAL = {
-    "store", "force", "screen", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
-    "model.device_map", "target.device_map", "data.group",
-    "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
-    "trainer.memory", "trainer.recompute", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
-    "budget", "model.base", "target.base", "model.implausible", "target.implausible", "trainer.log_every",
-}  # fmt: skip
-
-
-def leaves(value, prefix=""):
-    for item in dataclasses.fields(value):
-        inner = getattr(value, item.name)
-        name = f"{prefix}{item.name}"
-        yield from leaves(inner, f"{name}.") if dataclasses.is_dataclass(inner) else [(value, item.name, name)]
-
-
-def outside_the_key(root, **model) -> set[str]:
-    """The settings of a job that can change without a change of what its key is made of.
-
-    Args:
-        model: further settings of its models, with values that are not the defaults.
-    """
-
-    def made():
-        models = {name: model_settings(name=name, **model) for name in ("model", "target")}
-        return root(**models, data=DataConfig(name="stdlib"))
-
-    outside = set()
-    for number, (_, _, name) in enumerate(leaves(made())):
-        changed = made()
-        plain = json.dumps(key_settings(changed), sort_keys=True)
-        owner, attribute, _ = list(leaves(changed))[number]
-        setattr(owner, attribute, "something else")
-        if json.dumps(key_settings(changed), sort_keys=True) == plain:
-            outside.add(name)
-    return outside
-
-
 @pytest.mark.parametrize("root", [TrainConfig, AnalyzeConfig])
 def test_every_setting_is_in_the_key_unless_declared_neutral(root):
     core = {name for _, _, name in leaves(root(model=ModelConfig(), target=ModelConfig()))}
@@ -377,18 +280,6 @@ def test_every_instrument_has_a_kind_of_its_own():
 DEFAULTS = Path(__file__).parent / "defaults.json"
 
 
-def check_defaults(file: Path, schemas: Iterable[Any], measures: Iterable[str]) -> None:
-    """Check that the defaults of schemas and of the settings of measures are those that a file holds."""
-    by_name = {schema.__name__: schema for schema in schemas}
-    by_name |= {f"measure={kind}": measure_schema(kind) for kind in measures}
-    known = json.loads(file.read_text())
-    for name, values in known.items():
-        items = {FORMER_NAMES.get(item.name, item.name): item for item in dataclasses.fields(by_name[name])}
-        found = with_former_names({key: left_out_of(items[key]) for key in values})
-        assert found == values, name
-    assert set(known) <= set(by_name), f"{file} has the defaults of schemas that results were stored with"
-
-
 def test_no_default_has_changed_without_a_word():
     """One that must change: raise the version of the kinds that read it, then write the new one into defaults.json."""
     schemas = (DataConfig, ModelConfig, StimuliConfig, TrainerConfig, StitchConfig)
@@ -396,15 +287,6 @@ def test_no_default_has_changed_without_a_word():
 
 
 KEYS = Path(__file__).parent / "keys.json"
-
-
-def key_of_settings(line: str) -> str:
-    """A hash of all that the settings of a command line give to the key of its result."""
-    entry, *words = line.split(" ")
-    config = composed(*words, entry=entry)
-    kind = instrument_of(config)
-    entered = kind.key_settings(kind.completed(config))
-    return hashlib.sha256(json.dumps([kind.kind, entered], sort_keys=True).encode()).hexdigest()[:12]
 
 
 @pytest.mark.parametrize("line", json.loads(KEYS.read_text()))

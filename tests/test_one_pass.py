@@ -11,13 +11,13 @@ import torch
 
 import tiny
 from conftest import composed, results_in
+from one_pass import list_of, results
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for
 from thinkalike.measures import LayerMeans, MutualKNN, gram_statistics
 from thinkalike.measures import neighbours as mutual
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.metric import CKA
-from thinkalike.store import open_result
 
 
 @pytest.fixture
@@ -45,18 +45,6 @@ def as_target(words):
     return [
         word.replace("model=", "model@target=") if word.startswith("model=") else f"target{word[5:]}" for word in words
     ]
-
-
-def list_of(minis, names):
-    entries = (f"{{model:gelu-3l-mini,path:'{minis}/{name}',name:{name}}}" for name in names)
-    return f"models=[{','.join(entries)}]"
-
-
-def results(done):
-    """The results that a command printed, in order."""
-    assert done.status == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("results: ")]
-    return [open_result(done.folder / line.removeprefix("results: ")) for line in lines]
 
 
 def same(one, other):

@@ -13,6 +13,7 @@ import pytest
 
 import thinkalike
 import tiny
+from conftest import ROOT
 from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, jobs, load_model, run
 from thinkalike.config import options
 from thinkalike.config.compose import _option, hydra_ready
@@ -27,7 +28,7 @@ import json, os, sys, traceback
 import matplotlib.pyplot, numpy, pandas, torch, transformers  # which make folders of their own
 import thinkalike as ta
 import tiny
-from test_functions import FRAME, TEXTS
+from function_calls import FRAME, TEXTS
 from thinkalike.measures import metric
 
 cache, written, stacks = os.environ["THINKALIKE_CACHE"], [], []
@@ -87,7 +88,7 @@ def watched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched")
     (folder / "cache").mkdir()
     environment = {**os.environ, "THINKALIKE_CACHE": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [SRC, ROOT / "tests", ROOT / "tests" / "helpers"]))
     ran = subprocess.run([sys.executable, "-c", WATCHED], cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = {}

@@ -9,6 +9,7 @@ from torch import nn
 
 import tiny
 from conftest import composed, step_data
+from rotated_models import rotate, rotation
 from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.evaluation.forward import states_onwards
@@ -266,40 +267,6 @@ def test_rates_have_defaults_by_optimiser_and_width():
     assert peak_rate(StitchConfig(scale_lr_by_momentum=False), 64) == 1
     assert peak_rate(StitchConfig(optimizer="adam"), 64) == 0.18 / 8
     assert peak_rate(StitchConfig(optimizer="adam", lr=0.5), 4) == 0.25
-
-
-def rotation(width):
-    """A random orthogonal map that keeps the mean over the width, so that a LayerNorm without gain commutes with it."""
-    mean = torch.full((width, 1), width**-0.5)
-    basis = torch.linalg.qr(torch.cat([mean, torch.randn(width, width - 1)], 1)).Q
-    turned = basis.clone()
-    turned[:, 1:] = basis[:, 1:] @ torch.linalg.qr(torch.randn(width - 1, width - 1)).Q
-    return turned @ basis.T
-
-
-@torch.no_grad()
-def rotate(module, q):
-    """Fold every norm into what follows it, then conjugate all blocks with q: the same function of tokens."""
-
-    def fold(norm, *linears):
-        for linear in linears:
-            if linear.bias is None:
-                linear.bias = torch.nn.Parameter(torch.zeros(len(linear.weight)))
-            linear.bias += linear.weight @ norm.bias
-            linear.weight.copy_(linear.weight * norm.weight @ q.T)
-        norm.weight.fill_(1)
-        norm.bias.zero_()
-
-    for block in module.layers:
-        fold(block.ln1, block.attn.q, block.attn.k, block.attn.v)
-        fold(block.ln2, block.mlp.fc_in)
-        for linear in (block.attn.o, block.mlp.fc_out):
-            linear.weight.copy_(q @ linear.weight)
-            linear.bias.copy_(q @ linear.bias)
-    fold(module.ln_out, module.head)
-    for embedding in (module.tok_embed, module.pos):
-        embedding.weight.copy_(embedding.weight @ q.T)
-    return module
 
 
 @pytest.fixture(scope="module")

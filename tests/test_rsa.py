@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 from scipy.spatial.distance import pdist, squareform
 
+from drawn_states import D, N, drawn
 from thinkalike.measures import (
     jackknife,
     mantel,
@@ -22,14 +23,6 @@ from thinkalike.measures import (
 from thinkalike.measures.distances.crossnobis import crossnobis, noise_covariance
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import levels_of
-
-N, D = 40, 12
-
-
-def drawn(count=3, n=N, d=D, dtype=torch.float64, device="cpu"):
-    """Layers that share something."""
-    shared = torch.randn(n, d, dtype=torch.float64)
-    return [(shared + (k + 1) * torch.randn(n, d, dtype=torch.float64)).to(device, dtype) for k in range(count)]
 
 
 @pytest.mark.parametrize(

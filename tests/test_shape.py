@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linprog
 from scipy.spatial.distance import cdist, cosine, jensenshannon
 
-from test_given_token import by_sklearn
+from neighbours_of_sklearn import by_sklearn
 from thinkalike.measures import (
     SVCCA,
     CKAMeasure,

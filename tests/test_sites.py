@@ -9,9 +9,10 @@ import transformers
 import yaml
 
 import thinkalike
+from architectures import KNOWN, PAGE, make_models
 from conftest import composed
-from test_architectures import DOCS, KNOWN, PAGE, make_models
-from test_functions import FEW, TEXTS, bridged
+from function_calls import FEW, TEXTS, bridged
+from pages import DOCS
 from thinkalike import load_model
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job

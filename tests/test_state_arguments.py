@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import thinkalike as ta
-from test_functions import bridged
+from function_calls import bridged
 from thinkalike.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(0)

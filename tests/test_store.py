@@ -18,12 +18,11 @@ import pytest
 import torch
 
 import thinkalike
-from stores import finish, made
+from planted_headlines import TABLE, of
+from stores import finish
 from thinkalike import open_result
 from thinkalike.cli import main
-from thinkalike.config import MEASURES, SUBJECTS, TASKS
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
-from thinkalike.instruments import instrument
 from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.listing.frames import FIXED_COLUMNS
 from thinkalike.measures import bootstrap_interval, fold_interval
@@ -31,7 +30,6 @@ from thinkalike.processes import locked
 from thinkalike.report.reports import gather, report_of
 from thinkalike.store import Headline, Result, StoredJob, first_scalar, newest_state, read_state, seal, write_state
 
-TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
 
 
@@ -171,13 +169,6 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
             job(tmp_path).running(wait=False).__enter__()
         other.kill()
     assert done(tmp_path).exists()
-
-
-def of(kind: str, table: pd.DataFrame, scalars=None, provenance=None, **more) -> dict[str, Headline]:
-    """Return by name the headline numbers of a planted result of a kind."""
-    modules = SUBJECTS if provenance else {**TASKS, **MEASURES}
-    found = instrument(modules[kind]).headlines(made(table, scalars, provenance, **more))
-    return {each.name: each for each in found}
 
 
 def cells(source: str, target: str, values: list[list[float]]) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed, step_data
-from test_work import Work
+from counted_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.errors import DataError, StoreError, TrainingError
 from thinkalike.evaluation.forward import next_token_losses

@@ -15,7 +15,7 @@ import pytest
 import pages
 import tiny
 from conftest import ROOT, of_core, smallest_words
-from test_house import imported
+from source_imports import imported
 from thinkalike.config import MEASURES, ModelConfig, instrument
 
 CONTRIB = ("src/thinkalike/contrib", "tests/contrib", "docs/contrib")

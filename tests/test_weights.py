@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils import parametrizations
 
 import tiny
+from damaged_weights import DAMAGES, rewrite
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.files import LARGEST_READ_WHOLE
@@ -50,33 +51,10 @@ def load(kind, folder, **changes):
     return load_model(config).module.state_dict()
 
 
-def rewrite(folder, change):
-    """Change the weights of a checkpoint."""
-    path = folder / "model.safetensors"
-    weights = {name: weight.contiguous() for name, weight in change(load_file(path)).items()}
-    save_file(weights, path, metadata={"format": "pt"})
-
-
 def line_of(kind, folder, **changes):
     with pytest.raises(ModelError) as caught:
         load(kind, folder, **changes)
     return str(caught.value)
-
-
-def without_a_block(weights, block, _):
-    return {name: weight for name, weight in weights.items() if block not in name}
-
-
-def with_a_block_too_many(weights, block, _):
-    return weights | {n.replace(block, block.replace("1", "4")): w.clone() for n, w in weights.items()}
-
-
-DAMAGES = {  # with what is said, by PyTorch of a mini
-    "missing": (without_a_block, "(missing: ", "Missing key(s)"),
-    "a block too many": (with_a_block_too_many, "(not expected: ", "Unexpected key(s)"),
-    "another shape": (lambda w, _, name: w | {name: w[name][:-1]}, "(of another shape: ", "size mismatch"),
-    "a further weight": (lambda w, *_: w | {"extra.weight": torch.ones(2)}, "(not expected: extra", "extra.weight"),
-}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
