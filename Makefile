@@ -1,6 +1,6 @@
 # make train ARGS="model=solu-3l-mini"    set-up on first use, then the main job
 # make test | make lint                   the same for the fast tests, on all cores, and the checks
-# make test ARGS="-n0 tests/test_cka.py"  one file, in one process
+# make test ARGS="-n0 tests/measures/test_cka.py"  one file, in one process
 # make ci-slow | make slow                the slow tests that continuous integration runs | all slow tests
 # make docs                               the documentation into site/, strictly; offline once its packages are there
 # make bench | make bench ARGS="cka rsa"   the instruments' speed, one thread, into benchmarks/RESULTS.md

@@ -205,6 +205,13 @@ def test_no_file_that_is_read_can_run_code():
     assert [name for text in others for name in imported(text) if name.split(".")[0] == "pickle"] == []
 
 
+def test_the_folders_of_tests_are_packages_of_the_source():
+    source = ROOT / "src" / "thinkalike"
+    folders = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert {name for name in folders if not (source / name).is_dir()} == {"faults"}
+    assert {"data", "measures"} <= folders, "control"
+
+
 def test_no_test_module_imports_another():
     """What tests share is in tests/helpers or in conftest.py."""
     modules = list((ROOT / "tests").rglob("*.py"))

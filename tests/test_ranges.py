@@ -62,7 +62,7 @@ def test_layers_that_are_no_pairs_are_refused(layers):
 
 
 def test_values_that_are_possible_are_taken():
-    """The positive control of what tests/test_config.py refuses."""
+    """The positive control of what tests/config/test_config.py refuses."""
     config = compose_job("train", ["stitch.steps=1e3", "stitch.lr_multiples=[0.5,2]", "model.revision=1000", "force=1"])
     assert (config.stitch.steps, config.stitch.lr_multiples, config.force) == (1000, [0.5, 2.0], True)
     assert config.model.revision == "1000"

@@ -3,13 +3,13 @@
 import contextlib
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
+from conftest import ROOT
 from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
@@ -399,7 +399,7 @@ def test_one_long_sentence_leaves_rsa_few_degrees_of_freedom():
 @pytest.mark.parametrize("law", ["one has half", "one of 60 words", "8 equal"])
 def test_unequal_documents_have_intervals_that_cover_or_none(name, law, monkeypatch, tmp_path):
     """40 data sets give a share to within 7 %."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import unequal_coverage as simulated
     from dependence import Records
 

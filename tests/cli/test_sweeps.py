@@ -26,7 +26,7 @@ from thinkalike.completion import readable_line
 from thinkalike.config import compose_job
 from thinkalike.errors import ConfigError
 
-CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
+CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
 LAUNCHERS = {"in sequence": [], "two at once, by joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}
 
@@ -423,7 +423,7 @@ def test_composing_works_inside_another_hydra_application(tmp_path, monkeypatch)
     """Hydra has one global state, which another application, or a notebook, may be using."""
     (tmp_path / "other.yaml").write_text("a: 1\n")
     monkeypatch.chdir(ROOT / "tests")
-    with initialize("../conf", version_base=None):
+    with initialize("../../conf", version_base=None):
         before = GlobalHydra.instance().hydra
         assert compose_job("train", ["model=./here"]).model.path == "./here"
         with pytest.raises(ConfigError):

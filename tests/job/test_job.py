@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import of_core
+from conftest import ROOT, of_core
 from key_checks import NEUTRAL, check_defaults, key_of_settings, leaves, outside_the_key
 from thinkalike.config import (
     MEASURES,
@@ -277,7 +277,7 @@ def test_every_instrument_has_a_kind_of_its_own():
 
 
 # The defaults do not enter a key: one that changes gives old results to new settings, unless the version is raised.
-DEFAULTS = Path(__file__).parent / "defaults.json"
+DEFAULTS = ROOT / "tests" / "defaults.json"
 
 
 def test_no_default_has_changed_without_a_word():
@@ -286,7 +286,7 @@ def test_no_default_has_changed_without_a_word():
     check_defaults(DEFAULTS, schemas, of_core(MEASURES))
 
 
-KEYS = Path(__file__).parent / "keys.json"
+KEYS = ROOT / "tests" / "keys.json"
 
 
 @pytest.mark.parametrize("line", json.loads(KEYS.read_text()))

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-SOURCE = str(Path(__file__).parents[1] / "src" / "thinkalike")
+SOURCE = str(Path(__file__).parents[2] / "src" / "thinkalike")
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}

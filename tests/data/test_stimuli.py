@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 import thinkalike
+from conftest import ROOT
 from thinkalike.config import StimuliConfig
 from thinkalike.data.grammar import (
     Pattern,
@@ -40,8 +41,6 @@ from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
 from thinkalike.data.tables import checked_frame, read_conllu, read_stimuli, read_table, with_named_index
 from thinkalike.errors import DataError
 from thinkalike.inputs import stimuli_config
-
-ROOT = Path(__file__).resolve().parents[1]
 
 COLUMNS = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 FAMILIES = ("gpt_neox", "gpt2", "mamba", "bert")
 LAYERS = 4
-MINIS = Path(__file__).parents[1] / "src" / "thinkalike" / "assets"
+MINIS = Path(__file__).parents[2] / "src" / "thinkalike" / "assets"
 
 
 def document(seed: int, words: int = 400) -> str:

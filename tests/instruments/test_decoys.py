@@ -1,11 +1,11 @@
 """The benchmark of decoys compares as the ruler does; decoys know what they should."""
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
 
+from conftest import ROOT
 from thinkalike.instruments.ruler.rungs import MIXING, difference_interval, greatest_by_layer
 from thinkalike.instruments.ruler.words import WordComparison, Words
 from thinkalike.models.load import load_model
@@ -15,7 +15,7 @@ SOURCE, TARGET = "solu-3l-mini", "gelu-3l-mini"
 
 @pytest.fixture
 def decoys(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return import_module("decoys")
 
 
