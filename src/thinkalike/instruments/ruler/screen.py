@@ -7,9 +7,9 @@ from typing import overload
 
 import pandas as pd
 
-from thinkalike.instruments.ruler.rungs import MIXING, UNTRAINED
+from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
 from thinkalike.instruments.stitching.screen import arrows, in_bits
-from thinkalike.measures.ladder import RUNGS
+from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
     Column,
     Table,
@@ -71,14 +71,15 @@ def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
         "a copy that is as similar to it as the second model is"
     )
     bits = table[[f"{side}_equivalent_bits" for side in sides]]
+    least = BITS_OF_COPIES[0]
+    most = BITS_OF_COPIES[-1]
     ends = []
-    if (bits <= RUNGS[0]).any(axis=None):
+    if (bits <= least).any(axis=None):
         ends.append(
-            f"below {RUNGS[0]}: less similar than the copy of {RUNGS[0]} bits, or not above the "
-            "control"
+            f"below {least}: less similar than the copy of {least} bits, or not above the control"
         )
-    if (bits >= RUNGS[-1]).any(axis=None):
-        ends.append(f"{RUNGS[-1]} or more: at least as similar as the copy of {RUNGS[-1]} bits")
+    if (bits >= most).any(axis=None):
+        ends.append(f"{most} or more: at least as similar as the copy of {most} bits")
     return "; ".join([sentence, *ends]) + "."
 
 
@@ -240,7 +241,7 @@ def bits_in_words(table: pd.DataFrame, side: str) -> list[str]:
     """
     column = f"{side}_equivalent_bits"
     bits = table[[column, f"{column}_low", f"{column}_high"]]
-    has_number = (bits[column] > RUNGS[0]) & (bits[column] < RUNGS[-1])
+    has_number = (bits[column] > BITS_OF_COPIES[0]) & (bits[column] < BITS_OF_COPIES[-1])
     form = ".1f"
     for _, low, high in bits[has_number].itertuples(index=False):
         if f"{low:.1f}" == f"{high:.1f}":
@@ -248,7 +249,7 @@ def bits_in_words(table: pd.DataFrame, side: str) -> list[str]:
 
     cells = []
     for value, low, high in bits.itertuples(index=False):
-        if RUNGS[0] < value < RUNGS[-1]:
+        if BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
             cells.append(span(value, low, high, form))
         else:
             cells.append(in_bits(value))

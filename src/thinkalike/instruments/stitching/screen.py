@@ -13,6 +13,7 @@ from thinkalike.screen import (
     Table,
     number_column,
     number_text,
+    range_text,
     show_table,
     show_text,
     span,
@@ -58,7 +59,7 @@ def arrows(table: pd.DataFrame) -> list[str]:
     return [f"{source_layer}→{target_layer}" for source_layer, target_layer in pairs]
 
 
-def _layers_in_words(table: pd.DataFrame) -> str:
+def _stitched_layers_in_words(table: pd.DataFrame) -> str:
     """Return which layers of the source are stitched into which of the target."""
     source = table["source"].iloc[0]
     target = table["target"].iloc[0]
@@ -85,7 +86,7 @@ def _listed_layers(layers: Sequence[int]) -> str:
     return f"layers {', '.join(str(layer) for layer in layers)}"
 
 
-def _range(table: pd.DataFrame, column: str) -> str:
+def _range_of_column(table: pd.DataFrame, column: str) -> str:
     """Return the least and the greatest number of a column, once if they round to the same.
 
     Both have the two decimals of the tables, but very small numbers have two digits.
@@ -93,11 +94,7 @@ def _range(table: pd.DataFrame, column: str) -> str:
     form = ".2f"
     if table[column].abs().max() < LEAST_OF_TWO_DECIMALS:
         form = ".2g"
-    least = number_text(table[column].min(), form)
-    greatest = number_text(table[column].max(), form)
-    if least == greatest:
-        return least
-    return f"{least} to {greatest}"
+    return range_text(table[column].min(), table[column].max(), form)
 
 
 def _range_of_bits(readings: pd.Series) -> str:
@@ -112,7 +109,8 @@ def _range_of_bits(readings: pd.Series) -> str:
 def sentence_of_direction(table: pd.DataFrame) -> str:
     """Return what the stitches of one direction cost, in nats and in equivalent bits."""
     target = table["target"].iloc[0]
-    cost = f"Stitching {_layers_in_words(table)} costs {_range(table, 'penalty')} nats per token"
+    layers = _stitched_layers_in_words(table)
+    cost = f"Stitching {layers} costs {_range_of_column(table, 'penalty')} nats per token"
     if "equivalent_bits" not in table:
         return f"{cost}."
     bits = _range_of_bits(table["equivalent_bits"])
@@ -125,7 +123,7 @@ def sentence_of_floor(table: pd.DataFrame) -> str:
     if first["source"] == first["target"] or "floor_penalty" not in table:
         return ""
     return (
-        f"The same recipe costs {_range(table, 'floor_penalty')} nats per token for "
+        f"The same recipe costs {_range_of_column(table, 'floor_penalty')} nats per token for "
         f"{first['target']} into itself (the floor)."
     )
 
@@ -144,12 +142,12 @@ def note_of_columns(table: pd.DataFrame) -> str:
 
 def in_bits(reading: float) -> str:
     """Return a reading in bits, in words where it is at an end of the scale."""
-    from thinkalike.measures.ladder import RUNGS
+    from thinkalike.measures.bit_readings import BITS_OF_COPIES
 
-    if reading <= RUNGS[0]:
-        return f"below {RUNGS[0]}"
-    if reading >= RUNGS[-1]:
-        return f"{RUNGS[-1]} or more"
+    if reading <= BITS_OF_COPIES[0]:
+        return f"below {BITS_OF_COPIES[0]}"
+    if reading >= BITS_OF_COPIES[-1]:
+        return f"{BITS_OF_COPIES[-1]} or more"
     return f"{reading:.1f}"
 
 
