@@ -153,7 +153,7 @@ def read(copies, text_files):
         ("copy3.5", 3.35, 3.65, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3."),
         ("copy3", 2.7, 3.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3.0 bits"),
         ("base", 8, 8, "rounded to 8 or more bits"),
-        ("other", 2, 2, "no more similar than a network that only mixes"),
+        ("other", 2, 2, "no more similar than an untrained network that only mixes"),
     ],
 )
 def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
@@ -268,7 +268,7 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     assert len(table) == 16
     assert (table["low"] <= table["value"]).all()
     assert (table["r2_backward"] <= table["r2_backward_high"]).all()
-    assert "Before word, position and earlier tokens are regressed out, R² is" in capsys.readouterr().out
+    assert "If word, position and earlier tokens are not regressed out, R² is" in capsys.readouterr().out
     assert result.instrument.label(result) == "residual R²"
 
 

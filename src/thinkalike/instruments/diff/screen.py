@@ -13,6 +13,7 @@ from thinkalike.instruments.diff.null_screen import beside_null
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.weights_screen import weights_in_words
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
 
@@ -99,7 +100,7 @@ def summary_sentence(result: Result) -> str:
     if not numbers["tokens"]:
         return f"{changed} equals {base}: all weights, settings and tokenizers are the same."
 
-    text = f"text: {result.config['data']['name']}, {numbers['tokens']:,.0f} tokens"
+    text = f"text: {name_of_text(result)}, {numbers['tokens']:,.0f} tokens"
     what_changed = _count_of_modules(result.details, int(numbers["modules"]))
     what_changed = f"{base} → {changed}: {what_changed}"
     if not numbers["kl"]:
@@ -238,12 +239,14 @@ def effects_in_words(
         all_rows: The rows of all that were exchanged.
     """
     if all_rows["restoring_effect"].max() < LEAST_EFFECT:
+        # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
+        kl_left = dict(zip(names, 1 - rows["restoring_effect"], strict=True))
         rises = []
-        for name, effect in zip(names, rows["restoring_effect"], strict=True):
-            rises.append(f"{name} by {number_text(-effect, '.0%')}")
+        for name, times in sorted(kl_left.items(), key=lambda entry: -entry[1]):
+            rises.append(f"{name} to {number_text(times, '.2g')} times")
         return (
-            f"Put back alone, one {what} of the base removes nothing of the KL but raises it: "
-            f"{', '.join(rises)}."
+            f"Putting one {what} of the base back into the changed model does not lower the KL "
+            f"but raises it: {', '.join(rises)} what it is."
         )
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
@@ -270,10 +273,10 @@ def _onsets_in_words(changed: pd.DataFrame) -> str:
     named = _named([changed.loc[index] for index in sorted(indices)])
     ranges = 1 + named.count(",") + named.count(" and ")
     if ranges <= MOST_RANGES:
-        return f"Onset: the modules that change the states themselves are {named}."
+        return f"States begin to differ in these modules, given equal input: {named}."
     most = changed.loc[indices[0]]
     return (
-        f"Onset: {len(indices)} modules change the states themselves, most of all "
+        f"States begin to differ in {len(indices)} modules, given equal input, most of all in "
         f"{_named([most])} (by {number_text(most['onset'], '.2g')} of their norm)."
     )
 

@@ -14,6 +14,7 @@ from thinkalike.instruments.layer_pairs.equal_depth import (
     rows_across,
     rows_at_equal_depth,
 )
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import (
     capitalised,
     number_of_documents,
@@ -226,7 +227,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
     sentence = answer(label, across, is_distance)
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
-        show_text(f"Without regard to that control: {sentence}")
+        show_text(f"By its values alone, which the control may explain: {sentence}")
     elif sentence:
         show_text(sentence)
 
@@ -258,6 +259,8 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 def show_what_was_read(result: Result) -> None:
     """Say how much was compared, and what intervals are over if there are any."""
     text = f"Computed on {amount_in_words(result)}."
+    if "stimuli" not in result.provenance:
+        text = f"Computed on {name_of_text(result)}: {amount_in_words(result)}."
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:

@@ -153,13 +153,17 @@ def show_runs(runs: list[Run], source: str, target: str) -> None:
     columns = [
         text_column(f"blocks of {target}", [run.target for run in runs]),
         text_column(f"blocks of {source}", [run.source for run in runs]),
-        text_column("units in place or order, at least", [run.units for run in runs]),
+        text_column("units in place, of each block at least", [run.units for run in runs]),
         text_column(
             "p, corrected",
             [p_in_words(run.p).removeprefix("p ").removeprefix("= ") for run in runs],
         ),
     ]
-    show_table(Table(f"Where the blocks of {target} come from", columns))
+    show_table(
+        Table(
+            f"Blocks of {target}, and of {source} with a common history", columns
+        )
+    )
 
 
 def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iterator[str]:
@@ -171,6 +175,8 @@ def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iter
         else:
             origin = origin_in_words(run, source)
             evidence = f"{run.units} units {where(run.rows[0])}, {p_in_words(run.p)}"
+            if len(run.rows) > 1:
+                evidence = f"of each, at least {evidence}"
             yield f"{run.blocks.capitalize()} of {target} {origin}: {evidence}."
     if without_origin:
         yield no_origin_in_words(result, without_origin, source, target, len(runs))

@@ -39,6 +39,7 @@ from thinkalike.instruments.ruler.words import (
     seconds_of_maps,
     tokens_of_words,
 )
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
@@ -248,7 +249,7 @@ class RulerInstrument(
         table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
-        show_text(sentence_of_ruler(table, result.scalars))
+        show_text(f"{sentence_of_ruler(table, result.scalars)} Text: {name_of_text(result)}.")
         title = (
             f"Residual R² (mean of both directions) of {source} and {target}, with the equivalent "
             "bit width by residual R²"

@@ -58,10 +58,13 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
     show_table(Table(title, columns))
     if sides:
         show_note(_meaning_of_bits(table, [side for side, _ in sides]))
-    show_note(
+    control = (
         f"The local-mixing control is the greatest {label} of either model with untrained "
-        "networks that only mix neighbouring tokens."
+        "networks that only mix neighbouring tokens"
     )
+    if label == RESIDUAL_R2:
+        control += ", in ways that are not linear and so not regressed out"
+    show_note(f"{control}.")
 
 
 def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
@@ -73,14 +76,18 @@ def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
     bits = table[[f"{side}_equivalent_bits" for side in sides]]
     least = BITS_OF_COPIES[0]
     most = BITS_OF_COPIES[-1]
+    is_above = shares_more(table)
     ends = []
-    if (bits <= least).any(axis=None):
-        ends.append(
-            f"below {least}: less similar than the copy of {least} bits, or not above the control"
-        )
+    if not is_above.all():
+        ends.append("none: the layers are not above the local-mixing control")
+    if (bits[is_above] <= least).any(axis=None):
+        ends.append(f"below {least}: less similar than the copy of {least} bits")
     if (bits >= most).any(axis=None):
         ends.append(f"{most} or more: at least as similar as the copy of {most} bits")
-    return "; ".join([sentence, *ends]) + "."
+    text = "; ".join([sentence, *ends]) + "."
+    if len(table) > 1:
+        text += " Each layer is compared with its own copies, so bits may order layers otherwise."
+    return text
 
 
 def show_further_points(points: pd.DataFrame) -> None:
@@ -237,7 +244,8 @@ def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
 def bits_in_words(table: pd.DataFrame, side: str) -> list[str]:
     """Return the equivalent bit widths of one side's model by layer pair, with their intervals.
 
-    They have two decimals where an interval is so narrow that one decimal shows no width.
+    They have two decimals where an interval is so narrow that one decimal shows no width. A layer
+    pair that is not above the local-mixing control has none, whatever its copies share.
     """
     column = f"{side}_equivalent_bits"
     bits = table[[column, f"{column}_low", f"{column}_high"]]
@@ -248,8 +256,13 @@ def bits_in_words(table: pd.DataFrame, side: str) -> list[str]:
             form = ".2f"
 
     cells = []
-    for value, low, high in bits.itertuples(index=False):
-        if BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
+    is_above = shares_more(table)
+    for (value, low, high), is_above_control in zip(
+        bits.itertuples(index=False), is_above, strict=True
+    ):
+        if not is_above_control:
+            cells.append("none")
+        elif BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
             cells.append(span(value, low, high, form))
         else:
             cells.append(in_bits(value))

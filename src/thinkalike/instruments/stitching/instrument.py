@@ -26,6 +26,7 @@ from thinkalike.instruments.stitching.screen import (
     show_asymmetry,
     show_direction,
 )
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
@@ -209,7 +210,8 @@ class Stitching(
             show_direction(table, few(len(table), rows))
         show_note(note_of_columns(directions[0]))
         show_layer_note(result)
-        show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
+        documents = number_of_documents(result.scalars)
+        show_text(f"95 % intervals are over {documents}; text: {name_of_text(result)}.")
         if cut_models(result):
             show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]
