@@ -8,7 +8,7 @@ import pytest
 
 from stores import made
 from thinkalike.config import MEASURES, instrument
-from thinkalike.instruments.diff.screen import summary
+from thinkalike.instruments.diff.screen import summary_sentence
 from thinkalike.instruments.mlem.screen import largest_changes
 from thinkalike.screen import number_text, span
 from thinkalike.screen.text import wrapped
@@ -145,7 +145,7 @@ def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float 
 def test_a_spread_out_change_is_said_in_one_sentence():
     names = ["'pe'", "'thor'", "' Zel'", "'of'"]
     tokens = pd.DataFrame({"token": names, "factor": [9.0, 8.0, 7.0, 20.0], "q": [0.01, 0.01, 0.01, 0.5]})
-    assert summary(changed([0.05, 0.18, -0.2], tokens)) == (
+    assert summary_sentence(changed([0.05, 0.18, -0.2], tokens)) == (
         "base → tuned: all 3 modules changed, in the median by 1 % of their norm; KL is 0.1 nats per token; the effect "
         "is spread out: no module restores more than 18 % (MLP 1); largest after 'pe', 'thor', ' Zel'; text: pydoc, "
         "512 tokens."
@@ -158,18 +158,20 @@ def test_a_spread_out_change_is_said_in_one_sentence():
      ([-0.1, 0.001], "restoring any one of them removes none of it")],
 )  # fmt: skip
 def test_where_the_effect_lies(effects, words):
-    assert words in summary(changed(effects))
+    assert words in summary_sentence(changed(effects))
 
 
 def test_weights_that_were_trained_separately_are_said_to_be():
     seeds = changed([0.1, 0.2])
-    assert "separately" not in summary(seeds)
+    assert "separately" not in summary_sentence(seeds)
     seeds.details["relative_weight_change"] = 1.41
-    assert "in the median by 141 % of their norm, as far as weights that were trained separately;" in summary(seeds)
+    assert "in the median by 141 % of their norm, as far as weights that were trained separately;" in summary_sentence(
+        seeds
+    )
 
 
 def test_equal_predictions_and_equal_models_are_said():
-    assert "and no prediction differs; text: pydoc, 512 tokens." in summary(changed([0.0], kl=0.0))
+    assert "and no prediction differs; text: pydoc, 512 tokens." in summary_sentence(changed([0.0], kl=0.0))
     equal = changed([0.0])
     vars(equal)["_record"]["scalars"]["tokens"] = 0.0
-    assert summary(equal) == "tuned equals base: all weights, settings and tokenizers are the same."
+    assert summary_sentence(equal) == "tuned equals base: all weights, settings and tokenizers are the same."

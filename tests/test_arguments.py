@@ -38,7 +38,7 @@ from thinkalike.measures import (
 )
 from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.neighbour_sets import jaccard, second_order_cosine
-from thinkalike.stitches.stitch import Stitch
+from thinkalike.stitches.stitch import StitchModule
 
 N, D = 24, 4
 DRAWN = torch.Generator().manual_seed(0)
@@ -535,9 +535,9 @@ REFUSED = {  # by what is wrong: a call, and the argument that the error begins 
     "folds of an estimator": (lambda: MLEM().set_params(folds=2.5).fit(TABLE, X), "folds=2.5"),
     "a seed of an estimator": (lambda: MLEM().set_params(seed="a").fit(TABLE, X), "seed='a'"),
     "True as a ridge": (lambda: MLEM().set_params(alpha=True).fit(TABLE, X), "alpha=True"),
-    "a stitch without width": (lambda: Stitch("linear", 0, 4), "width_in=0"),
-    "half a rank": (lambda: Stitch("low_rank", 4, 4, rank=2.5), "rank=2.5"),
-    "a rank above the width": (lambda: Stitch("low_rank", 4, 8, rank=5), "rank=5 is more than the smaller width"),
+    "a stitch without width": (lambda: StitchModule("linear", 0, 4), "width_in=0"),
+    "half a rank": (lambda: StitchModule("low_rank", 4, 4, rank=2.5), "rank=2.5"),
+    "a rank above the width": (lambda: StitchModule("low_rank", 4, 8, rank=5), "rank=5 is more than the smaller width"),
     "permutations without end": (
         lambda: measures.calibrate(cka, X, Y, GROUPS, permutations=10**30),
         "permutations=1000.* at least 1 and at most 1,000,000$",
@@ -756,7 +756,7 @@ REFUSED |= {
     "a function that gives no logits": (lambda: token_loss(X, lambda x: 1, TOKENS), "finish gives int"),
     "a function of other states": (lambda: token_loss(X, nn.Linear(3, 4), TOKENS), "finish does not take states"),
     "text as a measure": (lambda: LayerMeans(1, 1, "cka"), "measure='cka' must be an object of the class LayerMeasure"),
-    "a kind with a line break": (lambda: Stitch("lin\near", 4, 4), r"kind='lin\\near' is unknown; kinds are"),
+    "a kind with a line break": (lambda: StitchModule("lin\near", 4, 4), r"kind='lin\\near' is unknown; kinds are"),
     "a pair that is not there": (lambda: measures.procrustes(moments(), (0, 1)), r"pair=\(0, 1\) is not one of"),
     "a ridge without halves": (lambda: measures.least_squares(moments(), (0, 0), None), "ridge=None is chosen over"),
 }  # fmt: skip
@@ -821,8 +821,8 @@ HUGE = {
         r"Moments.update needs more memory than there is for sources\[0\] of shape",
     ),
     "a stitch of wide states": (
-        lambda: Stitch("linear", 2**40, 2**40),
-        "Stitch needs more memory than there is for width_in=1099511627776, width_out=1099511627776",
+        lambda: StitchModule("linear", 2**40, 2**40),
+        "StitchModule needs more memory than there is for width_in=1099511627776, width_out=1099511627776",
     ),
 }
 

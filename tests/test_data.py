@@ -268,6 +268,27 @@ def test_a_small_file_does_not_fill_the_memory(name, tmp_path, config, monkeypat
         list(documents_of(data))
 
 
+def test_a_parquet_file_that_repeats_a_long_text_does_not_fill_the_memory(tmp_path, config):
+    """Two kilobytes stood for ten gigabytes: each row holds the number of a text in a dictionary."""
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.DictionaryArray.from_arrays([0] * 200, ["a" * 2**20])
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "x.parquet", compression="zstd")
+    with pytest.raises(DataError, match="expands to more than"):
+        next(iter(documents_of(config(tmp_path / "x.parquet"))))
+
+
+def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path, config):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="the column text occurs more than once"):
+        list(documents_of(config(tmp_path / "x.parquet")))
+
+
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.jsonl.zst", "x.parquet"])
 @pytest.mark.parametrize("call", [lambda data: list(documents_of(data)), text_fingerprint])
 @pytest.mark.parametrize("is_link", [False, True])

@@ -146,8 +146,8 @@ def ruler():
     for model, layers in zip(NAMES, (table["source_layer"], table["target_layer"]), strict=True):
         for name, value in points.items():
             rows += [(model, layer, name, value) for layer in layers]
-    rungs = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
-    figures.ruler(table, rungs, 144.0, NOWHERE, "residual R²")
+    points = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
+    figures.ruler(table, points, 144.0, NOWHERE, "residual R²")
 
 
 def shifts():
@@ -218,7 +218,7 @@ def test_a_figure_passes_a_reviewer(draw, request):
 
 def check_figure(draw: Callable[[], None], folder: str | None) -> None:
     """Draw a figure, save it into a folder if there is one, and look at it as a reviewer does."""
-    with figures.shown() as shown:
+    with figures.shown_figures() as shown:
         draw()
     drawn = [figure for figure, _ in shown.values()] or [plt.gcf()]
     for figure in drawn:

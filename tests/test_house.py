@@ -141,7 +141,7 @@ def test_each_part_has_a_level_and_each_library_an_owner():
         ("models", "class A:\n    def f(self):\n        from omegaconf import OmegaConf", True),
         ("instruments", "import matplotlib.pyplot as plt", True),
         ("config", "import hydra\nfrom thinkalike.errors import ConfigError", False),
-        ("training", "import pytorch_lightning as pl\nfrom thinkalike.stitches.stitch import Stitch", False),
+        ("training", "import pytorch_lightning as pl\nfrom thinkalike.stitches.stitch import StitchModule", False),
     ],
 )
 def test_a_library_of_another_part_is_found_and_an_own_is_none(part, source, breach):
@@ -168,7 +168,7 @@ import sys, thinkalike
 assert set(thinkalike.__all__) <= set(dir(thinkalike))
 found = [name for name in {heavy} if name in sys.modules]
 assert not found, found
-thinkalike.Stitch
+thinkalike.StitchModule
 assert "torch" in sys.modules, "control"
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SRC)})

@@ -661,7 +661,7 @@ def test_a_repeated_name_among_many_is_found_soon():
     names = [f'"{number}": 0' for number in range(60_000)]
     content = "{" + ", ".join([*names, names[-1]]) + "}"
     with pytest.raises(ValueError, match="the name 59999 twice"):
-        json_object(content.encode(), "x.json", unique=True)
+        json_object(content.encode(), "x.json")
 
 
 def test_json_that_is_as_deep_as_configurations_is_read(tmp_path):

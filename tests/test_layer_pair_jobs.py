@@ -175,7 +175,7 @@ def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_pa
     scalars = done.result.scalars
     assert scalars["rows"] <= 12 * scalars["documents"] < 1024
     assert scalars["rows"] == 12 * scalars["documents"], "control: it is all of them"
-    assert screen.rows_of(done.result).startswith(f"1 batch of {scalars['rows']:.0f} words, ")
+    assert screen.amount_in_words(done.result).startswith(f"1 batch of {scalars['rows']:.0f} words, ")
 
 
 @pytest.mark.ci_slow

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from thinkalike import Stitch
+from thinkalike import StitchModule
 from thinkalike.measures import bootstrap_interval, sum_by_document, token_loss, unigram_entropy
 from thinkalike.memory import LiveBytes
 
@@ -157,23 +157,23 @@ def test_one_seed_gives_the_same_bits_and_another_does_not():
 @pytest.mark.parametrize("kind", ["identity", "linear", "affine"])
 def test_a_stitch_of_equal_widths_starts_as_the_identity(kind, float64):
     states = torch.randn(3, 5, D)
-    assert torch.equal(Stitch(kind, D, D)(states), states)
+    assert torch.equal(StitchModule(kind, D, D)(states), states)
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine"])
 @pytest.mark.parametrize("widths", [(8, 12), (12, 8)])
 def test_a_stitch_of_unequal_widths_starts_orthogonal(kind, widths, float64):
-    weight = Stitch(kind, *widths)(torch.eye(widths[0]))  # rows: where each direction goes
+    weight = StitchModule(kind, *widths)(torch.eye(widths[0]))  # rows: where each direction goes
     gram = weight @ weight.T if widths[0] < widths[1] else weight.T @ weight
     torch.testing.assert_close(gram, torch.eye(8), rtol=0, atol=1e-12)
 
 
 def test_the_seed_decides_the_start_and_nothing_else_does():
     state = torch.get_rng_state()
-    first = Stitch("linear", 8, 12, seed=1).map.weight
+    first = StitchModule("linear", 8, 12, seed=1).map.weight
     torch.manual_seed(99)
-    assert torch.equal(Stitch("linear", 8, 12, seed=1).map.weight, first)
-    assert not torch.equal(Stitch("linear", 8, 12, seed=2).map.weight, first)
+    assert torch.equal(StitchModule("linear", 8, 12, seed=1).map.weight, first)
+    assert not torch.equal(StitchModule("linear", 8, 12, seed=2).map.weight, first)
     torch.set_rng_state(state)
 
 
@@ -182,7 +182,7 @@ def test_the_seed_decides_the_start_and_nothing_else_does():
 @pytest.mark.parametrize("widths", [(8, 8), (8, 12)])
 def test_a_stitch_is_its_formula(kind, norm, widths, float64):
     """h + W h (+ b) or W h (+ b), with torch's LayerNorm before or after it."""
-    stitch, states = Stitch(kind, *widths, norm=norm), torch.randn(3, 5, 8)
+    stitch, states = StitchModule(kind, *widths, norm=norm), torch.randn(3, 5, 8)
     for weight in stitch.parameters():
         nn.init.normal_(weight)
     named = dict(stitch.named_parameters())

@@ -23,7 +23,7 @@ from thinkalike.files import ForeignFileError
 from thinkalike.instruments import instrument
 from thinkalike.report import grids
 from thinkalike.report.grids import MOST_GRIDS
-from thinkalike.report.reports import MOST_ROWS, gather, is_command, page_of, report_of, title_of
+from thinkalike.report.reports import MOST_ROWS, gather, is_command, report_of, report_page, title_of
 from thinkalike.store import seal
 
 TABLE = pd.DataFrame({"note": ["a"], "loss": [0.5]})
@@ -213,7 +213,7 @@ def test_a_damaged_result_is_named_and_left_out(store):
 
 def test_a_page_holds_the_report_and_asks_nothing_of_a_network(store):
     report = report_of(gather([store]))
-    page = page_of(report, "results")
+    page = report_page(report, "results")
     held = data_of(page)
     assert held["grids"] == json.loads(json.dumps(report["grids"]))
     assert len(held["results"]) == 6
@@ -228,10 +228,10 @@ def test_a_page_holds_the_report_and_asks_nothing_of_a_network(store):
 def test_names_of_models_cannot_become_markup(tmp_path):
     evil = "</script><b>bold</b><script>alert(1)</script>{{DATA}}"
     finish(tmp_path, "cka", "e", {"table": layer_pairs(evil, "b", 2, 2)}, models=(evil, "b"))
-    page = page_of(report_of(gather([tmp_path])), evil)
+    page = report_page(report_of(gather([tmp_path])), evil)
     assert "<b>" not in page
     assert "&lt;/script&gt;&lt;b&gt;" in page, "control: the title has it, escaped"
-    assert page.count("<script") == page_of(report_of(gather([tmp_path])), "plain").count("<script")
+    assert page.count("<script") == report_page(report_of(gather([tmp_path])), "plain").count("<script")
     assert data_of(page)["grids"][0]["models"] == [evil, "b"]
     assert data_of(page)["title"] == evil
 
@@ -377,12 +377,12 @@ def test_a_table_of_many_pairs_is_rows(tmp_path):
 
 def test_half_a_letter_does_not_end_a_page(tmp_path):
     finish(tmp_path, "cka", "c", {"table": layer_pairs("a", "b", 2, 2)}, models=("a\ud800", "b"))
-    page = page_of(report_of(gather([tmp_path])), "t\ud800")
+    page = report_page(report_of(gather([tmp_path])), "t\ud800")
     assert data_of(page)["results"][0]["models"] == ["a?", "b"]
 
 
 def test_a_title_that_looks_like_a_part_of_the_page_stays_a_title(store):
-    page = page_of(report_of(gather([store])), "{{SCRIPT}}{{DATA}}")
+    page = report_page(report_of(gather([store])), "{{SCRIPT}}{{DATA}}")
     assert "<title>{{SCRIPT}}{{DATA}} " in page
 
 
@@ -444,7 +444,7 @@ def test_a_page_of_large_tables_comes_to_an_end(name, store, tmp_path):
     own = [grid for grid in report["grids"] if grid["title"] == "large"]
     assert len(own) == grids
     assert grids or report["tables"][-1]["length"] == len(table), "its rows are shown"
-    seen = seen_in_node(page_of(report, "large"), tmp_path)
+    seen = seen_in_node(report_page(report, "large"), tmp_path)
     assert "7 results" in seen["counts"]
     assert "cannot be read" not in seen["counts"]
     assert seen["made"] < 1_500_000
@@ -456,7 +456,7 @@ def test_grids_of_many_results_are_drawn_within_bounds(tmp_path):
         layers = range(300 * number, 300 * (number + 1))
         table = diagonal(300, value=0.5).assign(source_layer=layers, target_layer=layers)
         finish(tmp_path / "store", "large", f"l{number}", {"table": table})
-    seen = seen_in_node(page_of(report_of(gather([tmp_path / "store"])), "large"), tmp_path)
+    seen = seen_in_node(report_page(report_of(gather([tmp_path / "store"])), "large"), tmp_path)
     assert "12 results" in seen["counts"]
     assert seen["pair"].count("Not drawn") >= 12
     assert seen["made"] < 100_000
@@ -471,7 +471,7 @@ def test_a_claim_stays_under_its_own_result(result, store, tmp_path):
     (claim,) = [claim for claim in report["claims"] if claim["claim"] == "spoof"]
     assert report["results"][claim["result"]]["kind"] == "paper-figure2"
     assert set(claim) == {"claim", "verdict", "result"}
-    seen = seen_in_node(page_of(report, "claims"), tmp_path)
+    seen = seen_in_node(report_page(report, "claims"), tmp_path)
     assert ("7 results" in seen["counts"], "spoof" in seen["claims"]) == (True, True)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from stores import finish, layer_pairs, profile
-from thinkalike.report.reports import gather, page_of, report_of
+from thinkalike.report.reports import gather, report_of, report_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 EVIL = "x</script><b onclick=alert(1)>evil</b>"
@@ -37,7 +37,7 @@ def address(tables, tmp_path_factory) -> str:
     claims = {"claim": ["A is like B"], "verdict": ["does not hold"], "numbers": ["+0.1"], "units": ["9 documents"]}
     finish(store, "paper-figure1", "p", {"table": tables["cka"], "claims": pd.DataFrame(claims)}, models=())
     page = store / "page.html"
-    page.write_text(page_of(report_of(gather([store])), "results"), encoding="utf-8")
+    page.write_text(report_page(report_of(gather([store])), "results"), encoding="utf-8")
     return page.as_uri()
 
 

@@ -30,7 +30,7 @@ from thinkalike.forecast import (
     hours_on,
     precision_of,
     show,
-    summary,
+    summary_lines,
 )
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.screen import answer
@@ -372,7 +372,7 @@ def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
     cli("analyze.py", *words)
     plan = forecast(compose_job("analyze", words))
     assert [job.is_stored for job in plan.jobs] == [True]
-    assert summary(plan)[0].startswith("0 of 1 jobs to do: 0 FLOPs")
+    assert summary_lines(plan)[0].startswith("0 of 1 jobs to do: 0 FLOPs")
     assert not forecast(compose_job("analyze", [*words, "force=true"])).jobs[0].is_stored
 
 

@@ -541,6 +541,9 @@ BAD = {
     "a dtype of no states": (changed_states(whole_numbers), "hook_resid_post is int8, and states.json says float32"),
     "an index of another dtype": (changed_index(dtype="float8"), "dtype=float8 must be one of float64, float32"),
     "an index of another format": (changed_index(format=2), "format=2 must be 1"),
+    "a format that is no number": (changed_index(format=True), "format=True must be 1"),
+    "a truth in words": (changed_index(bos="no"), "bos=no must be true or false"),
+    "an entry of another name": (changed_index(vocabluary=300), "vocabluary=300 is no entry of an index"),
     "an index of another layout": (changed_index(layout="rows"), "layout=rows must be one of padded, flat"),
     "an index without shards": (changed_index(shards=[]), "shards=.* must list"),
     "an index that leaves the folder": (
@@ -560,6 +563,10 @@ BAD = {
     "a wrong tokenizer": (
         changed_index(tokenizer_fingerprint="0" * 16),
         "tokenizer=. is not the one that cut the text|cut a text otherwise|has no states",
+    ),
+    "a line with a name twice": (
+        line_of_rows(0, '{"document": 1, "tokens": 3, "document": 2}'),
+        "line 1 is no JSON object .it has the name document twice",
     ),
     "rows of no JSON": (line_of_rows(2, "{"), "rows.jsonl line 3 is no JSON object"),
     "rows of other lengths": (

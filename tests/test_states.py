@@ -346,18 +346,20 @@ CPU = "torch.backends.cpu.get_cpu_capability"
 
 def test_so_are_other_weights_threads_versions_and_code(config, checkpoints, monkeypatch, tmp_path):
     fingerprint = read_stimuli(config().stimuli).fingerprint()
-    keys = [stimuli_states._key(config().model, fingerprint, False)]
-    keys.append(stimuli_states._key(ModelConfig(name="local", path=str(checkpoints["mamba"])), fingerprint, False))
+    keys = [stimuli_states._key_of_states(config().model, fingerprint, False)]
+    keys.append(
+        stimuli_states._key_of_states(ModelConfig(name="local", path=str(checkpoints["mamba"])), fingerprint, False)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 7)
-        keys.append(stimuli_states._key(config().model, fingerprint, False))
+        keys.append(stimuli_states._key_of_states(config().model, fingerprint, False))
     others = {f"{stimuli_states.__name__}.versions_of": lambda *_: "another", CPU: lambda: "another"}
     for place, other in {**others, f"{stimuli_states.__name__}.CODE": ("states",)}.items():
         with monkeypatch.context() as patch:
             patch.setattr(place, other)
-            keys.append(stimuli_states._key(config().model, fingerprint, False))
+            keys.append(stimuli_states._key_of_states(config().model, fingerprint, False))
     assert len(set(keys)) == len(keys)
-    assert stimuli_states._key(config().model, fingerprint, False) == keys[0]
+    assert stimuli_states._key_of_states(config().model, fingerprint, False) == keys[0]
 
 
 def computing(calls, value=1.0):

@@ -437,6 +437,21 @@ def test_numbers_that_have_two_readings_or_none_are_refused(values, said, tmp_pa
         read_table(write_table(tmp_path / "x.tsv", frame))
 
 
+@pytest.mark.parametrize("gap", [None, 7])
+def test_long_whole_numbers_stay_whole_beside_a_missing_cell(gap, tmp_path):
+    """As floats, two ids are one level."""
+    import pyarrow
+    import pyarrow.parquet
+
+    ids = [2**53, 2**53 + 1, 5, gap]
+    table = pyarrow.table({"text": ["a", "b", "c", "d"], "number": pyarrow.array(ids)})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"more than 16 digits; declare kinds\.number=nominal"):
+        read_table(tmp_path / "x.parquet")
+    levels = read_table(tmp_path / "x.parquet", kinds={"number": "nominal"}).features["number"]
+    assert levels.dropna().tolist() == [str(number) for number in ids if number is not None]
+
+
 def test_columns_that_name_each_row_are_no_features(tmp_path, caplog):
     count = 12
     columns = {"text": [f"t{n}" for n in range(count)], "date": [f"{n}-1-2025" for n in range(count)], "g": [0, 1] * 6}

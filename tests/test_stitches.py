@@ -16,7 +16,7 @@ from torch import nn
 import hub
 import stores
 import tiny
-from thinkalike import Stitch
+from thinkalike import StitchModule
 from thinkalike.errors import StitchError, StoreError
 from thinkalike.measures import AffineMap, compare_outputs, token_kl, token_loss
 from thinkalike.models.families import FAMILIES
@@ -50,7 +50,7 @@ def finish(tmp_path):
 
 
 def plain(**options):
-    return [Stitch("linear", 6, 6, **options) for _ in PAIRS]
+    return [StitchModule("linear", 6, 6, **options) for _ in PAIRS]
 
 
 def tensors_of(phis, prefix=""):
@@ -70,7 +70,7 @@ def random_map(source, target, widths=(6, 6)):
     ("kind", "widths"), [("linear", (8, 8)), ("affine", (8, 6)), ("low_rank", (8, 6)), ("orthogonal", (8, 8))]
 )
 def test_a_stitch_of_a_result_is_the_map_that_was_trained(finish, kind, widths):
-    phis = [tiny.jiggled(Stitch(kind, *widths, rank=3, seed=seed)) for seed in range(2)]
+    phis = [tiny.jiggled(StitchModule(kind, *widths, rank=3, seed=seed)) for seed in range(2)]
     stitches, states = load_stitch(finish(tensors_of(phis), kind)), torch.randn(3, 5, 8)
     assert list(stitches) == PAIRS
     for pair, phi in zip(PAIRS, phis, strict=True):
@@ -92,7 +92,7 @@ def test_a_closed_form_in_float64_is_a_map_in_float32(finish):
 
 
 def test_seeds_and_directions_are_chosen(finish):
-    fits = {prefix: [tiny.jiggled(Stitch("linear", 6, 6)) for _ in PAIRS] for prefix in ("", "seed_1.", "back.")}
+    fits = {prefix: [tiny.jiggled(StitchModule("linear", 6, 6)) for _ in PAIRS] for prefix in ("", "seed_1.", "back.")}
     tensors = {name: each for prefix, phis in fits.items() for name, each in tensors_of(phis, prefix).items()}
     result = finish(tensors)
     stitches, states = load_stitch(result), torch.randn(4, 6)
@@ -336,11 +336,11 @@ def affine_of(phi, width):
 
 def test_maps_keep_their_rank_or_lengths(float64):
     for kind in ("low_rank", "orthogonal"):
-        torch.testing.assert_close(affine_of(Stitch(kind, 8, 8, rank=3), 8)[0], torch.eye(8))
-    weight, _ = affine_of(tiny.jiggled(Stitch("low_rank", 8, 8, rank=3)), 8)
+        torch.testing.assert_close(affine_of(StitchModule(kind, 8, 8, rank=3), 8)[0], torch.eye(8))
+    weight, _ = affine_of(tiny.jiggled(StitchModule("low_rank", 8, 8, rank=3)), 8)
     assert torch.linalg.matrix_rank(weight - torch.eye(8)).item() == 3
     assert torch.linalg.matrix_rank(weight).item() == 8
-    weight, shift = affine_of(tiny.jiggled(Stitch("orthogonal", 8, 8)), 8)
+    weight, shift = affine_of(tiny.jiggled(StitchModule("orthogonal", 8, 8)), 8)
     torch.testing.assert_close(weight @ weight.T, torch.eye(8))
     assert shift.abs().max() > 0.01
     assert (weight - torch.eye(8)).abs().max() > 0.1
@@ -350,19 +350,19 @@ def test_maps_keep_their_rank_or_lengths(float64):
 @pytest.mark.parametrize("widths", [(8, 8), (8, 6)])
 def test_a_start_is_the_map_that_was_given(float64, kind, keeps_bias, widths):
     goal, bias = torch.randn(widths[1], widths[0]), torch.randn(widths[1])
-    phi = Stitch(kind, *widths, rank=min(widths))
+    phi = StitchModule(kind, *widths, rank=min(widths))
     phi.start_from(goal, bias)
     weight, shift = affine_of(phi, widths[0])
     torch.testing.assert_close(weight, goal)
     torch.testing.assert_close(shift, bias if keeps_bias else torch.zeros(widths[1]))
-    rotation, phi = torch.linalg.qr(torch.randn(8, 8)).Q, Stitch("orthogonal", 8, 8)
+    rotation, phi = torch.linalg.qr(torch.randn(8, 8)).Q, StitchModule("orthogonal", 8, 8)
     phi.start_from(rotation, torch.ones(8))
     torch.testing.assert_close(affine_of(phi, 8)[0], rotation)
 
 
 def test_a_low_rank_start_is_the_nearest_of_its_rank(float64):
     goal = torch.eye(8) + torch.randn(8, 8)
-    phi = Stitch("low_rank", 8, 8, rank=2)
+    phi = StitchModule("low_rank", 8, 8, rank=2)
     phi.start_from(goal, torch.zeros(8))
     left, singular, right = torch.linalg.svd(goal - torch.eye(8))
     wanted = torch.eye(8) + left[:, :2] * singular[:2] @ right[:2]
@@ -372,7 +372,7 @@ def test_a_low_rank_start_is_the_nearest_of_its_rank(float64):
 def test_unequal_widths_and_unknown_kinds_are_refused():
     for kind in ("orthogonal", "identity", "liner"):
         with pytest.raises(ValueError, match=kind):
-            Stitch(kind, 4, 5)
+            StitchModule(kind, 4, 5)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
@@ -404,9 +404,9 @@ def test_outputs_are_compared_by_loss_kl_and_top_token(float64, chunk):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_an_identity_is_a_map_and_a_layer_norm_is_none(norm):
-    assert torch.equal(Stitch("identity", 8, 8).affine().weight, torch.eye(8).double())
+    assert torch.equal(StitchModule("identity", 8, 8).affine().weight, torch.eye(8).double())
     with pytest.raises(ValueError, match=f"norm={norm}"):
-        Stitch("linear", 8, 8, norm=norm).affine()
+        StitchModule("linear", 8, 8, norm=norm).affine()
 
 
 @pytest.fixture
@@ -593,7 +593,7 @@ def test_a_stitch_is_not_made_as_large_as_its_file_claims(kind, more, finish, mo
     made = []
     monkeypatch.setattr("torch.nn.Linear", lambda *sizes, **options: made.append(sizes))
     claim = {"rank": 3, **more}
-    result = finish(tensors_of([Stitch("identity", 6, 6, norm="pre") for _ in PAIRS]), kind, **claim)
+    result = finish(tensors_of([StitchModule("identity", 6, 6, norm="pre") for _ in PAIRS]), kind, **claim)
     with pytest.raises(StitchError, match=r"it claims a stitch of|its widths .* must be|its widths or its rank are"):
         stitch_modules(result)
     assert made == []

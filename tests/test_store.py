@@ -528,10 +528,10 @@ def test_settings_are_compared_in_one_pass(tmp_path, monkeypatch):
         written = []
         with monkeypatch.context() as patch:
             patch.setattr(
-                "thinkalike.listing.differing._as_text",
+                "thinkalike.listing.differing._comparable_text",
                 lambda value, written=written: written.append(value) or str(value),
             )
-            patch.setattr("thinkalike.listing.differing._values_of", lambda entry, names: {})
+            patch.setattr("thinkalike.listing.differing._settings_named", lambda entry, names: {})
             selected(found, Query(store))
         counts.append(len(written))
     assert counts == [counts[0], 2 * counts[0], 4 * counts[0]]

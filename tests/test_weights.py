@@ -762,11 +762,52 @@ def test_a_head_beside_a_tied_embedding_is_said(whole, caplog):
     assert "config.json says tie_word_embeddings=true, and lm_head.weight is stored with other values" in caplog.text
 
 
-def test_a_quantisation_that_no_weight_shows_is_said(whole, caplog):
+@pytest.mark.parametrize("method", ["fp8", "one that transformers lacks"])
+def test_a_quantisation_that_no_weight_shows_is_said(method, whole, caplog):
     folder = whole("gpt_neox")
-    restate(folder, quantization_config={"quant_method": "fp8"})
+    restate(folder, quantization_config={"quant_method": method})
     assert load("gpt_neox", folder)
-    assert "config.json states that weights are quantised (fp8), and all are stored as F32" in caplog.text
+    assert f"config.json states that weights are quantised ({method}), and all are stored as F32" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_this_head"), [("lm_head.bias", True), ("lm_head.other.weight", False), ("score.weight", False)]
+)
+def test_a_tensor_of_the_head_that_the_model_has_is_not_left_over(name, is_of_this_head, whole):
+    """Logits would lack a bias that is stored; heads of other classes are no part of the model."""
+    folder = whole("gpt2")
+    rewrite(folder, lambda weights: weights | {name: torch.ones(2)})
+    if is_of_this_head:
+        assert f"not expected: {name}" in line_of("gpt2", folder)
+    else:
+        assert load("gpt2", folder)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_two_tensors_of_one_weight_must_be_equal(factor, whole):
+    """transformers takes one of them, and said nothing."""
+    folder = whole("gpt2")
+    rewrite(folder, lambda weights: weights | {"ln_f.weight": factor * weights["transformer.ln_f.weight"]})
+    if factor == 1.0:
+        assert load("gpt2", folder)
+    else:
+        assert "ln_f.weight and transformer.ln_f.weight are one weight" in line_of("gpt2", folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "second"),
+    [
+        ("config.json", '"activation_function": "relu"'),
+        ("tokenizer.json", '"normalizer": {"type": "Lowercase"}'),
+        ("tokenizer_config.json", '"add_bos_token": false, "add_bos_token": true'),
+    ],
+)
+def test_a_name_twice_in_a_file_of_a_checkpoint_is_refused(file, second, whole):
+    """Readers take the last value, which nobody sees who reads the file from its beginning."""
+    folder = whole("gpt2")
+    content = (folder / file).read_text().rstrip()
+    (folder / file).write_text(f"{content[:-1]}, {second}}}")
+    assert "twice in one object" in line_of("gpt2", folder)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import test_integrity
 from stores import made
 from test_store import TABLE, of
-from thinkalike.contrib.papers import experiment_named
+from thinkalike.contrib.papers import paper_experiment
 
 
 def test_rsa_of_subjects_has_its_best_layer_below_the_ceiling():
@@ -34,7 +34,7 @@ def test_a_populations_headline_is_its_flips_at_the_worst_cut():
 
 
 def test_an_experiment_says_how_many_of_its_claims_hold():
-    experiment = experiment_named("brown2023/figure1")
+    experiment = paper_experiment("brown2023/figure1")
     (found,) = experiment.headlines(made(TABLE, {"claims": 5.0, "claims_that_hold": 3.0}))
     assert (found.name, found.value, found.of) == ("claims_that_hold", 3.0, 5)
     assert str(found) == "claims that hold 3 of 5"

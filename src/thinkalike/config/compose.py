@@ -720,7 +720,7 @@ def _environment_of(overrides: Iterable[str]) -> set[str]:
         if "$" not in word:
             continue
         for override in _parsed(word):
-            names |= environment_in(_values_of(override))
+            names |= environment_in(_values_of_override(override))
     return names
 
 
@@ -736,7 +736,7 @@ def _environment_named_in(overrides: Iterable[str]) -> set[str]:
     return names
 
 
-def _values_of(override: Override) -> list[object]:
+def _values_of_override(override: Override) -> list[object]:
     """Return the value of an override, or the values that a sweep tries."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
@@ -1071,7 +1071,7 @@ def _plugins_in(settings: object) -> list[str]:
             names += _plugins_in(value)
         return names
     if isinstance(settings, Override):
-        return _plugins_in(_values_of(settings))
+        return _plugins_in(_values_of_override(settings))
 
     names = named_in(settings)
     if isinstance(settings, str) and "=" in settings and ".py:" in settings:
@@ -1364,7 +1364,7 @@ def _checked(
     composed_settings.check_parts(settings, keys)
 
     instrument = composed_settings.instrument_of_settings(settings)
-    reads = composed_settings.parts_read(instrument)
+    reads = composed_settings.parts_of_instrument(instrument)
     if "task" in settings and "stitch" not in reads:  # the part of the default task
         settings.pop("stitch", None)
 
@@ -1388,7 +1388,7 @@ def _checked(
     loader = _loader()
     keys_of_files = {} if loader is None else loader.notes.of_jobs
     composed_settings.check_names(settings, choices, keys, keys_of_files)
-    config = composed_settings.job_of(settings)
+    config = composed_settings.job_of_settings(settings)
     for word in overrides:
         if word.partition("=")[2] == "???":
             raise ConfigError(f"{word} gives no value; give one, or leave it out")

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
-from thinkalike.config.in_memory import Table, TableInMemory
+from thinkalike.config.in_memory import TableInMemory, TableWithDigest
 from thinkalike.config.values import as_settings
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_by_ending, whole_characters
@@ -40,7 +40,7 @@ from thinkalike.data.stimuli import (
 )
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, in_home
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, content: str, table: Table | None) -> Stimuli:
+def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stimuli:
     """Return the stimuli of a configuration.
 
     Args:
@@ -167,7 +167,7 @@ def read_table(
             f"{path}: columns={columns!r} must give the column of each role, as "
             "{'text': 'sentence'}"
         )
-    frame = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame = read_frame(in_home(path)) if frame is None else checked_frame(frame, path)
     frame, columns = _explode_lists(path, frame, columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _cell_texts(frame[name], path) for role, name in roles.items()}

@@ -249,7 +249,7 @@ def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        check_trusted(name)  # a `Stitch` trusts any kind that it is given
+        check_trusted(name)  # a `StitchModule` trusts any kind that it is given
         digests[name] = digest(name)
     return digests
 

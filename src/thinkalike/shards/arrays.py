@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
 from thinkalike.processes import counted
 from thinkalike.shards.index import (
@@ -339,7 +340,7 @@ class StoredRows:
         self.rows: list[Row] = []
         self._ids: list[NDArray[np.int64]] = []
         self.has_token_ids = TOKEN_IDS in self._arrays(0)
-        described = list(self._described())
+        described = list(self._described_rows())
         self.has_documents = bool(described)
         expected = sum(shard.rows for shard in self.index.shards)
         if described and len(described) != expected:
@@ -389,7 +390,18 @@ class StoredRows:
         arrays = _opened([path], self.index)
         if not {TOKEN_IDS, "embedding"} <= arrays.keys():
             raise DataError(f"{path} must have the arrays {TOKEN_IDS} and embedding; {REWRITE}")
-        return arrays[TOKEN_IDS].whole().long(), arrays["embedding"].whole()
+        ids = arrays[TOKEN_IDS].whole()
+        embedding = arrays["embedding"].whole()
+        fits = embedding.dim() == 2 and ids.shape == embedding.shape[:1] and len(ids) > 0
+        if not fits or embedding.shape[1] not in self.index.hooks.values():
+            raise DataError(
+                f"{path}: {TOKEN_IDS} and embedding have the shapes {tuple(ids.shape)} and "
+                f"{tuple(embedding.shape)}, not (tokens,) and (tokens, width); {REWRITE}"
+            )
+        self._check_ids(ids, str(path))
+        if not embedding.is_floating_point() or not embedding.isfinite().all():
+            raise DataError(f"{path}: embedding must hold finite floating numbers; {REWRITE}")
+        return ids.long(), embedding
 
     # ---- what lies where
 
@@ -423,18 +435,21 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
+        self._check_ids(ids, self._name(shard))
+        return ids.to(torch.int64)
+
+    def _check_ids(self, ids: Tensor, place: str) -> None:
+        """Raise a DataError unless tensors are ids of tokens; `place` is what errors name."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
-            )
+            raise DataError(f"{place}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers")
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
+        if not ids.numel():
+            raise DataError(f"{place}: {TOKEN_IDS} is empty; leave out rows without tokens")
         for token_id in (int(ids.min()), int(ids.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
-                    f"{self._name(shard)}: {TOKEN_IDS} has {token_id}, "
-                    f"which is no id from 0 to {last_id}"
+                    f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
                 )
-        return ids.to(torch.int64)
 
     def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
         """Check that a shard has what the index says: the arrays, their shapes and dtypes."""
@@ -455,10 +470,10 @@ class StoredRows:
             if name not in arrays:  # token ids, which may be missing
                 continue
             shape = arrays[name].shape
-            if not _fits(shape, expected):
+            if not _has_shape(shape, expected):
                 raise DataError(
-                    f"{self._name(shard)}: {name} has the shape {_as_text(shape)}, "
-                    f"not {_as_text(expected)} as {INDEX} says"
+                    f"{self._name(shard)}: {name} has the shape {_shape_in_words(shape)}, "
+                    f"not {_shape_in_words(expected)} as {INDEX} says"
                 )
             if name == TOKEN_IDS:
                 continue
@@ -493,17 +508,17 @@ class StoredRows:
     def _wrong(self, entry: str, problem: str) -> DataError:
         return DataError(f"{self.index.path}: {entry} has {problem}; {REWRITE}")
 
-    def _described(self) -> Iterator[_Described]:
+    def _described_rows(self) -> Iterator[_Described]:
         """Yield the lines of rows.jsonl."""
         if self.index.rows is None:
             return
         path = checked_file(self.index, self.index.rows)
         with path.open("rb") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(LARGEST_LINE + 1), b""), 1):
-                yield _described(line, f"{path} line {number}")
+                yield _described_row(line, f"{path} line {number}")
 
 
-def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
+def _has_shape(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     """Return whether a shape is as expected, where None stands for any size."""
     if len(shape) != len(expected):
         return False
@@ -513,7 +528,7 @@ def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     return True
 
 
-def _as_text(shape: Sequence[int | None]) -> str:
+def _shape_in_words(shape: Sequence[int | None]) -> str:
     """Return a shape as a message has it: "any x 3 x 768"."""
     sizes = ["any" if size is None else str(size) for size in shape]
     return " x ".join(sizes)
@@ -527,11 +542,11 @@ class _Described(NamedTuple):
     text: str | None
 
 
-def _described(line: bytes, place: str) -> _Described:
+def _described_row(line: bytes, place: str) -> _Described:
     if len(line) > LARGEST_LINE:
         raise DataError(f"{place} has more than {LARGEST_LINE:,} bytes: divide the row")
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=with_unique_names)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON object ({one_line(error)})") from error
     if not isinstance(record, dict):

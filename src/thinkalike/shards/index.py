@@ -42,6 +42,22 @@ from thinkalike.files import is_there, read_bytes
 
 INDEX = "states.json"
 FORMAT = 1
+ENTRIES = {
+    "format",
+    "model",
+    "revision",
+    "tokenizer",
+    "tokenizer_fingerprint",
+    "vocabulary",
+    "blocks",
+    "dtype",
+    "layout",
+    "bos",
+    "hooks",
+    "rows",
+    "embedding",
+    "shards",
+}
 LARGEST_INDEX = 2**28  # bytes; a million files of vLLM take half of it
 Layout = Literal["padded", "flat", "vllm", "vllm_layers_first"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -139,7 +155,7 @@ def read_index(folder: str | Path) -> Index:
             "thinkalike.index_states"
         )
     try:
-        content = json_object(read_bytes(path, LARGEST_INDEX), path.name, unique=True)
+        content = json_object(read_bytes(path, LARGEST_INDEX), path.name)
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is no index of states ({one_line(error)}); {REWRITE}") from error
     return _Reader(path, content).index()
@@ -153,12 +169,16 @@ class _Reader:
         self.content = content
 
     def index(self) -> Index:
-        if self.content.get("format") != FORMAT:
+        stated_format = self.content.get("format")
+        if not _is_count(stated_format, least=1) or stated_format != FORMAT:
             raise self.wrong(
                 "format",
-                self.content.get("format"),
+                stated_format,
                 f"must be {FORMAT}, the only one that is known",
             )
+        unknown = sorted(self.content.keys() - ENTRIES)
+        if unknown:
+            raise self.wrong(unknown[0], self.content[unknown[0]], "is no entry of an index")
         layout = self.choice("layout", get_args(Layout))
         hooks = self.hooks(layout)
         vocabulary = 0
@@ -177,7 +197,7 @@ class _Reader:
             tokenizer=self.text("tokenizer", is_needed=False),
             tokenizer_fingerprint=self.text("tokenizer_fingerprint", is_needed=False),
             vocabulary=vocabulary,
-            bos=self.content.get("bos") is True,
+            bos=self.truth("bos"),
             rows=self.file("rows"),
             embedding=self.file("embedding"),
             digest=hashlib.sha256(written.encode()).hexdigest(),
@@ -192,6 +212,12 @@ class _Reader:
             return ""
         if not isinstance(value, str) or not value.isprintable() or not (value or not is_needed):
             raise self.wrong(name, value, "must be a text")
+        return value
+
+    def truth(self, name: str) -> bool:
+        value = self.content.get(name, False)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "must be true or false")
         return value
 
     def count(self, name: str, least: int) -> int:
