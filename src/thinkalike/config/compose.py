@@ -1594,7 +1594,7 @@ def called() -> Called:
     )
 
 
-def _words_of_task(hydra_config: DictConfig) -> list[str]:
+def _words_of_task(hydra_config: hydra.conf.HydraConf) -> list[str]:
     """Return the overrides of a job as they were written.
 
     In the list of overrides, the ${.name} of one would stand for another override.
