@@ -38,6 +38,7 @@ from hydra._internal.config_repository import (
 from hydra._internal.core_plugins.basic_launcher import BasicLauncherConf
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra._internal.utils import get_args_parser as get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
@@ -408,11 +409,13 @@ class FilesOnly(ConfigRepository):
         This includes the groups that the job does not ask for: whoever wrote the file believes
         that it counts.
         """
-        sources = [
-            source for source in self.sources if source.scheme() == "file" and source.available()
+        sources_of_user = [
+            source
+            for source in self.sources
+            if source.scheme() == "file" and source.available() and not _is_own_folder(source)
         ]
         for config_path in _names_of_package():
-            for source in sources:
+            for source in sources_of_user:
                 file = _foreign_file(source, config_path)
                 if file is None or not file.is_file():
                     continue
@@ -778,6 +781,11 @@ def _names_of_package() -> list[str]:
         for file in folder.rglob("*.yaml"):
             names.add(str(file.relative_to(folder).with_suffix("")))
     return sorted(names)
+
+
+def _is_own_folder(source: ConfigSource) -> bool:
+    """Return whether a source is a folder of this package, or of one that extends it."""
+    return Path(source.path).resolve() in _own_folders()
 
 
 @cache
@@ -1594,7 +1602,7 @@ def called() -> Called:
     )
 
 
-def _words_of_task(hydra_config: hydra.conf.HydraConf) -> list[str]:
+def _words_of_task(hydra_config: HydraConf | DictConfig) -> list[str]:
     """Return the overrides of a job as they were written.
 
     In the list of overrides, the ${.name} of one would stand for another override.

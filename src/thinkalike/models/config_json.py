@@ -30,7 +30,7 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
 
     Args:
         config: The configuration of the model.
-        place: The folder, GGUF file or repository, which is `reached`.
+        place: The folder, GGUF file or repository, while `reached` keeps it open.
 
     Raises:
         ModelError: It names code of the hub, or no sizes, or its architectures are no list.
@@ -64,9 +64,9 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
 
 
 def known_config_json(place: Path) -> JsonObject:
-    """Return what `read_config_json` does of a folder or file.
+    """Return the config.json of a folder, or what a GGUF file says.
 
-    It is empty if the file is damaged, which loading reports.
+    It is empty if the file is missing or damaged, which loading reports.
     """
     with contextlib.suppress(OSError, ModelError):
         return _config_json_in(place)
@@ -80,6 +80,7 @@ def _config_json_in(place: Path) -> JsonObject:
         from thinkalike.models.gguf import gguf_config  # which no other checkpoint needs
 
         config, _ = gguf_config(gguf_file)
+        # An entry of None stands for one that is not stated.
         entries = config.to_dict().items()
         return {name: value for name, value in entries if value is not None}
     path = enclosing_folder(place) / "config.json"
@@ -89,9 +90,9 @@ def _config_json_in(place: Path) -> JsonObject:
 
 
 def _code_of_the_hub(section: object) -> str:
-    """Return the entry of a config.json, or of a section, that names an implementation ORG/NAME.
+    """Return the entry that names code of the hub, as "NAME=ORG/NAME"; "" if there is none.
 
-    "" means that there is none.
+    Such code is an implementation of attention, for example. Sections are searched as well.
     """
     if not isinstance(section, dict):
         return ""

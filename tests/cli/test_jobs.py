@@ -1,0 +1,270 @@
+"""The commands: the first job, what a user sees, what is left in the store, and what bad input says."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from conftest import composed, kill_and_resume, untrained
+from thinkalike.config.values import key_settings
+from thinkalike.instruments.stitching.screen import note_of_columns, sentence_of_direction, sentence_of_floor
+from thinkalike.instruments.stitching.table import bytes_by_document
+from thinkalike.models.layer_choice import pairs_of_layers
+
+
+@pytest.mark.drawn
+def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, tmp_path):
+    small_stitching += ["layers=[[0,0],[3,3]]"]
+    done = cli("train.py", *small_stitching)
+    result, folder = done.result, done.result.folder
+    assert folder.parent == tmp_path / "results" / "stitching"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no .partial
+    expected = {"config.yaml", "result.json", "table.csv", "arrays.npz", "stitch.safetensors", "figures", "curves"}
+    expected |= {"details.csv", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == expected
+    assert [path.name for path in result.figures] == ["penalty.png", "penalty.svg"]
+    table = result.tables["details"]
+    assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
+    assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
+    assert all(word in done.stdout for word in ("penalty", "token-mean", "bits", "left", "0→0", "3→3"))
+    assert result.provenance["data"]["report_documents"] >= 2
+    assert len(result.provenance["models"]) == 2
+
+    again = cli("train.py", *small_stitching)
+    assert (again.status, again.stdout) == (0, done.stdout), "it is printed again"
+    assert "already done" in again.stderr
+    stamp = (folder / "result.json").stat().st_mtime_ns
+    forced = cli("train.py", *small_stitching, "force=true").result
+    assert (folder / "result.json").stat().st_mtime_ns > stamp
+    assert table.equals(forced.tables["details"])  # the same numbers, to the bit
+
+
+@pytest.mark.slow
+def test_identity_and_other_layers(cli, small_stitching):
+    more = ["stitch=identity", "layers=[[0,1],[2,2]]"]
+    result = cli("train.py", *untrained(small_stitching, "identity"), *more).result
+    table = result.details
+    assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (2, 2)]
+    assert table["penalty"].equals(table["identity_penalty"])
+    assert not (result.folder / "stitch.safetensors").exists()
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("kind", ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"])
+def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitching, kind):
+    more = ["stitch.controls=true", "layers=[[0,0],[2,3]]", *(["stitch.rank=4"] if "rank" in kind else [])]
+    small = small_stitching if kind in ("orthogonal", "low_rank") else untrained(small_stitching)
+    done = cli("train.py", *small, f"stitch={kind}", *more)
+    result = done.result
+    table = result.tables["details"]
+    for control in ("identity", "least_squares", "procrustes", "bias", "shuffled", "random_source"):
+        assert table[f"{control}_penalty"].notna().all()
+        assert (table[f"{control}_penalty_low"] <= table[f"{control}_penalty"]).all()
+    if kind in ("least_squares", "procrustes", "bias"):
+        assert (table["penalty"] - table[f"{kind}_penalty"]).abs().max() < 1e-6
+    assert (table["shuffled_penalty"] != table["penalty"]).all()
+    assert table["top1_agreement"].between(0, 1).all()
+    assert "loss and penalty, nats per token" in done.stdout
+    bits = table["stitching_loss"] * table["bits_per_byte"].iloc[0] / table["stitching_loss"].iloc[0]
+    assert (bits - table["bits_per_byte"]).abs().max() < 1e-9
+    assert (result.folder / "stitch.safetensors").exists()
+
+
+@pytest.mark.ci_slow
+def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitching):
+    still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
+    tables = []
+    trained = [*small_stitching, "stitch=affine", "stitch.init=least_squares", *still]
+    for words in (trained, [*untrained(small_stitching), "stitch=least_squares"]):
+        tables.append(cli("train.py", *words).result.details)
+    assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
+
+
+def test_bytes_are_those_of_the_text_of_each_document():
+    texts = ["abc dé " * 30, "", "été"]
+    tokens = [tiny.tokenizer().encode(text) for text in texts]
+    rows = torch.tensor([[0, *tokens[0], *tokens[2]]])
+    owners = torch.tensor([[0] * (1 + len(tokens[0])) + [2] * len(tokens[2])])
+    found = bytes_by_document(tiny.tokenizer(), rows, owners)
+    assert found.tolist() == [len(text.encode()) for text in texts]
+
+
+@pytest.mark.ci_slow
+def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
+    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
+    killed, whole = kill_and_resume(cli, "train.py", *small_stitching, *long, state="training")
+    for name in ("table.csv", "details.csv", "stitch.safetensors"):
+        assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+NATIVE = ("target.mini=true", "target.family=native")
+BAD = {
+    "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
+    "tokenizers that read another text": (
+        ["model=gelu-3l-mini", "model.path={gpt2}", "model.mini=false", "model.family=auto", *NATIVE],
+        "reads 'Case' as 'case' and gelu-3l-mini[path=b] as 'Case', so their texts",
+    ),
+    "widths and identity": (["target.path={minis}/wide", "stitch=orthogonal"], "stitch=orthogonal needs equal widths"),
+    "one document": (["data.files=[{tmp}/one.txt]"], "has too little text"),
+    "unwritable store": (["store={tmp}/one.txt/results"], "cannot be written"),
+    "procrustes into less": (
+        ["model.path={minis}/wide", "stitch.init=procrustes"],
+        "cannot go to a smaller width: gelu-3l-mini[path=wide] has 48",
+    ),
+    "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(cli, small_stitching, minis, checkpoints, tmp_path, case):
+    (tmp_path / "one.txt").write_text(tiny.document(1))
+    extra, message = BAD[case]
+    places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_in_lower_case(checkpoints, tmp_path, case)}
+    refused = cli("train.py", *small_stitching, *(word.format(**places) for word in extra))
+    assert message in refused.error
+    assert refused.stdout == ""
+    assert not (tmp_path / "results").exists()
+
+
+def tiny_in_lower_case(checkpoints, tmp_path, case):
+    if case != "tokenizers that read another text":
+        return None
+    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "gpt2")
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": {"type": "Lowercase"}}))
+    return folder
+
+
+def test_pairs_of_layers():
+    assert pairs_of_layers("same", 3, 2) == [(0, 0), (1, 1)]
+    assert pairs_of_layers("all", 2, 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert pairs_of_layers([[1, 0]], 2, 2) == [(1, 0)]
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitching):
+    placed = [*small_stitching, "model.device=cpu", "target.device=cpu"]
+    placed.append("stitch.loss=cross_entropy")  # which has a floor
+    alone = cli("train.py", *placed).result
+    shared = cli.process("train.py", *placed, "trainer=ddp", "trainer.devices=2").result
+    assert shared.folder != alone.folder
+    tables = [result.tables["details"].select_dtypes(float) for result in (alone, shared)]
+    apart = (tables[0] - tables[1]).abs().max()
+    # the floor starts at its solution, where gradients are rounding errors
+    near_zero = apart.index.str.startswith("floor")
+    assert apart[~near_zero].max() < 1e-4
+    assert apart[near_zero].max() < 1e-3
+    weights = [load_file(result.folder / "stitch.safetensors") for result in (alone, shared)]
+    for name, weight in weights[0].items():
+        assert weight.abs().max() > 1e-3
+        torch.testing.assert_close(weight, weights[1][name], atol=1e-4, rtol=0)  # steps of .01, over rounding errors
+
+
+@pytest.mark.slow
+def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = cli("train.py", *small_stitching, "layers=[[0,0]]", "logger=tensorboard").result
+    there = EventAccumulator(str(result.folder / "curves")).Reload()
+    assert {"loss", "loss/0-0"} <= set(there.Tags()["scalars"])
+    assert there.Scalars("result/mean_penalty")[0].value == pytest.approx(result.scalars["mean_penalty"])
+
+
+def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files):
+    words = ["measure=loss", "model=local", f"model.path={minis}/a", "data=text", f"data.files=[{text_files}/*.txt]"]
+    words += ["model.context=32", "data.evaluation_tokens=2048", "data.evaluation_share=0.4", "store=results"]
+    assert cli("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
+    assert "scale=" not in cli("analyze.py", *words, "scale=mini", "force=true").stderr
+
+
+PAIR = ("gelu-3l-mini", "solu-3l-mini")
+
+
+def models(*words):
+    config = composed(*words)
+    return config.model.name, config.target.name
+
+
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        ([], PAIR),
+        (["seed=1", "model.device=cpu"], PAIR),
+        (["model=solu-3l-mini"], ("solu-3l-mini", "solu-3l-mini")),
+        (["model@target=gelu-4l-mini"], ("gelu-3l-mini", "gelu-4l-mini")),
+        (["model.path=somewhere"], ("gelu-3l-mini", "gelu-3l-mini")),
+        (["target.dtype=bfloat16"], ("gelu-3l-mini", "gelu-3l-mini")),
+    ],
+)
+def test_a_named_model_is_its_own_target_and_else_there_are_two(words, both):
+    assert models(*words) == both
+    assert both != PAIR or key_settings(composed(*words)) == key_settings(composed(*words, "model@target=solu-3l-mini"))
+
+
+def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
+    count = len(pairs)
+    rows = {"source": "a", "target": target}
+    rows |= {
+        "source_layer": [layer for layer, _ in pairs],
+        "target_layer": [depth for _, depth in pairs],
+        "penalty": [0.205, 0.235, 0.128][:count],
+        "identity_penalty": [1.44, 1.6, 0.384][:count],
+        "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
+    }
+    return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
+
+
+SENTENCES = {  # parts of a sentence that depend on the table
+    "three layers": (table(), ["Stitching layers 0 to 2 of a into b costs 0.13 to 0.23 nats per token."]),
+    "one layer into another": (table([(0, 1)]), ["Stitching layer 0 of a into layer 1 of b costs 0.20 nats"]),
+    "layers with a gap": (table([(0, 0), (2, 2)]), ["Stitching layers 0, 2 of a into b costs"]),
+    "layers of unequal numbers": (
+        table([(0, 0), (7, 4), (14, 8)]),
+        ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],
+    ),
+    "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["into itself costs -0.007 to -0.005 nats"]),
+    "ends of as many decimals": (table(penalty=[0.474, 0.6, 1.046]), ["into b costs 0.47 to 1.05 nats per token."]),
+    "a reading": (
+        table(equivalent_bits=[3.2, 3.5, 3.3]),
+        ["token, as much as rounding the weights of b to 3.2 to 3.5 bits."],
+    ),
+    "a reading at the end of the scale": (
+        table(equivalent_bits=[1.0, 3.5, 3.3]),
+        ["rounding the weights of b to below 2 to 3.5"],
+    ),
+}
+
+
+def test_the_floor_is_said_of_different_models_alone():
+    floor = "The same recipe costs 0.0003 to 0.0028 nats per token for b into itself (the floor)."
+    assert sentence_of_floor(table()) == floor
+    assert sentence_of_floor(table(floor_penalty=None)) == ""
+    assert sentence_of_floor(table(target="a")) == ""
+
+
+def test_each_column_of_a_stitch_is_explained_below_its_table():
+    note = note_of_columns(table(token_mean_penalty=1.0, equivalent_bits=3.2))
+    assert "the identity baseline is the penalty without a map" in note
+    assert "the token-mean baseline is that of a map that knows only the current token" in note
+    assert "Bits by loss: the target with weights rounded to so many bits loses as much." in note
+    bare = note_of_columns(table(identity_penalty=None))
+    assert bare == "The penalty is the loss of the stitched model minus that of the target alone."
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_one_sentence_says_what_was_found(what):
+    rows, parts = SENTENCES[what]
+    assert all(part in sentence_of_direction(rows) for part in parts), sentence_of_direction(rows)
+
+
+@pytest.mark.ci_slow
+def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
+    done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
+    details = done.result.tables["details"]
+    ways = [sentence_of_direction(rows) for _, rows in details.groupby(["source", "target"], sort=False)]
+    assert all(way in " ".join(done.stdout.split()) for way in ways)
