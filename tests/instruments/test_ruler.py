@@ -162,15 +162,9 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
     assert says in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.fixture
-def further_rungs(read, copies):
-    """The result of a job with rungs of every kind, which several tests read: the store has it after the first."""
-    rungs = f"[bits,layers,text,{copies}/copy4,{copies}/base,bert-mini]"
-    return read("base", "copy3", f"measure.calibration_points={rungs}")
-
-
-def test_further_rungs_stand_beside_bits(read, further_rungs, copies, capsys):
-    result, plain = further_rungs, read("base", "copy3")
+def test_further_rungs_stand_beside_bits(read, copies, capsys):
+    plain = read("base", "copy3")
+    result = read("base", "copy3", f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]")
     assert result.details.equals(plain.details)
     rungs = result.tables["calibration_points"]
     base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(
@@ -180,7 +174,6 @@ def test_further_rungs_stand_beside_bits(read, further_rungs, copies, capsys):
     assert np.allclose(base.loc[f"{copies}/base"], 1, atol=1e-3)
     assert base.loc["other text"].abs().max() < 0.05
     assert (base.loc["1 block away"] >= base.loc["2 blocks away"] - 0.02).all()
-    result.instrument.show(result)
     assert "2 blocks away" in capsys.readouterr().out
     assert "4 blocks away" not in base.index, "of four layers"
     assert result.key != plain.key
@@ -192,9 +185,10 @@ def test_spellings_of_the_same_rungs_are_one_job(rungs):
     assert RulerConfig(calibration_points=[*rungs, "layers", "layers"]).calibration_points == ["bits", "layers"]
 
 
-def test_a_rung_with_a_shorter_context_reads_the_same_words(further_rungs, copies):
+def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
     """bert-mini reads 64 tokens, with [CLS] and [SEP]; pieces of text for the others have up to 128 words."""
-    shorter, result = load_model("bert-mini"), further_rungs
+    shorter = load_model("bert-mini")
+    result = read("base", "copy3", "measure.calibration_points=[bits,bert-mini]")
     assert shorter.context < load_model(f"{copies}/base").context, "control"
     rung = result.tables["calibration_points"].query("calibration_point == 'bert-mini'")
     assert len(rung) == 2 * len(result.details)
