@@ -65,6 +65,19 @@ def test_an_option_may_stand_anywhere(words):
     assert ordered[1:] == ["stitch=affine", "seed=1,2"]
 
 
+@pytest.mark.parametrize("script", ["train.py", "analyze.py"])
+@pytest.mark.parametrize("words", [["--version"], ["seed=1", "--vers"]])
+def test_the_version_is_that_of_this_program(script, words, cli):
+    done = cli(script, *words)
+    assert done.status == 0
+    assert done.stdout.startswith("thinkalike ")
+
+
+@pytest.mark.parametrize("name", [".rank", "stitch.rank"])
+def test_a_setting_may_stand_for_the_one_beside_it(name, cli):
+    assert "store=null" in cli("train.py", f"stitch.lr=${{{name}}}", "store=null").error, "all before that is read"
+
+
 def test_the_value_of_an_option_stays_with_it():
     words = ["seed=1", "--config-dir", "conf", "--config-name", "mine", "data=grammar"]
     assert options_first(words) == ["--config-dir", "conf", "--config-name", "mine", "seed=1", "data=grammar"]

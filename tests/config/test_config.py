@@ -25,7 +25,7 @@ from thinkalike.config import (
     options,
     setting,
 )
-from thinkalike.config.compose import compose_open_job, keys_of, with_quoted_paths
+from thinkalike.config.compose import check_given_once, compose_open_job, keys_of, with_quoted_paths
 from thinkalike.config.scale import chosen_scale
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
@@ -447,3 +447,60 @@ def test_a_path_that_is_there_is_meant_by_its_name(name, tmp_path, monkeypatch):
 def test_an_integer_that_python_cannot_print_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="seed=an integer of thousands of digits"):
         TrainConfig(seed=1 << 20_000)
+
+
+WRONG_ENTRIES = {
+    "layers=[[0,0],[1,x]]": "layers=x must be a valid integer, at layers[1][1]",
+    "layers=[[0,0],[1,1.0]]": "layers=1.0 must be a valid integer, at layers[1][1]",
+    "layers=[[0,0],[1,true]]": "layers=True must be a valid integer, at layers[1][1]",
+    "layers=[[0,0],[1,null]]": "layers=None must be a valid integer, at layers[1][1]",
+    "layers=[[0,0],[1]]": "layers=[1] must have at least 2 items after validation, not 1, at layers[1]",
+    "layers=[[0,0],[1,2,3]]": "layers=[1, 2, 3] must have at most 2 items after validation, not 3, at layers[1]",
+    "layers=[[0,0],5]": "layers=5 must be a valid list, at layers[1]",
+    "layers=[0,x]": "layers=x must be a valid integer, at layers[1]",
+    "layers=[0,true]": "layers=[0, True] must have a number, and not true or false, at [1]",
+    "data.files=[a,[b]]": "data.files=['b'] must be a valid string, at data.files[1]",
+    "stitch.lr_multiples=[1,x]": "stitch.lr_multiples=x must be a valid number, unable to parse string as a number, "
+    "at stitch.lr_multiples[1]",
+    "trainer.callbacks=[a,[b]]": "trainer.callbacks=['b'] must be a valid string, at trainer.callbacks[1]",
+}
+
+
+@pytest.mark.parametrize("word", WRONG_ENTRIES)
+def test_of_a_list_the_wrong_entry_is_named(word):
+    with pytest.raises(ConfigError) as caught:
+        compose_job("train", [word])
+    assert str(caught.value) == WRONG_ENTRIES[word]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "stitch={lr:0.5} stitch={steps:9}",
+        "stitch=affine stitch={lr:0.5}",
+        "stitch={lr:0.5} stitch=affine",
+        "stitch={} stitch={lr:1}",
+        "model.device_map={a:0} model.device_map={b:0}",
+        "model@target={dtype:a} target={context:64}",
+    ],
+)
+def test_mappings_give_the_settings_inside(line):
+    check_given_once(line.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "stitch={lr:0.5} stitch.lr=0.6",
+        "stitch={lr:0.5} +stitch={lr:0.7}",
+        "stitch=affine stitch=low_rank",
+        "model.device_map=auto model.device_map={a:0}",
+        "model={device_map:{a:0}} model.device_map=auto",
+        "seed=1 seed={a:1}",
+    ],
+)
+def test_one_setting_given_twice_is_refused(line):
+    first, second = line.split()
+    with pytest.raises(ConfigError) as caught:
+        check_given_once([first, second])
+    assert str(caught.value) == f"{first} and {second} give one setting twice; leave one of them out"

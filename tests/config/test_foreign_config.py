@@ -755,3 +755,21 @@ def test_a_circle_of_references_ends_no_message(cli):
     """The names that a message suggests were looked up through ${...}."""
     folder_of(cli, {"stitch/mine": "# @package stitch.\ndefaults: [linear]\na: ${stitch}\n"})
     assert "Traceback" not in cli("train.py", "-cd", "own", "stitch=mine", "sede=1").error
+
+
+@pytest.mark.filterwarnings("error:.*_self_")
+@pytest.mark.parametrize("more", ["", ", {override model: gpt2-mini}"])
+def test_a_file_comes_after_its_defaults_without_a_warning_of_hydras(more, cli):
+    folder_of(cli, {"mine": f"defaults: [train{more}]\nseed: 5\nstore: null"})
+    assert "store=null" in cli("train.py", "-cd", "own", "-cn", "mine").error, "it is read, and last"
+    assert "seed: 5" in cli("train.py", "-cd", "own", "-cn", "mine", "--cfg", "job").stdout
+
+
+@pytest.mark.parametrize(("word", "part"), [("model", "model"), ("model@target", "target")])
+def test_an_option_without_the_schema_of_its_group_is_named(word, part, cli):
+    folder_of(cli, {"model/mine": "name: gpt2-mini\nmini: true"})
+    line = cli("train.py", "-cd", "own", f"{word}=mine", "dry_run=true").error
+    assert f"own/model/mine.yaml: {part}.family=None must be a valid string; begin the file with" in line
+    folder_of(cli, {"model/mine": "defaults: [schema, _self_]\nname: gpt2-mini\nmini: true"})
+    line = cli("train.py", "-cd", "own", f"{word}=mine", "store=null").error
+    assert "family" not in line, "control"

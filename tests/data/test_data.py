@@ -613,3 +613,19 @@ def test_a_pointer_of_git_lfs_is_no_text(name, config, tmp_path):
         list(documents_of(config(path)))
     with pytest.raises(DataError, match=r"is a pointer of Git LFS"):
         read_table(path.rename(path.with_suffix(".csv")))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("x.txt", "A text.\nof two lines"), ("x.jsonl", '{"text": "a"}\n'), ("x.txt", "a")]
+)
+def test_utf_16_without_a_mark_is_refused(encoding, name, text, tmp_path, config):
+    """Read as UTF-8, it has NUL between its letters."""
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=rf"cannot read .*{name}: it has characters NUL.*save it as UTF-8"):
+        list(documents_of(config(tmp_path / name)))
+
+
+def test_a_few_characters_nul_are_text(tmp_path, config):
+    (tmp_path / "x.txt").write_text("a text\0with one")
+    assert list(documents_of(config(tmp_path / "x.txt"))) == ["a text\0with one"]

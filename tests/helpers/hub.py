@@ -31,6 +31,7 @@ class Fault:
         silence: seconds before the answer.
         pause: seconds before each byte of a file.
         altered: whether the content of a file is not the one that its ETag states.
+        answer: the body of an answer of the API, with its headers, in place of the true one.
         states: headers of a file, or facts of a repository, in place of the true ones.
     """
 
@@ -40,6 +41,7 @@ class Fault:
     silence: float = 0
     pause: float = 0
     altered: bool = False
+    answer: tuple[bytes, dict[str, str]] | None = None
     states: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,6 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(fault.silence)
         if fault.status:
             return self._missing(fault.code, fault.status)
+        if fault.answer is not None:
+            content, headers = fault.answer
+            return self._send(200, {"Content-Type": "application/json", **headers}, content)
         if refusal := self._refusal(path):
             return self._missing(*refusal)
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/refs", path):
@@ -193,12 +198,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(status, {"X-Error-Code": code, "X-Repo-Commit": self.commit}, "")
 
     def _say(self, status: int, headers: dict[str, str], body: str) -> None:
+        self._send(status, headers, body.encode())
+
+    def _send(self, status: int, headers: dict[str, str], content: bytes) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body.encode()))}.items():
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body.encode())
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(content)
 
 
 def _is_set(folder: Path) -> bool:

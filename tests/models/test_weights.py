@@ -805,3 +805,27 @@ def test_what_a_parametrization_computes_a_weight_from_may_be_whole_numbers(para
     torch.nn.init.eye_(plain.weight)
     with pytest.raises(ModelError, match="weight holds whole numbers alone"):
         check_plausible(SimpleNamespace(name="model", module=plain, vocabulary=0, predicts="class"))
+
+
+@pytest.mark.parametrize("rows", [1, -1])
+@pytest.mark.parametrize("name", ["lm_head.weight", "transformer.wte.weight"])
+def test_tied_weights_of_another_shape_are_refused(name, rows, whole, caplog):
+    folder = whole("gpt2")
+
+    def resized(weights):
+        embedding = weights["transformer.wte.weight"]
+        row_count, width = embedding.shape
+        return weights | {"lm_head.weight": embedding.clone(), name: torch.ones(row_count + rows, width)}
+
+    rewrite(folder, resized)
+    assert f"(of another shape: {name})" in line_of("gpt2", folder)
+    assert "is stored with other values" not in caplog.text
+
+
+@pytest.mark.parametrize("stated", ["GPT2LMHeadModel", {"a": "GPT2LMHeadModel"}, ["GPT2LMHeadModel", 5], 7])
+def test_architectures_that_are_no_list_of_names_are_refused(stated, whole, caplog):
+    folder = whole("gpt2")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": stated}))
+    assert 'which must be a list of names of classes, such as ["GPT2LMHeadModel"]' in line_of("gpt2", folder)
+    assert caplog.text == ""

@@ -242,13 +242,13 @@ def test_sentences_are_about_layers_of_equal_depth_where_some_are_missing():
 
 def test_a_row_is_read_when_it_is_asked_for(root, monkeypatch):
     read: list[int] = []
-    part = arrays._OfSafetensors.part
+    part = arrays._SafetensorsArray.part
 
     def counted(own, start, stop):
         read.append(stop - start)
         return part(own, start, stop)
 
-    monkeypatch.setattr(arrays._OfSafetensors, "part", counted)
+    monkeypatch.setattr(arrays._SafetensorsArray, "part", counted)
     folder = source_of(root / "states-a")
     read.clear()
     rows = folder.token_rows(torch.tensor([5]))

@@ -142,6 +142,7 @@ def _before_step(match: re.Match[str]) -> str:
 
 
 def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
+    """Raise a ConfigError that names two revisions of a model, and the reason in words."""
     raise ConfigError(
         f"{model.called}: {first} and {second} {reason}; measure.checkpoints=PATTERN chooses by "
         "name"
@@ -149,7 +150,7 @@ def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
 
 
 def _revision_names(model: ModelConfig) -> Sequence[str]:
-    """Return the names of a model's checkpoints: folders, or branches and tags of the hub."""
+    """Return the names of a model's revisions: folders, or branches and tags of the hub."""
     folder = named_folder(replace(model, revision=None))
     with explaining_loading_errors(model):
         if folder:
@@ -186,7 +187,7 @@ def _on_hub(repository: str) -> list[str]:
     try:
         refs = patiently(lambda: HfApi(endpoint=constants.ENDPOINT).list_repo_refs(repository))
         names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    except Exception as error:
+    except Exception as error:  # whatever the network and the hub raise
         folder = cached("model", repository) / "refs"
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         if refused(error) or not names:

@@ -38,7 +38,14 @@ log = logging.getLogger(__name__)
 
 
 class Text(TypedDict):
-    """The text that all checkpoints read."""
+    """The text that all checkpoints read.
+
+    Attributes:
+        tokens: The token ids of each row.
+        documents: The document of each token.
+        facts: What the provenance of a result says of the text.
+        tokenizer: The fingerprint of the tokenizer.
+    """
 
     tokens: Int[Tensor, "rows t"]
     documents: Int[Tensor, "rows t"]
@@ -82,6 +89,7 @@ def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
 
 
 def _has_one_level_per_word(task: Task, stimuli: Stimuli) -> bool:
+    """Return whether all stimuli of a word have the same level of a task's feature."""
     words = [stimuli.words[row] for row in task.rows.tolist()]
     labelled = pd.DataFrame({"word": words, "level": task.labels})
     return bool(labelled.groupby("word")["level"].nunique().max() == 1)
@@ -122,7 +130,13 @@ class CheckpointReader:
         return self._text
 
     def read(self, checkpoint: ModelConfig) -> CheckpointNumbers:
-        """Return what one checkpoint gives."""
+        """Return what one checkpoint gives.
+
+        The first checkpoint also reads the text, which a resumed job has kept.
+
+        Raises:
+            DataError: The checkpoint has another tokenizer than those before it.
+        """
         with self.work.phase("loading"):
             model = load_model(checkpoint)
             tokenizer = tokenizer_fingerprint(model.tokenizer)
@@ -157,6 +171,12 @@ class CheckpointReader:
         return numbers
 
     def _read_text(self, model: FrozenModel, tokenizer: str) -> Text:
+        """Return random rows of text in the tokens of a model.
+
+        Args:
+            model: The model.
+            tokenizer: The fingerprint of its tokenizer.
+        """
         text = read_random_rows(self.config, self.measure.tokens, model)
         return {
             "tokens": text.rows.tokens,
@@ -168,7 +188,12 @@ class CheckpointReader:
     def _importance(
         self, name: str, layers: Sequence[Float[Tensor, "n d"]]
     ) -> Float[Tensor, "l f k"]:
-        """Return the importance of each feature in each layer on each fold."""
+        """Return the importance of each feature in each layer on each fold, by MLEM.
+
+        Args:
+            name: The name of the checkpoint.
+            layers: Its states of the stimuli.
+        """
         side = StimulusStates(name, list(range(len(layers))), list(layers), {})
         config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
         _, importance = fit_profiles(config, self.stimuli, [side])
