@@ -69,8 +69,8 @@ from thinkalike.training.recipe import StitchConfig, StitchJob
 SAME_CALL = "0"  # stands for the random text that all models of one call of a function share
 
 
-# others than mutual_knn go the same way
-@pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE))
+# others than mutual_knn go the same way, and the ruler, which takes longest, as R² does
+@pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE, "ruler"))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):  # noqa: F811
     check_table_of_command(kind, files, cli, tmp_path)
 
