@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from thinkalike.config import MeasureConfig, setting
+from thinkalike.config.groups import with_changes
 from thinkalike.config.parts import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
+
+READING_BATCHES = 8
+"""How many batches readings in bits are of, at most, and how many maps are fitted on."""
 
 BATCHES = 64
 """The value is the mean of so many batches. Measures that take longer for a batch have fewer."""
@@ -40,6 +44,9 @@ class LayerPairsConfig(MeasureConfig):
     conditional_on: Literal["none", "token", "token_position"] = "none"
 
 
+LayerPairsSettings = TypeVar("LayerPairsSettings", bound=LayerPairsConfig)
+
+
 @dataclass
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
@@ -66,3 +73,11 @@ class WithNull(LayerPairsConfig):
                 f"measure={self.kind} compares all rows: omit "
                 f"measure.conditional_on={self.conditional_on}, or take cka"
             )
+
+
+def sampled(measure: LayerPairsSettings, unit: str = "auto") -> LayerPairsSettings:
+    """Return the settings of the few batches that readings in bits are of."""
+    changes: dict[str, object] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
+    if isinstance(measure, WithNull):
+        changes["null"] = False
+    return with_changes(measure, changes)
