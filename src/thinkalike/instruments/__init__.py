@@ -63,6 +63,11 @@ def plot(
 
 
 def _plot_estimate(estimate: LayerPairEstimate, ax: Axes | None) -> object:
+    """Draw the matrix of all layer pairs that a metric computed, and return figure and axes.
+
+    Raises:
+        ResultError: The estimate is not one.
+    """
     from torch import Tensor  # the help of a command need not load it
 
     is_estimate = isinstance(getattr(estimate, "value", None), Tensor)

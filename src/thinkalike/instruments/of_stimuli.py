@@ -93,7 +93,15 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> object:
-        """Compute the numbers of all layers of all sides: most of what a job does with states."""
+        """Compute the numbers of all layers of all sides: most of what a job does with states.
+
+        A forecast times it on random states.
+
+        Args:
+            config: The job.
+            stimuli: The stimuli that are compared.
+            sides: Their states in each model or recording.
+        """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         return stimuli_inputs(config)
@@ -107,7 +115,10 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         return sentence_passes(config, shapes)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time that comparing takes, from that of random states of 2 and 4 layers."""
+        """Return the seconds that comparing takes, from those of random states of 2 and 4 layers.
+
+        0 without models, and where the stimuli cannot be compared.
+        """
         models = set(shapes.values())
         if not models:
             return 0.0
@@ -130,6 +141,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """Return the seconds of comparing random states of a model with so many layers."""
 
         def compare(count: int) -> None:
+            """Compare so many of the stimuli, by random states."""
             evenly_spaced = torch.linspace(0, len(stimuli) - 1, count).long().numpy()
             generator = torch.Generator().manual_seed(0)
             states = [torch.randn(count, width, generator=generator) for _ in range(layers)]
@@ -172,7 +184,10 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> Inputs:
-    """Return what decides the numbers of a measure of stimuli: these, and models or recordings."""
+    """Return what decides the numbers of a measure of stimuli, by name, for the key of its job.
+
+    These are the stimuli, and the models, or the recordings with the names that they have.
+    """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)
         return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
@@ -211,7 +226,7 @@ def sentence_groups(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
-    """Return model and layer of all layers of all sides."""
+    """Return a table with a row for each layer of each side: the columns model and layer."""
     rows = [layer_rows(side.name, side.layers) for side in sides]
     return pd.concat(rows, ignore_index=True)
 
@@ -340,6 +355,7 @@ def comparison_of_stimuli(
         needed_by = f"measure.neighbours={measure.neighbours}"
 
     def batches_of(stimuli: Compared) -> StateBatches:
+        """Return batches of the states of both sides, whose documents are groups of stimuli."""
         return array_batches(
             [stimuli.sides[0].states, stimuli.sides[-1].states],
             stimuli.stimuli.groups,

@@ -95,7 +95,7 @@ class LayerR2(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time of the maps, of residuals and of the states as they are."""
+        """Return the seconds of the maps, of residuals and of the states as they are."""
         measure = config.measure_as(R2Config)
         layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
         source, target = both_shapes(shapes)
@@ -261,7 +261,10 @@ def all_pairs(
 def _interval_columns(
     name: str, values: Float[Tensor, "l m replicates"]
 ) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns of a value and of the ends of its interval."""
+    """Return the columns of a value and of the ends of its interval.
+
+    The ends of `value` are `low` and `high`; those of any other name begin with it.
+    """
     prefix = "" if name == "value" else f"{name}_"
     estimate = with_interval(values)
     return {

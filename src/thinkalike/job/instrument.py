@@ -312,7 +312,8 @@ class Instrument(ABC, Generic[Config]):
             figure, _ = self.plot(result)
         except ResultError:  # there is nothing to draw in this very result
             return None
-        return figures.png_of(figure)
+        with reporting_damage(result):  # a picture is laid out only now
+            return figures.png_of(figure)
 
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""

@@ -72,13 +72,16 @@ def named_folder(config: ModelConfig) -> Path | None:
 
 
 def revisions_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
+    """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning.
+
+    They come in natural order: step9 before step10. A folder that does not exist has none.
+    """
     if not is_folder(folder):
         return []
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(LIGHTNING) or entry.is_dir():
+            if entry.name.endswith(LIGHTNING) or is_folder(entry.path):
                 names.append(entry.name)
     revisions = []
     for name in sorted(names, key=natural_order):
@@ -116,6 +119,7 @@ def folder_of(config: ModelConfig) -> Path | None:
         how_to_convert = conversion(folder)
         if how_to_convert:
             raise ModelError(f"model={config.called}: {how_to_convert}")
+
     folder_of_files = enclosing_folder(folder)
     file_names = os.listdir(folder_of_files) if is_folder(folder_of_files) else []
     _check_readable(folder_of_files, file_names)
@@ -133,13 +137,17 @@ def folder_of(config: ModelConfig) -> Path | None:
 
 
 def is_gguf(place: str | Path) -> bool:
+    """Return whether a place is a file, and not a repository, whose name ends in .gguf."""
     return str(place).endswith(".gguf") and Path(place).is_file()
 
 
 def gguf_in(place: Path) -> Path | None:
     """Return the GGUF file that a path means: itself, or the only one of a folder.
 
-    A folder with other weights means these.
+    It is None for a folder without one, or with other weights, which are read instead.
+
+    Raises:
+        ModelError: The folder has several.
     """
     if is_gguf(place):
         return place
@@ -161,7 +169,7 @@ def located(place: str) -> dict[str, str]:
         place: Its folder, repository or GGUF file.
     """
     if not is_gguf(place):
-        return {"pretrained_model_name_or_path": place or "."}
+        return {"pretrained_model_name_or_path": place or "."}  # "" is the working directory
     folder, file_name = os.path.split(place)
     return {"pretrained_model_name_or_path": folder or ".", "gguf_file": file_name}
 
@@ -175,6 +183,10 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     """Return the model that an adapter changes, run as the adapter's settings say.
 
     It is `model.base`, or what adapter_config.json says; None for a whole model.
+
+    Raises:
+        ConfigError: `model.base` is given for a whole model.
+        ModelError: No base is known, it is not here, or it is an adapter itself.
     """
     folder = Path(config.path or "", config.revision or "")
     if not config.path or not is_adapter(folder):
@@ -196,6 +208,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         raise ModelError(
             f"model={config.called}: its base {base_name} is an adapter itself; {GIVE_BASE}"
         )
+    # The stated revision is of the base that the file names, and of no folder.
     stated_revision = settings.get("revision")
     if not config.base and not base.path and stated_revision not in (None, ""):
         base = replace(base, revision=_stated_revision(stated_revision, folder, base_name))
@@ -204,7 +217,13 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
 
 
 def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
-    """Return the revision of its base that an adapter states; a stranger may have written it."""
+    """Return the revision of its base that an adapter states, after a check of its form.
+
+    A stranger may have written it.
+
+    Raises:
+        ModelError: It is no revision that the hub may have.
+    """
     from thinkalike.hub import check_revision  # which no other checkpoint needs here
 
     try:
@@ -215,7 +234,7 @@ def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
 
 
 def _model_or_none(name: str) -> ModelConfig | None:
-    """Return the model of a path or name, or None if there is none of the name."""
+    """Return the model of a path or name, or None if no model has the name."""
     try:
         return model_named(str(Path(name).absolute()) if is_there(name) else name, {})
     except ConfigError:
@@ -231,6 +250,13 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
     """Refuse what is no regular file, may not be read, or is too large to be read as a whole.
 
     transformers calls such a file missing, waits for a pipe, and fills the memory.
+
+    Args:
+        folder: The folder.
+        names: The names of its files; those that loading does not read are passed over.
+
+    Raises:
+        ModelError: A file cannot be read.
     """
     suffixes = READ_SUFFIXES | {LIGHTNING}
     for name in sorted(names):
@@ -238,6 +264,7 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
         suffix = os.path.splitext(name)[1]
         if suffix not in suffixes:
             continue
+        # A dangling link is no file here, and is refused below.
         if os.path.isfile(path) and os.access(path, os.R_OK):
             size = os.path.getsize(path)
             is_read_whole = suffix in TOKENIZER_SUFFIXES and NAMES_OF_READ.search(name)
@@ -245,13 +272,13 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
                 raise ModelError(too_large(path, size))
             continue
         try:
-            regular(Path(path)).open("rb").close()
+            regular(Path(path)).open("rb").close()  # raises the error that says why
         except OSError as error:
             raise ModelError(f"{path} cannot be read ({one_line(error)}); replace it") from error
 
 
 def _check_description(config: ModelConfig, folder: Path, file_names: Collection[str]) -> None:
-    """Refuse a folder without a config.json."""
+    """Refuse a folder that has neither a config.json nor the description of an adapter."""
     if any(name in file_names for name in DESCRIPTIONS):
         return
     remedy = "save_pretrained writes one"
@@ -267,29 +294,33 @@ def _check_description(config: ModelConfig, folder: Path, file_names: Collection
 
 
 def _check_index(folder: Path) -> None:
-    """Refuse an index of weights that leads out of the folder.
+    """Refuse an index of weights that names files outside of its folder.
 
-    No fingerprint covers files outside.
-    The index that is read must also name files that exist; another one may be a leftover.
+    No fingerprint covers files outside. The index that is read must also name files that exist;
+    another one may be a leftover.
+
+    Raises:
+        ModelError: An index names a file outside, or the one that is read names a missing file.
     """
-    weight_file = None
+    # The first of these files is read.
+    file_that_is_read = None
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
-            weight_file = name
+            file_that_is_read = name
             break
     for index in folder.glob("*.index.json"):
         names = weight_map(index).values()
         for parent in {os.path.dirname(name) for name in names}:
             if parent and not (folder / parent).resolve().is_relative_to(folder.resolve()):
                 raise ModelError(f"{index} names weights outside its folder: {parent}")
-            if index.name == weight_file and not (folder / parent).is_dir():
+            if index.name == file_that_is_read and not (folder / parent).is_dir():
                 raise ModelError(
                     f"{index} names weights in {parent}, and there is no such folder; "
                     f"{GIVE_ONE_REVISION}"
                 )
-        if index.name != weight_file:
+        if index.name != file_that_is_read:
             continue
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys(names):  # each file once, in the order of the index
             if not (folder / name).is_file():
                 raise ModelError(
                     f"{index} names {name}, and there is no such file; {GIVE_ONE_REVISION}"
@@ -297,10 +328,10 @@ def _check_index(folder: Path) -> None:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor, as an index of weights says.
+    """Return the name of the file that holds each tensor, as an index of weights says.
 
     Raises:
-        ModelError: It says something else.
+        ModelError: The index is damaged, or has no such table.
     """
     stated = checkpoint_json(index).get("weight_map")
     fault = (
@@ -319,7 +350,10 @@ def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) ->
     Args:
         config: The configuration of the model.
         place: Its folder or repository, for the error.
-        files: The files there.
+        files: The names of the files there.
+
+    Raises:
+        ModelError: One of them describes an adapter.
     """
     if ADAPTER in files:
         raise ModelError(
@@ -332,8 +366,9 @@ def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) ->
 def _check_mini(config: ModelConfig, folder: Path) -> None:
     """Refuse settings that are not those of a bundled model.
 
-    They would change a key and no number.
+    They would change the key of a result and none of its numbers.
     """
+    # By the name of the setting: what is asked for, and what the model was trained with.
     fixed = config.fixed_by(checkpoint_json(folder / "config.json"))
     for name, (setting, trained_with) in fixed.items():
         if setting != trained_with:
@@ -351,9 +386,9 @@ def enclosing_folder(place: Path) -> Path:
 
 
 def files_beside(place: Path) -> list[Path]:
-    """Return the configuration and the tokenizer beside a checkpoint.
+    """Return the files of the configuration and the tokenizer beside a checkpoint, by name.
 
-    A GGUF file holds its own.
+    There are none for a GGUF file, which holds its own. An index of weights is not among them.
     """
     if place.suffix == ".gguf":
         return []

@@ -133,11 +133,12 @@ class Description:
         self.configs = {id(config) for config in configs}
 
     def __call__(self, value: object, name: str = "") -> str:
-        """Return a value as text.
+        """Return a value as text, and remember the text by the steps to the value.
 
         Args:
             value: The value.
-            name: The name of a trait.
+            name: The name of the trait whose value it is; of a value inside of another one the
+                name does not count.
         """
         steps_outside = self.steps
         number = self.held_counts.get(steps_outside, 0)
@@ -153,7 +154,8 @@ class Description:
     def changed_by(self, later: Description) -> set[Steps]:
         """Return the steps of the innermost objects that a later description has another text for.
 
-        An object that holds more or fewer objects than before has changed as a whole.
+        An object that holds more or fewer objects than before has changed as a whole. An object
+        that the later description lacks has not changed.
         """
         changed: set[Steps] = set()
         for steps, text in self.texts.items():
@@ -168,6 +170,11 @@ class Description:
         return resized | innermost
 
     def _text(self, value: object) -> str:
+        """Return a value as text, shortened to a digest where it is long.
+
+        An object that is being described already, or that is too deep inside of others, is only
+        the name of its class.
+        """
         if isinstance(value, enum.Enum):
             return f"{type(value).__name__}.{value.name}"
         if isinstance(value, PLAIN):
@@ -181,7 +188,10 @@ class Description:
             self.described.pop()
 
     def _text_of_contents(self, value: object) -> str:
-        """Return an object as text of what it holds."""
+        """Return an object as text of what it holds.
+
+        The members of dictionaries and sets are sorted as text, since their order decides nothing.
+        """
         if isinstance(value, Tensor | np.ndarray):
             return self._array_text(value)
         if isinstance(value, nn.Module):
@@ -216,15 +226,19 @@ class Description:
         return f"{text_of_class}{text_of_attributes}"
 
     def _state_text(self, value: object) -> str:
-        """Return what a copy of an object without a dictionary would be made of, as text."""
+        """Return what a copy of an object without a dictionary would be made of, as text.
+
+        It is "" if that is nothing, or if the object cannot be copied.
+        """
         try:
-            made_of = _copied_from(value)
+            ingredients = _ingredients_of_copy(value)
         except Exception:  # of a class that says that its objects cannot be copied, in its own way
             self.is_complete = False
             return ""
-        return self(made_of) if made_of else ""
+        return self(ingredients) if ingredients else ""
 
     def _array_text(self, value: Tensor | np.ndarray) -> str:
+        """Return the name of a weight of the root, or the dtype, shape and digest of an array."""
         if id(value) in self.weights:
             return f"weight {self.weights[id(value)]}"
         shape = tuple(value.shape)
@@ -247,7 +261,10 @@ class Description:
         return f"{text_of_tensors} {text_of_submodules}"
 
     def _config_text(self, config: PreTrainedConfig) -> str:
-        """Return a configuration with its entries, unless it is the root's own."""
+        """Return the class of a configuration with its entries.
+
+        Those of the root's own configuration are left out: they are described with the settings.
+        """
         settings = {}
         if id(config) not in self.configs:
             settings = known_entries(config)
@@ -269,7 +286,8 @@ class Description:
     def attributes(self, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Yield the attributes of a module, its hooks, and its buffers that no checkpoint holds.
 
-        Each is a name and a text.
+        Each is a name and a text. Attributes that every module has, that say where a model is
+        from, or that no pass of an evaluated model reads are left out. So are all of a dropout.
         """
         is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
         unread = OF_EVERY_MODULE | OF_ORIGIN | OF_USE
@@ -289,33 +307,34 @@ class Description:
         for name in module._non_persistent_buffers_set:
             yield name, self(module._buffers.get(name), name)
 
-    def class_text(self, kind: type) -> str:
+    def class_text(self, described_class: type) -> str:
         """Return the name of a class, and a digest of the functions that were added to it.
 
         These are the functions in it that its library did not define.
         """
-        if kind in self.classes:
-            return self.classes[kind]
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        self.classes[kind] = name  # the class may contain itself
+        if described_class in self.classes:
+            return self.classes[described_class]
+        name = f"{described_class.__module__}.{described_class.__qualname__}"
+        self.classes[described_class] = name  # the class may contain itself
         # A class has steps of its own, as it is described but once, wherever it comes first.
         steps_outside = self.steps
         self.steps = ("class", name)
-        if is_own_class(kind):
+        if is_own_class(described_class):
             self.is_complete = False
         functions = []
-        for owner, function in added_functions(kind):
+        for owner, function in added_functions(described_class):
             functions.append(f"{owner.__qualname__}.{self(function)}")
         self.steps = steps_outside
         if functions:
-            self.classes[kind] = f"{name} ({_text_digest(' '.join(sorted(functions)))})"
-        return self.classes[kind]
+            digest = _text_digest(" ".join(sorted(functions)))
+            self.classes[described_class] = f"{name} ({digest})"
+        return self.classes[described_class]
 
     def function_text(self, function: FunctionType) -> str:
         """Return the name of a function, and a digest of all that decides what it does.
 
         That is its code, defaults, closure and globals. A function of an installed library has no
-        digest.
+        digest, unless it was defined inside another function, whose variables it may read.
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
@@ -343,8 +362,9 @@ class Description:
         own.
         """
         libraries = set()
-        for kind in list(self.classes):
-            libraries |= {owner.__module__ for owner in kind.__mro__}
+        # A list, since describing a function may add classes.
+        for described_class in list(self.classes):
+            libraries |= {owner.__module__ for owner in described_class.__mro__}
         libraries = set(filter(is_installed, libraries))
         libraries |= _libraries_read(libraries)
         patches: dict[Trait, str] = {}
@@ -375,38 +395,44 @@ def _libraries_read(libraries: Collection[str]) -> set[str]:
 def _values_of_slots(value: object) -> dict[str, object]:
     """Return the attributes of an object that its classes keep in slots."""
     values = {}
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        # A class may name its only slot by a text in place of a list.
         for name in [names] if isinstance(names, str) else names:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 values[name] = getattr(value, name)
     return values
 
 
-def _copied_from(value: object) -> list[object]:
+def _ingredients_of_copy(value: object) -> list[object]:
     """Return the arguments, the state and the entries that a copy of an object is made of.
 
     Raises:
-        TypeError: It cannot be copied, as an iterator.
+        TypeError: It cannot be copied, as an iterator. A class may raise anything else.
     """
-    made_of: list[object] = []
+    ingredients: list[object] = []
+    # (what makes the copy, its arguments, the state, list entries, dictionary entries), as for
+    # pickle's protocol 2; each of the last three may be None.
     recipe = value.__reduce_ex__(2)
     if isinstance(recipe, str):  # the name of a global
         return [recipe]
     for entry in recipe[1:]:
         if entry is not None:
-            made_of.append(list(entry) if isinstance(entry, Iterator) else entry)
-    return made_of
+            ingredients.append(list(entry) if isinstance(entry, Iterator) else entry)
+    return ingredients
 
 
 def _are_handles(value: object) -> bool:
-    """Return whether a value is a handle by which a hook can be removed, or a list of these."""
+    """Return whether a value is a handle by which a hook can be removed, or a list of these.
+
+    An empty list is none.
+    """
     handles = value if isinstance(value, list) else [value]
     return bool(handles) and all(isinstance(handle, RemovableHandle) for handle in handles)
 
 
 def _configs_in(*configs: object) -> Iterator[object]:
-    """Yield configurations and those inside of them."""
+    """Yield configurations and those inside of them, at any depth."""
     for config in configs:
         yield config
         if isinstance(config, PreTrainedConfig):
@@ -417,23 +443,28 @@ def _configs_in(*configs: object) -> Iterator[object]:
 
 
 def bytes_of(values: Tensor | np.ndarray) -> bytes:
-    """Return the bytes of an array."""
+    """Return the bytes of the numbers of an array.
+
+    Of an array of Python objects they are those of its `repr`. Of a tensor that is sparse or of a
+    subclass, which has no bytes of its own, they are the name of its class.
+    """
     if isinstance(values, np.ndarray):
         if values.dtype == object:
             return repr(values.tolist()).encode()
         return values.tobytes()
     if values.is_sparse or type(values) not in (Tensor, nn.Parameter):
-        return str(type(values)).encode()  # has no bytes of its own
+        return str(type(values)).encode()
     octets = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return cast(bytes, octets.numpy().tobytes())
 
 
 def _shortened(text: str) -> str:
-    """Return a text, or its beginning and its digest if it is long."""
+    """Return a text, or its beginning and its digest if it has more than `LONGEST` letters."""
     if len(text) <= LONGEST:
         return text
     return f"{text[: LONGEST // 3]}... ({_text_digest(text)})"
 
 
 def _text_digest(text: str) -> str:
+    """Return the first 8 hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

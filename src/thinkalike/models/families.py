@@ -27,7 +27,7 @@ EMBED: Final = "embed"
 class Place(NamedTuple):
     """A site of a layer, or one head of it, other than the residual stream after a block.
 
-    See `models.sites`.
+    As a number it is its layer, and as text "layer.site" or "layer.site.head".
 
     Attributes:
         site: The name of the site.
@@ -133,7 +133,10 @@ FAMILIES = {
 
 
 def after(layer: Layer) -> int:
-    """Return how many blocks run before a site."""
+    """Return how many blocks have run once the states of a layer are known; 0 for EMBED.
+
+    A place within a block counts the block, which must run for it.
+    """
     if layer == EMBED:
         return 0
     return int(layer) + 1
@@ -142,6 +145,9 @@ def after(layer: Layer) -> int:
 def family_in(config_json: Mapping[str, object], path: str) -> Family:
     """Return the family of a checkpoint.
 
+    A class that config.json states decides what the model predicts; of a class that is not known,
+    the `model_type` does.
+
     Args:
         config_json: The contents of its config.json.
         path: Where that was read.
@@ -149,6 +155,7 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
     Raises:
         ModelError: No class of transformers reads the architecture.
     """
+    # The config.json of a mini has its own form.
     is_mini = "architecture" in config_json and "model_type" not in config_json
     if is_mini:
         return FAMILIES["native"]
@@ -171,6 +178,7 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
                 read_as=body,
                 has_sides=any(head.predicts == "states" for head in heads),
             )
+    # A classifier predicts something else than the family in the table of the same `model_type`.
     if head is None or head.predicts != "class":
         for family in FAMILIES.values():
             is_whole_model_type = family.in_config_json and not family.architecture
@@ -205,7 +213,7 @@ class Head(NamedTuple):
     Attributes:
         predicts: What the head predicts.
         class_name: The name of the class.
-        auto_class: The name of the class that reads its weights.
+        auto_class: The name of the class that reads its weights, such as AutoModelForCausalLM.
     """
 
     predicts: Predicts
@@ -215,7 +223,12 @@ class Head(NamedTuple):
 
 @cache
 def heads_of(model_type: str) -> list[Head]:
-    """Return the classes of an architecture whose heads predict tokens or the class of a text."""
+    """Return the classes of an architecture whose heads predict tokens or the class of a text.
+
+    After a classifier, as which no unknown class runs, they come in the order in which an unknown
+    class of the architecture would run as one of them. The list is empty for a `model_type` that
+    transformers does not know.
+    """
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
@@ -256,10 +269,10 @@ def is_known(model_type: str, class_names: Collection[str]) -> bool:
 def _class_without_head(
     model_type: str, heads: Sequence[Head], class_names: Collection[str]
 ) -> str:
-    """Return the class of a checkpoint if it predicts neither tokens nor the class of a text.
+    """Return the first stated class that predicts neither tokens nor the class of a text.
 
     It is the body alone, an encoder, or a body with a head that is not read: for single tokens,
-    spans or choices. "" means that no class is known to be such.
+    spans or choices. "" means that no stated class is known to be such.
 
     Args:
         model_type: The `model_type` of the checkpoint.
@@ -313,7 +326,10 @@ def stated_quantization(config_json: Mapping[str, object]) -> str:
 
 
 def _bits_in(settings: Mapping[str, object]) -> int | None:
-    """Return the bits of a weight that settings of a quantisation state, or a section of them."""
+    """Return the bits of a weight that settings of a quantisation, or a section of them, state.
+
+    None means that they state none.
+    """
     for name in ("bits", "num_bits", "w_bit", "nbits"):
         number = settings.get(name)
         if isinstance(number, int):
@@ -321,7 +337,8 @@ def _bits_in(settings: Mapping[str, object]) -> int | None:
     for bits in (4, 8):  # bitsandbytes has a switch for each
         if settings.get(f"load_in_{bits}bit") is True:
             return bits
-    # compressed-tensors has groups of layers, each with settings for weights and for activations
+    # compressed-tensors has groups of layers, each with settings for weights and for activations.
+    # The first group that states bits decides.
     for name, section in settings.items():
         if name in ("input_activations", "output_activations") or not isinstance(section, Mapping):
             continue
@@ -357,7 +374,10 @@ class Outline(NamedTuple):
 
 
 def outline(config: ModelConfig) -> Outline:
-    """Return what the configuration of a model says, and its config.json if it is in a folder."""
+    """Return what a model's configuration says, and its config.json if it is in a folder.
+
+    Of an adapter it is what its base says. No weights are read, and the hub is not asked.
+    """
     if isinstance(config, LoadedModelConfig):
         return Outline(config.loaded.predicts, config.loaded.n_layers)
     config = base_of(config) or config
@@ -378,10 +398,10 @@ def outline(config: ModelConfig) -> Outline:
 
 
 def pick_device(name: str, key: str = "model.device") -> str:
-    """Return the device that `auto` or another name stands for.
+    """Return the device that a name stands for: for "auto" the GPU if there is one, else the CPU.
 
     Args:
-        name: The name.
+        name: "auto", or a device as torch calls it, such as "cuda:1".
         key: The setting that has it, for the error.
 
     Raises:
@@ -389,7 +409,7 @@ def pick_device(name: str, key: str = "model.device") -> str:
     """
     if name in ("cpu", "cpu:0"):
         return "cpu"
-    import torch
+    import torch  # takes seconds, and is not needed for the CPU
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -65,7 +65,11 @@ EMBEDDED_AT_ONCE = 2**14
 
 
 def sampled_tokens(vocabulary: int) -> Int[Tensor, " sample"]:
-    """Return some tokens that stand for a vocabulary of this size, equally far apart."""
+    """Return the ids of tokens that stand for a vocabulary of this size, in ascending order.
+
+    They are equally far apart, from the first id to the last one, and at most SAMPLED_TOKENS. A
+    smaller vocabulary is returned whole.
+    """
     count = min(vocabulary, SAMPLED_TOKENS)
     return torch.linspace(0, vocabulary - 1, count).long()
 
@@ -73,10 +77,10 @@ def sampled_tokens(vocabulary: int) -> Int[Tensor, " sample"]:
 def encoded_text(
     tokenizer: PreTrainedTokenizerBase, text: str, bos_each_row: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the tokens of a text that is read alone, and the span of characters of each.
+    """Return the token ids of a text that is read alone, and the span of characters of each.
 
-    Special tokens have an empty span. BOS comes first if rows begin with it, even if the tokenizer
-    does not put it there.
+    A span is (start, end) in the text; special tokens have an empty one. With `bos_each_row`, BOS
+    comes first even if the tokenizer does not put it there, unless the tokenizer has no BOS.
     """
     encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
     token_ids = encoded["input_ids"]
@@ -206,7 +210,10 @@ class FrozenModel:
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {dtype} on {self.device})"
 
     def check_context(self, asked: int | None) -> None:
-        """Raise a ModelError if the model cannot read rows of this many tokens."""
+        """Raise a ModelError if the model cannot read rows of this many tokens.
+
+        Nothing is raised for None, or for a model whose configuration states no longest row.
+        """
         longest = longest_row(self.module)
         if asked and longest and asked > longest:
             raise ModelError(
@@ -232,8 +239,9 @@ class FrozenModel:
         """Return the states of these layers in one pass, which ends at the deepest of them.
 
         Args:
-            layers: Numbers of blocks from 0 on; EMBED is the site before block 0; places of the
-                model's `sites`.
+            tokens: The token ids, (b, t).
+            layers: At least one of: the number of a block, counted from 0; EMBED, the site before
+                block 0; a place of the model's `sites`. Results come in this order.
 
         Raises:
             ModelError: A layer is out of range, or the model cannot read these tokens.
@@ -249,9 +257,11 @@ class FrozenModel:
             hooks.enter_context(alone(self.module))
             for layer in set(layers):
                 hooks.enter_context(self._captured(layer, tokens.shape, states))
+            # A place behind the last block, such as the final norm, needs the whole pass.
             if deepest <= self.n_layers:
                 hooks.enter_context(self._ended_after(deepest))
             self._run(tokens, mask, types)
+        # The blocks of a model that is laid out over several devices leave states where they are.
         return [states[layer].to(self.device) for layer in layers]
 
     def head(
@@ -269,7 +279,8 @@ class FrozenModel:
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after blocks start..stop-1.
 
-        It is given before block `start`. The result is differentiable with respect to `residual`.
+        `residual` is the stream before block `start`, and is itself returned if no block is to
+        run (start >= stop). The result is differentiable with respect to `residual`.
 
         Raises:
             ModelError: The model has no such blocks.
@@ -282,7 +293,7 @@ class FrozenModel:
             return residual
         last = stop - 1
         states: dict[Layer, Tensor] = {}
-        rows = residual.shape[:-1]
+        rows = residual.shape[:-1]  # (b, t)
         # Hooks are registered only once no other thread can run into them.
         with (
             alone(self.module),
@@ -299,7 +310,8 @@ class FrozenModel:
 
         It passes through the final norm and the unembedding, or through the pooler and the
         classes. The result is differentiable with respect to `residual`. A language model reads
-        each token by itself, so a row may be longer than the context.
+        each token by itself, so `residual` may have any leading shape, which the logits keep, and
+        a row may be longer than the context. A classifier needs (b, t, d), and returns (b, v).
 
         Raises:
             ModelError: The model predicts no next token, or single tokens are given to a
@@ -323,7 +335,8 @@ class FrozenModel:
         Earlier blocks do not run. The result is differentiable with respect to `residual`.
 
         Raises:
-            ModelError: The layer is out of range, or see `finish`.
+            ModelError: The layer is out of range, or the model predicts neither next tokens nor
+                the class of a text.
         """
         self.check_layers([layer])
         last_residual = self.advance(residual, after(layer), self.n_layers, mask)
@@ -332,7 +345,9 @@ class FrozenModel:
     def output(
         self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
-        """Return the model's output for the last block's residual: see `predicts`.
+        """Return the model's output for the last block's residual.
+
+        It is logits, (b, t, v) or (b, v) of a classifier, or the states of a model without a head.
 
         Raises:
             ModelError: Code of the user outside of the blocks makes another output of a text.
@@ -344,12 +359,18 @@ class FrozenModel:
     def full(
         self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
-        """Run the model's own full pass."""
+        """Return the output of the model's own full pass, without gradients.
+
+        It is logits, (b, t, v) or (b, v) of a classifier, or the states of a model without a head.
+        """
         with torch.no_grad():
             return self._run(tokens, mask, types)
 
     def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the tokens of a text and the span of characters of each: see `encoded_text`."""
+        """Return the token ids of a text and the span of characters of each, (start, end).
+
+        Special tokens have an empty span.
+        """
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
@@ -361,11 +382,14 @@ class FrozenModel:
         return torch.cat(embeddings)
 
     def sampled_vocabulary(self) -> Int[Tensor, " sample"]:
-        """Return some tokens that stand for the whole vocabulary."""
+        """Return the ids of at most SAMPLED_TOKENS tokens, equally spaced over the vocabulary."""
         return sampled_tokens(self.vocabulary)
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
-        """Return the places at which states are taken in these layers."""
+        """Return where states are taken in these layers: the layers, or places of `sites`.
+
+        A layer has several places where `sites` names several sites or heads.
+        """
         if self.sites is None:
             return list(layers)
         return list(self.sites.at(layers))
@@ -374,6 +398,7 @@ class FrozenModel:
         """Return the width of the states of a layer."""
         if not isinstance(layer, Place):
             return self.d_model
+        # No setting tells the width of a site, such as that of an MLP's neurons: a pass does.
         one_token = torch.zeros(1, 1, dtype=torch.long)
         (states,) = self.residuals(one_token, [layer])
         return states.shape[-1]
@@ -383,6 +408,7 @@ class FrozenModel:
         for layer in layers:
             if isinstance(layer, Place) or layer == EMBED:
                 continue
+            # True is an int for Python, and no layer.
             is_number = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
             if not (is_number and 0 <= int(layer) < self.n_layers):
                 raise ModelError(
@@ -397,7 +423,7 @@ class FrozenModel:
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Compile the forward pass of every block while the context is open.
 
-        The first pass then takes minutes. Hooks are not compiled.
+        The first pass then takes minutes. Hooks are not compiled. Nothing happens unless `wanted`.
         """
         if not wanted:
             return contextlib.nullcontext()
@@ -410,7 +436,7 @@ class FrozenModel:
 
         Autocast casts frozen weights again in every product. Values stay the same to the bit under
         autocast. Embeddings keep their float32 weights, even those that a linear map shares. The
-        copies take half the memory of float32 maps.
+        copies take half the memory of float32 maps. Nothing happens unless `wanted`.
         """
         originals: list[tuple[nn.Module, str, nn.Parameter]] = []
         copies: dict[int, nn.Parameter] = {}  # one for each weight that maps may share
@@ -436,7 +462,8 @@ class FrozenModel:
         """Let blocks run again in the backward pass while the context is open, and keep no states.
 
         Hooks do not run again. Values and gradients stay the same to the bit, as frozen blocks
-        have no dropout. It takes a third more time and about a twentieth of the memory.
+        have no dropout. It takes a third more time and about a twentieth of the memory. Nothing
+        happens unless `wanted`.
         """
         if not wanted:
             return contextlib.nullcontext()
@@ -451,20 +478,24 @@ class FrozenModel:
         digest = hashlib.sha256()
         for name, tensor in tensors_of(self.module, in_order=True):
             digest.update(name.encode())
+            # As bytes, since NumPy has no bfloat16.
             octets = tensor.detach().cpu().reshape(-1).view(torch.uint8)
             digest.update(octets.numpy())  # type: ignore[arg-type]
         return digest.hexdigest()[:16]
 
     def settings(self) -> str:
-        """Return the SHA-256 of the settings that are not the defaults of its class.
+        """Return the SHA-256 of the configuration's entries that are not its class's defaults.
 
-        It has 16 hexadecimal digits.
+        Entries that no pass reads, such as dropout, do not count. It has 16 hexadecimal digits.
         """
-        chosen = sorted(entries_of(self.module, chosen=True).items())
-        return hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
+        changed_entries = sorted(entries_of(self.module, chosen=True).items())
+        return hashlib.sha256(repr(changed_entries).encode()).hexdigest()[:16]
 
     def marks(self) -> str:
-        """Return which special tokens surround a text that is read alone, and a row of text."""
+        """Return which special tokens surround a text that is read alone, and a row of text.
+
+        For BERT it is "text: [CLS] [SEP]; row: ... [SEP]", and "None" stands for no such token.
+        """
         tokenizer = self.tokenizer
         marks_of_empty_text = tokenizer("", verbose=False)["input_ids"]
         around_text = " ".join(tokenizer.convert_ids_to_tokens(marks_of_empty_text)) or None
@@ -512,8 +543,11 @@ class FrozenModel:
 
         Args:
             layer: The layer.
-            rows: The shape of states of shape (*rows, d).
-            states: Gets them as `states[layer]`.
+            rows: The shape of the states without their width, (b, t).
+            states: Gets the states, (b, t, d), as `states[layer]`. A later pass replaces them.
+
+        Raises:
+            ModelError: The layer is a place, and the model has no `sites`.
         """
         if isinstance(layer, Place):
             if self.sites is None:
@@ -532,7 +566,7 @@ class FrozenModel:
         return self.blocks[int(layer)].register_forward_hook(store_output)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """End the pass that runs inside of the context after this many blocks."""
+        """End the pass that runs inside of the context after this many blocks; 0: before them."""
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
         return ended_at(self.blocks[count - 1])
@@ -540,7 +574,10 @@ class FrozenModel:
     def _run(
         self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Run the model's own pass with those inputs that its forward has arguments for."""
+        """Return the output of the model's own pass, or its first tensor if there are several.
+
+        `mask` and `types` are passed on if the module's forward has arguments for them.
+        """
         named_inputs = {}
         if mask is not None and "attention_mask" in self._argument_names:
             named_inputs["attention_mask"] = mask.to(self.device)
@@ -552,9 +589,8 @@ class FrozenModel:
         first_argument = self._argument_names[0]
         takes_tokens_by_name = "input_ids" in self._argument_names
         with alone(self.module), one_text_per_row():
-            if (
-                takes_tokens_by_name and first_argument != "input_ids"
-            ):  # but the pixels of an image
+            # The first argument of a model of images and text may be the pixels of an image.
+            if takes_tokens_by_name and first_argument != "input_ids":
                 return first_tensor(self.module(input_ids=tokens, **named_inputs))
             return first_tensor(self.module(tokens, **named_inputs))
 
@@ -576,7 +612,7 @@ class FrozenModel:
         )
 
     def _padded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the tokens with padding where the mask has none.
+        """Return the token ids with the id of padding wherever the mask is 0.
 
         The head of a decoder that classifies reads the last token of a text, which it finds by the
         id of padding alone.
@@ -586,12 +622,14 @@ class FrozenModel:
         return tokens.masked_fill(mask.to(tokens.device) == 0, self._padding_id)
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Run the model with this state before block `start`, or after the last one.
+        """Return the model's output with this state before block `start`, or after the last one.
 
         Earlier blocks are passed over. The state comes out of the block before, since some models
         do something between two blocks.
         """
-        placeholder_id = 1 if self._padding_id == 0 else 0  # any that is not padding
+        # The model's pass needs tokens, whose embeddings the state replaces. They may be any but
+        # padding, by which a classifier finds the end of a text.
+        placeholder_id = 1 if self._padding_id == 0 else 0
         placeholder = torch.full(
             residual.shape[:2], placeholder_id, dtype=torch.long, device=self.device
         )

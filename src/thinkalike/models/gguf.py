@@ -26,7 +26,8 @@ SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.w
 # ... and the architectures whose scales transformers reads from a GGUF file.
 KEEPS_SCALES = ("gpt-oss",)
 
-# The fields that change a pass, of which transformers reads some for each architecture.
+# What is in the last part of the name of a field that changes a pass. Of these fields transformers
+# reads some for each architecture.
 CHANGES_A_PASS = re.compile(
     "freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi"
 )
@@ -111,7 +112,8 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
 def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer that transformers made of a GGUF file, with texts cut as the file says.
 
-    Texts are cut before bytes merge.
+    Texts are cut into words before bytes merge. Where digits stand alone, the tokenizer is changed
+    in place; otherwise transformers has made the cut already.
 
     Raises:
         ModelError: transformers does not know the cut, and would make it as GPT-2 does.
@@ -120,33 +122,37 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     fields = _read_gguf(path, content_key(path)).fields
-    cut = fields.get("tokenizer.ggml.pre", "default")
-    if cut in DIGITS_ALONE:
+    cut_name = fields.get("tokenizer.ggml.pre", "default")
+    if cut_name in DIGITS_ALONE:
         steps = [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
+    # Only byte-level BPE, which GGUF files call gpt2, is cut by such a rule.
     known_cuts = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
-    if fields.get("tokenizer.ggml.model") == "gpt2" and cut not in known_cuts:
+    if fields.get("tokenizer.ggml.model") == "gpt2" and cut_name not in known_cuts:
         raise ModelError(
-            f"{path} cuts texts by tokenizer.ggml.pre={cut}, which transformers does not know; "
-            f"{TAKE_ORIGINAL}"
+            f"{path} cuts texts by tokenizer.ggml.pre={cut_name}, which transformers does not "
+            f"know; {TAKE_ORIGINAL}"
         )
     return tokenizer
 
 
 @cache
 def _read_gguf(path: Path, _content: str) -> _Reading:
-    """Read a GGUF file, which takes seconds.
+    """Return what a GGUF file says, which takes seconds to read the first time.
 
     Args:
         path: The file.
         _content: What its content is known by, so that a changed file is read again.
+
+    Raises:
+        ModelError: transformers cannot read the file, or would read it wrongly.
     """
     try:
-        return _read_checked(path)
+        return _checked_reading(path)
     except ThinkalikeError:
         raise
     except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
@@ -155,8 +161,15 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
         ) from error
 
 
-def _read_checked(path: Path) -> _Reading:
-    """Read a GGUF file, and refuse what transformers would read wrongly."""
+def _checked_reading(path: Path) -> _Reading:
+    """Return what a GGUF file says, and refuse what transformers would read wrongly.
+
+    What the file states and transformers does not read is put into the configuration where that
+    has an entry for it.
+
+    Raises:
+        ModelError: The file is of no whole model, or some setting would be lost or guessed.
+    """
     from transformers import AutoConfig
 
     header = read_header(path)
@@ -166,6 +179,7 @@ def _read_checked(path: Path) -> _Reading:
         raise ModelError(f"{path} states no general.architecture; {TAKE_ORIGINAL}")
     check_counts(fields, path, lambda: len(header.types))
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+
     _check_is_model(fields, path)
     _check_special_tokens(header, path)
     file_count = cast(int, fields.get("split.count", 1))
@@ -174,32 +188,35 @@ def _read_checked(path: Path) -> _Reading:
             f"{path} is one of {file_count} parts; join them: llama-gguf-split --merge FIRST "
             "WHOLE.gguf"
         )
+
     scales = _scales_of_positions(header, architecture)
     if scales and architecture not in KEEPS_SCALES:
         raise ModelError(
             f"{path} scales its rotary positions ({listed(scales)}), which transformers does not "
             f"read from GGUF files; {TAKE_ORIGINAL}"
         )
+
     read_fields = _fields_read(path, architecture, config)
     prefix = f"{architecture}."
+    # `_fill_in` reads the width of rotary positions, whether or not transformers does.
     for name in sorted(read_fields | {"rope.dimension_count"}):
         size = fields.get(f"{prefix}{name}")
         if name.endswith(SIZES) and isinstance(size, int) and size <= 0:
             raise ModelError(f"{path} states {prefix}{name}={size}, a size; {TAKE_ORIGINAL}")
-    guessed = _guessed(header, config, prefix, read_fields)
+    guessed = _guessed_settings(header, config, prefix, read_fields)
     if guessed:
         raise ModelError(
             f"{path} does not state {listed(guessed)}, which transformers would guess; "
             f"{TAKE_ORIGINAL}"
         )
     unread = _fill_in(config, fields, prefix)
-    unread += _without_reader(header, config, prefix, read_fields)
+    unread += _fields_without_reader(header, config, prefix, read_fields)
     if unread:
         raise ModelError(
             f"{path} states {listed(unread)}, which transformers does not read from GGUF files; "
             f"{TAKE_ORIGINAL}"
         )
-    # Gemma 2 of 27 billion weights divides by another number than the width of its heads.
+    # Gemma 2 of 27 billion weights scales attention by another number than the width of its heads.
     scale_of_attention = getattr(config, "query_pre_attn_scalar", None)
     if scale_of_attention not in (None, getattr(config, "head_dim", None)):
         raise ModelError(
@@ -239,7 +256,7 @@ def _check_special_tokens(header: Header, path: Path) -> None:
 
 
 def _scales_of_positions(header: Header, architecture: str) -> list[str]:
-    """Return what scales the rotary positions of a GGUF file."""
+    """Return what scales the rotary positions of a GGUF file: names of tensors, and name=value."""
     scales = [name for name in header.types if name in SCALES]
     prefix = f"{architecture}."
     for field, value in header.fields.items():
@@ -251,10 +268,8 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
 
 
 def _is_neutral(name: str, value: Value) -> bool:
-    """Return whether a field changes nothing: it is off, empty, 0, or a factor of 1.
-
-    Attention is causal where nothing is stated.
-    """
+    """Return whether a field changes nothing: it is off, empty, 0, or a factor of 1."""
+    # Attention is causal where nothing is stated, so this switch changes something if it is off.
     if name == "attention.causal":
         return value is True
     if FACTORS.search(name) and value == 1:
@@ -262,8 +277,8 @@ def _is_neutral(name: str, value: Value) -> bool:
     return not value or value == "none"
 
 
-class _Recorded(dict[str, object]):
-    """Fields that remember which of them were read."""
+class _RecordingFields(dict[str, object]):
+    """Fields of a file that remember which of them were read, whether or not the file has them."""
 
     def __init__(self, fields: Mapping[str, object]):
         super().__init__(fields)
@@ -279,9 +294,15 @@ class _Recorded(dict[str, object]):
 
 
 def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set[str]:
-    """Return the fields of its architecture that transformers reads of a file, without its prefix.
+    """Return the names of the fields of an architecture that transformers reads of a file.
 
-    transformers has a function for each newer architecture, and a table for the others.
+    Names have no prefix: "block_count" and not "llama.block_count". transformers has a function
+    for each newer architecture, and a table for the others.
+
+    Args:
+        path: The file.
+        architecture: Its architecture, as the file calls it.
+        config: The configuration that transformers made of it.
     """
     from transformers.integrations import GGUF_CONFIG_MAPPING
     from transformers.integrations.gguf import (
@@ -292,9 +313,10 @@ def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set
 
     if architecture in GGUF_CONFIG_ARCHS:
         metadata, tensor_names = read_gguf_metadata(str(path))
-        recorded = _Recorded(metadata)
-        get_gguf_config(recorded, tensor_names)
-        return {name.partition(".")[2] for name in recorded.read_names}
+        fields = _RecordingFields(metadata)
+        get_gguf_config(fields, tensor_names)
+        return {name.partition(".")[2] for name in fields.read_names}
+    # The table may list an architecture by llama.cpp's name or by that of transformers.
     entries: Mapping[str, str | None] = {}
     for name in (architecture, str(config.model_type)):
         entries = GGUF_CONFIG_MAPPING.get(name, entries)
@@ -302,7 +324,7 @@ def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set
     return {name for name, entry in entries.items() if entry is not None}
 
 
-def _guessed(
+def _guessed_settings(
     header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
 ) -> list[str]:
     """Return the settings that a file should state and does not, and that no shape tells.
@@ -332,13 +354,22 @@ def _guessed(
     return guessed
 
 
-def _without_reader(
+def _fields_without_reader(
     header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
 ) -> list[str]:
     """Return the fields of its architecture that nothing reads, and that may change a pass.
 
     `_fill_in` deals with those of `CHANGES_A_PASS`, and `_scales_of_positions` with factors of
-    positions. See `_guessed` for the arguments.
+    positions. A field counts as read if the configuration has its value already.
+
+    Args:
+        header: The header of the file.
+        config: Its configuration.
+        prefix: The beginning of the names of fields of its architecture.
+        read_fields: The fields that transformers reads, without the prefix.
+
+    Returns:
+        Each field as "name=value", and arrays as "name of 3 entries", in alphabetical order.
     """
     unread = []
     known_names = {*read_fields, *TOLD_BY_SHAPES, *WITHOUT_EFFECT}
@@ -355,7 +386,7 @@ def _without_reader(
             unread.append(f"{field}={short(value)}")
     for field, length in sorted(header.lengths.items()):
         name = field.removeprefix(prefix)
-        is_read_above = field in header.fields
+        is_read_above = field in header.fields  # an array of one entry
         if field.startswith(prefix) and not is_read_above and name not in known_names:
             unread.append(f"{field} of {length} entries")
     return unread
@@ -370,23 +401,24 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
         prefix: The beginning of the names of fields of its architecture.
 
     Returns:
-        The fields for which the configuration has no entry.
+        The fields for which the configuration has no entry, as "name=value".
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    # transformers reads the settings of each kind of layer itself.
-    has_rope_of_kinds = any(isinstance(settings, dict) for settings in rope.values())
+    # Where types of layers have rotary positions of their own, transformers reads them itself.
+    has_rope_by_layer_type = any(isinstance(settings, dict) for settings in rope.values())
     unread = []
     # In this order the width of heads comes before that of their rotary part.
     for field, value in sorted(fields.items()):
         name = field.rpartition(".")[2]
         if not field.startswith(prefix) or not CHANGES_A_PASS.search(name) or not value:
             continue
-        if has_rope_of_kinds and ".rope." in field:
-            if not _is_of_a_kind(config, name, value):
+        if has_rope_by_layer_type and ".rope." in field:
+            if not _is_read_for_a_layer_type(config, name, value):
                 unread.append(f"{field}={short(value)}")
             continue
         entry = _entry_for(config, name)
         if name == "key_length":
+            # With multi-head latent attention, head_dim is the width of a key's rotated part.
             if hasattr(config, "head_dim") and not hasattr(config, "qk_rope_head_dim"):
                 config.head_dim = value
         elif rope and name == "freq_base":
@@ -405,8 +437,16 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
     return unread
 
 
-def _is_of_a_kind(config: PreTrainedConfig, name: str, value: Value) -> bool:
-    """Return whether rotary positions of some kind of layer have a setting of a file already."""
+def _is_read_for_a_layer_type(config: PreTrainedConfig, name: str, value: Value) -> bool:
+    """Return whether the rotary positions of some type of layer have a setting of a file already.
+
+    Settings other than the width and the base are taken to be read.
+
+    Args:
+        config: The configuration, in which each type of layer has settings of positions.
+        name: The last part of the name of the field.
+        value: What the file states.
+    """
     widths = (getattr(config, "head_dim", None), getattr(config, "global_head_dim", None))
     if "dimension_count" in name:
         return value in widths
@@ -421,10 +461,11 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
     """Refuse a GGUF file with tensors that its model does not have, while transformers reads it.
 
     transformers drops them without a word. Of its newer architectures it reports them, as it does
-    of other files.
+    of other files. Reading happens while the context is open.
 
     Args:
-        place: The file; nothing else is checked.
+        place: The file, folder or repository that is read; nothing is checked unless it is a GGUF
+            file.
         heads: The names of the heads of other classes, which may be left over.
 
     Raises:
@@ -438,7 +479,7 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
     types = read_header(Path(place)).types
     map_names = modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
 
-    def checked(
+    def map_names_checked(
         model: PreTrainedModel, processor: object, *options: object, qual_name: str = ""
     ) -> dict[str, str]:
         mapped: dict[str, str] = map_names(model, processor, *options, qual_name=qual_name)
@@ -458,7 +499,7 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
             )
         return mapped
 
-    with patch.object(modeling_gguf_pytorch_utils, "get_gguf_hf_weights_map", checked):
+    with patch.object(modeling_gguf_pytorch_utils, "get_gguf_hf_weights_map", map_names_checked):
         yield
 
 

@@ -91,7 +91,11 @@ def parts_of(model: FrozenModel) -> list[Part]:
 
 
 def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
-    """Return the paths of the modules of each part, by its layer and component."""
+    """Return the paths of the modules of each part, by its layer and component.
+
+    The layer is -1 for a module before the blocks, and `model.n_layers` for one after them, which
+    is part of the norms or of the unembedding.
+    """
     blocks = model.family.blocks
     module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
     paths_by_part: dict[tuple[int, str], list[str]] = {}
@@ -99,12 +103,14 @@ def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
     for path, module in model.module.named_modules():
         if path.startswith(f"{blocks}."):
             is_before_blocks = False
+            # Only the direct submodules of a block match: those inside of them belong to them.
             match = module_of_block.match(path)
             if match and _has_weights(module):
                 layer = int(match[1])
                 component = component_of(match[2])
                 paths_by_part.setdefault((layer, component), []).append(path)
         elif path and _has_weights(module, recurse=False):
+            # Weights of an adapter are modules of their own inside of a wrapper of PEFT.
             path = _outermost_wrapper(model.module, path)
             layer = model.n_layers
             component = "unembedding"
@@ -125,7 +131,7 @@ def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
 
 
 def _weight_ids(module: nn.Module, paths: Iterable[str]) -> set[int]:
-    """Return what identifies the weights of some modules."""
+    """Return the `id` of each weight of the modules at these paths; tied weights share theirs."""
     ids = set()
     for path in paths:
         ids |= {id(weight) for weight in module.get_submodule(path).parameters()}
@@ -151,8 +157,9 @@ def _outermost_wrapper(module: nn.Module, path: str) -> str:
 def comparable_name(module: nn.Module, name: str) -> str | None:
     """Return the name that a weight has in a model without PEFT's wrappers.
 
-    It is None for a weight that is not in use. The weight that an adapter changes has the name of
-    the plain model, and those of the adapter are beside it:
+    It is None for a weight that is not in use: the original of a module that a copy in
+    `modules_to_save` replaces, or a copy that is not active. The weight that an adapter changes
+    has the name of the plain model, and those of the adapter are beside it:
 
         q_proj.base_layer.weight           q_proj.weight
         q_proj.lora_A.default.weight       q_proj.lora_A.default.weight
@@ -163,31 +170,34 @@ def comparable_name(module: nn.Module, name: str) -> str | None:
         module: The model.
         name: The name of the weight in it.
     """
+    # The module follows the components of the name from the root inwards; those that only a
+    # wrapper adds are left out.
     remaining = name.split(".")
-    plain: list[str] = []
+    plain_components: list[str] = []
     while remaining:
-        following = remaining.pop(0)
+        component = remaining.pop(0)
         has_copies = "modules_to_save" in module._modules
         if not is_wrapper(module):
-            plain.append(following)
-        elif following in ("original_module", "modules_to_save") and has_copies:
+            plain_components.append(component)
+        elif component in ("original_module", "modules_to_save") and has_copies:
             wrapper = cast("ModulesToSaveWrapper", module)
             copies = wrapper.modules_to_save
             active = [] if wrapper.disable_adapters else wrapper.active_adapters
             copies_in_use = [adapter for adapter in active if adapter in copies]
-            is_copy = following == "modules_to_save"
+            is_copy = component == "modules_to_save"
             if is_copy != bool(copies_in_use):
                 return None
             if is_copy:
+                # The next component is the name of the adapter whose copy it is.
                 if remaining[0] not in copies_in_use:
                     return None
                 module = copies
-                following = remaining.pop(0)
-        elif following not in NAMES_OF_WRAPPED:
-            plain.append(following)
+                component = remaining.pop(0)
+        elif component not in NAMES_OF_WRAPPED:
+            plain_components.append(component)
         if remaining:
-            module = cast(nn.Module, getattr(module, following, None))
-    return ".".join(plain)
+            module = cast(nn.Module, getattr(module, component, None))
+    return ".".join(plain_components)
 
 
 def comparable_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -203,17 +213,20 @@ def _comparable_weights(module: nn.Module) -> dict[str, Tensor]:
 def _by_comparable_name(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Return the tensors in use by `comparable_name`."""
+    """Return the tensors in use by `comparable_name`; those that are not in use are left out."""
     by_name = {}
     for name, tensor in tensors:
-        plain = comparable_name(module, name)
-        if plain is not None:
-            by_name[plain] = tensor
+        plain_name = comparable_name(module, name)
+        if plain_name is not None:
+            by_name[plain_name] = tensor
     return by_name
 
 
 def component_of(name: str) -> str:
-    """Return the component that a module of a block is, by its name; else the name."""
+    """Return the component that a module of a block is, by its name.
+
+    The first pattern of `COMPONENTS` in the name decides. A name without any is returned itself.
+    """
     for component, pattern in COMPONENTS.items():
         if re.search(pattern, name.lower()):
             return component
@@ -221,9 +234,9 @@ def component_of(name: str) -> str:
 
 
 def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
-    """Raise a ModelError unless two models in one form have modules and widths alike.
+    """Raise a ModelError unless two models have the same depth, width and parts.
 
-    A changed copy of a model has.
+    A model and a changed copy of it do, once `one_form` brought them to one form.
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)
@@ -250,12 +263,13 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     sentences = []
     base_tied = _tied(base.module)
     changed_tied = _tied(changed.module)
-    for model, only_here in (
+    for model, tied_here_alone in (
         (base, base_tied - changed_tied),
         (changed, changed_tied - base_tied),
     ):
-        for path, name in only_here:
+        for path, name in tied_here_alone:
             module = model.module.get_submodule(path)
+            # Memory of its own, with equal values.
             weight = getattr(module, name).detach().clone()
             setattr(module, name, nn.Parameter(weight, requires_grad=False))
             sentences.append(
@@ -275,7 +289,10 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
 
 
 def _tied(module: nn.Module) -> set[tuple[str, str]]:
-    """Return the path and name of each weight that an earlier module has as well."""
+    """Return (path of the module, name of the weight) for weights that an earlier module shares.
+
+    The first module of those that share a weight is not listed.
+    """
     earlier = set[int]()
     tied = set[tuple[str, str]]()
     for path, submodule in module.named_modules():
@@ -287,21 +304,27 @@ def _tied(module: nn.Module) -> set[tuple[str, str]]:
 
 
 def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
-    """Leave the first rows of each weight outside the blocks that has a row for each token."""
+    """Cut each weight outside the blocks that has a row for each token to its first rows.
+
+    The sizes that the modules and the model state are changed as well.
+    """
     for path, module in model.module.named_modules():
         if path.startswith(f"{model.family.blocks}."):
             continue
         for weight in module.parameters(recurse=False):
             if len(weight) == model.vocabulary:
                 weight.data = weight.data[:rows].clone()
-        for size in ("num_embeddings", "out_features"):
-            if getattr(module, size, None) == model.vocabulary:
-                setattr(module, size, rows)
+        # The sizes that an nn.Embedding and an nn.Linear state.
+        for attribute in ("num_embeddings", "out_features"):
+            if getattr(module, attribute, None) == model.vocabulary:
+                setattr(module, attribute, rows)
     model.vocabulary = rows
 
 
 def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
-    """Return the parts of which some weight or persistent buffer differs.
+    """Return the parts of which some weight or persistent buffer differs, in the order of states.
+
+    A tensor that only one of the models has differs.
 
     Raises:
         ModelError: A tensor differs that belongs to no part.
@@ -330,7 +353,10 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
 
 
 def _are_equal(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have equal numbers, none of them rounded to the other's dtype."""
+    """Return whether two tensors have the same shape and numbers, compared in the wider dtype.
+
+    Nothing is rounded for the comparison; NaN differs from NaN.
+    """
     if tensor.shape != other.shape:
         return False
     dtype = torch.promote_types(tensor.dtype, other.dtype)
@@ -353,6 +379,7 @@ def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
         are_numbers = weight.is_floating_point() and changed_weight.is_floating_point()
         if weight.shape != changed_weight.shape or not are_numbers:
             return name
+        # The base's dtype must hold every number of the changed weight.
         if torch.promote_types(weight.dtype, changed_weight.dtype) != weight.dtype:
             return name
     return ""
@@ -389,12 +416,18 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
 def _casting_hooks(
     module: nn.Module, outside: FrozenModel, inside: FrozenModel
 ) -> list[RemovableHandle]:
-    """Let a module take states of one model, and give states of that model, as if it were its own.
+    """Let a module of one model run among the modules of another one.
+
+    All tensors among its arguments are cast to the dtype and device of its own model, and its
+    output is cast back.
 
     Args:
-        module: The module, which hands on what it is given as arguments with or without names.
-        outside: The model whose states enter the module.
-        inside: The model whose states the module computes with.
+        module: The module.
+        outside: The model in which it runs.
+        inside: Its own model.
+
+    Returns:
+        The handles by which the two hooks are removed.
     """
 
     def cast_arguments(
@@ -412,9 +445,10 @@ def _casting_hooks(
 
 
 def _as_in(model: FrozenModel, value: object) -> object:
-    """Return a tensor on the device of a model, and one of floats in its dtype.
+    """Return a tensor on the device of a model, and in its dtype if it holds floats.
 
-    Of lists and dictionaries all that they hold is.
+    Lists, tuples and dictionaries come back with their members cast alike. Anything else comes
+    back as it is, an object of a subclass of these as well.
     """
     if isinstance(value, Tensor):
         if value.is_floating_point():
@@ -431,7 +465,7 @@ def _as_in(model: FrozenModel, value: object) -> object:
 
 def _set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module in the place of the one at a path."""
-    parent_path, _, name = path.rpartition(".")
+    parent_path, _, name = path.rpartition(".")  # the parent of a path without dots is the root
     root.get_submodule(parent_path)._modules[name] = module
 
 
@@ -442,13 +476,17 @@ def moved(
     parts: Sequence[Part],
     move: Callable[[str, Tensor], Tensor],
 ) -> Iterator[None]:
-    """Add something to each weight of some parts that differs, while this is open.
+    """Add something to each weight of some parts that differs between two models.
+
+    The weights are moved while the context is open. Those that only one model has, or that have
+    two shapes, stay as they are.
 
     Args:
         base: The model whose weights are moved.
-        changed: The changed model.
+        changed: The model that they differ from. It has a weight for each of the base's.
         parts: The parts.
-        move: Takes the name of a weight and changed - base, which is new memory, to what is added.
+        move: Returns what is added to a weight, given its name and changed - base. That tensor is
+            new memory, so that it may be changed in place and returned.
     """
     changed_weights = dict(changed.module.named_parameters())
     prefixes = tuple(prefix for part in parts for prefix in part.prefixes)
@@ -461,7 +499,8 @@ def moved(
             is_same_shape = changed_weight.shape == weight.shape
             if is_same_shape and not torch.equal(weight, changed_weight):
                 original.append((weight, weight.data))
-                weight.data = move(name, changed_weight - weight.data).add_(weight.data)
+                difference = changed_weight - weight.data
+                weight.data = move(name, difference).add_(weight.data)
         yield
     finally:
         for weight, data in original:
@@ -471,7 +510,15 @@ def moved(
 def common_weights(
     base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the weights of some modules that both models have as numbers of one shape."""
+    """Yield pairs (base's, changed) of the weights that both models have in the same shape.
+
+    Both are in the wider of their dtypes and on the base's device. Weights that are packed as
+    whole numbers are left out.
+
+    Args:
+        base, changed: The models.
+        paths: The paths of the modules whose weights are compared; "" is the whole model.
+    """
     for path in paths:
         changed_weights = _comparable_weights(changed.module.get_submodule(path))
         base_weights = _comparable_weights(base.module.get_submodule(path))
@@ -487,7 +534,10 @@ def common_weights(
 def norms(
     base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)
 ) -> tuple[float, float]:
-    """Return ‖changed - base‖ and ‖base‖ over the `common_weights`."""
+    """Return ‖changed - base‖ and ‖base‖, the Euclidean norms over the `common_weights`.
+
+    Squares are summed in float64; both are 0 if the models have no weight in common.
+    """
     change_square = 0.0
     base_square = 0.0
     for weight, changed_weight in common_weights(base, changed, paths):

@@ -34,7 +34,7 @@ LIMIT_NAMES = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
 # Where the code of a model reads a setting.
 READS_SETTING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
 
-# How an error says that a model can be taken nonetheless.
+# How an error says that a model can be loaded nonetheless.
 ACCEPT_AS_IT_IS = "model.implausible=true takes it as it is"
 
 # A sentence that every model of English knows something of.
@@ -54,11 +54,13 @@ LARGEST_LOSS = 3.0
 def check_plausible(model: CutModel) -> None:
     """Refuse weights, configurations and losses that no trained model has.
 
-    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have
-    matrices of zeros, and pruned ones rows, which are logged: files with holes have them, too.
+    Vectors may be of ones or zeros, as norms and biases begin. Matrices of zeros, which new and
+    ablated blocks have, and rows of zeros, which pruned ones have, are only logged: a damaged file
+    may be the reason as well.
 
     Raises:
-        ModelError: A matrix has only whole numbers, or only one number; see also the other checks.
+        ModelError: A matrix has only whole numbers, or only one number; the configuration is of
+            another architecture; or the loss on an English sentence is far above that of a guess.
     """
     matrices = set()
     for path, parameter in model.module.named_parameters():
@@ -111,7 +113,8 @@ def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
 
 
 def _are_whole_numbers(weight: Tensor) -> bool:
-    """Return whether a matrix has only whole numbers; its first row tells most that have not."""
+    """Return whether a matrix has only whole numbers."""
+    # The first row tells this of most matrices, so that the rest need not be read.
     return torch.equal(weight[0], weight[0].round()) and torch.equal(weight, weight.round())
 
 
@@ -124,14 +127,21 @@ def _is_constant(weight: Tensor) -> bool:
     if not is_matrix:
         return False
     value = weight.flatten()[0]
+    # Most matrices differ in the first row already, so that the rest need not be read.
     return bool((weight[0] == value).all()) and bool((weight == value).all())
 
 
 def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
-    """Return how many rows and columns of a matrix are zero, in words; "" if none are.
+    """Return how many rows and columns of a matrix are zero, such as "3 rows and 1 columns".
 
-    Tables of positions and of types may have empty rows. So may those of tokens: of padding, of
-    special tokens that no text has, and beyond the tokenizer.
+    It is "" if none are. Rows of tables of positions and of types are not counted, and of a table
+    of tokens neither those of special tokens, which no text may have, nor those beyond the
+    tokenizer.
+
+    Args:
+        model: The model.
+        path: The path of the matrix in it.
+        weight: The matrix, or a stack of matrices, (..., rows, columns).
     """
     table = weight.reshape(-1, weight.shape[-1])
     zero_rows = (~table.any(1)).nonzero().flatten().tolist()
@@ -143,12 +153,12 @@ def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
         zero_rows = [row for row in zero_rows if row < token_count and row not in special]
     elif isinstance(owner, nn.Embedding):
         zero_rows = []
-    words = []
+    counts = []
     if zero_rows:
-        words.append(f"{len(zero_rows)} rows")
+        counts.append(f"{len(zero_rows)} rows")
     if zero_columns:
-        words.append(f"{zero_columns} columns")
-    return " and ".join(words)
+        counts.append(f"{zero_columns} columns")
+    return " and ".join(counts)
 
 
 def _check_architecture(model: CutModel) -> None:
@@ -195,7 +205,7 @@ def _check_architecture(model: CutModel) -> None:
 
 
 def _is_among(stated: str, model_types: Collection[str]) -> bool:
-    """Return whether a type of models is one of several, or a variant of one."""
+    """Return whether a `model_type` is one of several, or a variant of one, such as qwen2_moe."""
     return any(stated in model_type or model_type in stated for model_type in model_types)
 
 
@@ -203,7 +213,7 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
     """Return the settings that an architecture does not read, and others of transformers do.
 
     Neither the class of the configuration nor the code of any module has their names. Settings of
-    texts to be generated are left out, and so are values that change nothing: those that are
+    the generation of texts are left out, and so are values that change nothing: those that are
     empty or 0, a factor of 1, and a 1, a false or a text that is the default of an architecture
     that reads the setting. An activation function changes nothing if it is that of the model.
 
@@ -215,6 +225,7 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
     from transformers.activations import ACT2FN
 
     known_names = {*type(text)().to_dict(), *dir(type(text)), *GenerationConfig().to_dict()}
+    # The code that runs: that of the classes of all modules and of the configuration.
     python_modules = {type(submodule).__module__ for submodule in module.modules()}
     python_modules.add(type(text).__module__)
     sources = []
@@ -253,10 +264,10 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
 
 @functools.cache
 def _sources_of_transformers(kind: str) -> dict[str, str]:
-    """Return the source code of transformers, by architecture.
+    """Return the source code of transformers, by architecture, such as "llama".
 
     Args:
-        kind: "modeling" or "configuration".
+        kind: "modeling" for the code of models, or "configuration" for that of their settings.
     """
     import transformers
 
@@ -269,7 +280,10 @@ def _sources_of_transformers(kind: str) -> dict[str, str]:
 
 @functools.cache
 def architectures_that_read() -> dict[str, set[str]]:
-    """Return the settings that models of transformers read, with the architectures that do."""
+    """Return the settings that models of transformers read, with the architectures that do.
+
+    What a model reads is seen in its source code: config.NAME, or getattr(config, "NAME").
+    """
     architectures: dict[str, set[str]] = {}
     for architecture, source in _sources_of_transformers("modeling").items():
         for attribute, argument in READS_SETTING.findall(source):
@@ -279,6 +293,8 @@ def architectures_that_read() -> dict[str, set[str]]:
 
 def _is_default_of_any(name: str, value: object) -> bool:
     """Return whether a configuration of transformers has this default.
+
+    This is seen in the source code, such as "scale_embedding: bool = False".
 
     Args:
         name: The name of the setting.
@@ -290,13 +306,16 @@ def _is_default_of_any(name: str, value: object) -> bool:
         written = rf"{value}\b"
     else:
         written = r"1(\.0)?\b"
-    pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")
+    pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")  # a type may stand before the "="
     sources = _sources_of_transformers("configuration").values()
     return any(pattern.search(source) for source in sources)
 
 
 def check_rope(config_json: Mapping[str, object], called: str) -> None:
     """Raise a ModelError if a setting of rotary positions is stated twice, with different values.
+
+    It may stand in `rope_parameters`, in the older `rope_scaling`, and beside them. The sections
+    of config.json are checked as well, since a model of text and images has one for the text.
 
     Args:
         config_json: The contents of config.json.
@@ -316,10 +335,11 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
                     f"{ACCEPT_AS_IT_IS}"
                 )
         scaling = cast(Mapping[str, object], section.get("rope_scaling") or {})
-        older = {}  # settings of an older name
+        # `rope_scaling` calls the type "type" or "rope_type".
+        settings_of_scaling = {}
         for name, value in scaling.items():
-            older["rope_type" if name == "type" else name] = value
-        if {**settings, **older} != settings:
+            settings_of_scaling["rope_type" if name == "type" else name] = value
+        if {**settings, **settings_of_scaling} != settings:
             raise ModelError(
                 f"{called}: config.json says rope_scaling={short(str(scaling))} and "
                 f"rope_parameters={short(str(dict(settings)))}, which differ; leave the wrong one "
@@ -328,10 +348,11 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
 
 
 def _check_loss(model: CutModel) -> None:
-    """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess.
+    """Raise a ModelError if the loss on an English sentence is far above ln V, that of a guess.
 
-    Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or do not
-    know the sentence, pass.
+    Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or whose
+    vocabulary lacks a token of the sentence, pass. A large model that is worse than a guess is
+    logged. V is the vocabulary, and the loss is in nats per token.
     """
     if model.predicts not in ("next", "hidden"):
         return
@@ -347,7 +368,7 @@ def _check_loss(model: CutModel) -> None:
         targets = targets[1:]
     loss = float(nn.functional.cross_entropy(logits, targets))
     guess = math.log(model.vocabulary)
-    if not loss <= LARGEST_LOSS * guess:
+    if not loss <= LARGEST_LOSS * guess:  # NaN fails as well
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a "
             f"guess has {guess:.3g}; flipped bits or weights of another model do that, and so "

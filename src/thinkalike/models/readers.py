@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Poolers, through which no state passes.
+# The names of weights of poolers, through which no state passes.
 POOLERS = re.compile(r"(^|\.)pooler\.")
 
-# Heads and poolers of other classes with the same body, which the class that is loaded does not
-# have.
+# The names of weights of heads and poolers that other classes with the same body have, and the
+# class that is loaded may lack.
 HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|"
     r"seq_relationship)\.|(^|\.)pooler\."
@@ -125,6 +125,7 @@ def read_transformers(
     rows_of_adapter = 0
     with (
         torch.random.fork_rng(devices=[]),
+        # Without the progress bar of transformers.
         patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda tensors, **_: tensors),
     ):
         # A head that nothing reads may be missing: equal checkpoints give equal modules.
@@ -137,7 +138,8 @@ def read_transformers(
             )
 
     tokenizer_place = place
-    if adapter and rows_of_adapter and any(adapter.glob("tokenizer*")):
+    adapter_has_embedding = rows_of_adapter > 0
+    if adapter and adapter_has_embedding and any(adapter.glob("tokenizer*")):
         tokenizer_place = str(adapter)  # it has the tokens of the adapter's embedding
     tokenizer = read_tokenizer(config, tokenizer_place)
     longest = longest_row(module)
@@ -153,6 +155,8 @@ def read_legacy(
     config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype
 ) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
+
+    The bridge's hooks are taken off, and the plain module must give the same logits.
 
     Raises:
         ModelError: Without TransformerLens's hooks it computes something else.
@@ -176,22 +180,23 @@ def read_legacy(
 
 @contextlib.contextmanager
 def _pinned(repository: str, revision: str | None) -> Iterator[None]:
-    """Let TransformerLens's legacy loader read the files of one commit.
+    """Let TransformerLens's legacy loader read the files of one commit while the context is open.
 
-    It asks for the branch `main` only.
+    By itself it asks for the branch `main` only. Other repositories, such as that of the
+    tokenizer, are read as usual.
     """
     import huggingface_hub
 
     download: Callable[..., str] = huggingface_hub.hf_hub_download
     commit = resolved("model", repository, revision)
 
-    def pinned(repo_id: str, filename: str, **options: object) -> str:
+    def download_pinned(repo_id: str, filename: str, **options: object) -> str:
         if repo_id == repository:
             options["revision"] = commit.sha
         return download(repo_id, filename, **options)
 
     with (
-        patch.object(huggingface_hub, "hf_hub_download", pinned),
+        patch.object(huggingface_hub, "hf_hub_download", download_pinned),
         patch.object(
             huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)
         ),
@@ -226,9 +231,9 @@ def read_weights(
     module, loading = _read_by_transformers(model_class, config, place, options)
     check_one_set(Path(place))
     _warn_of_unknown_classes(module, config.called)
-    _warn_of_two_embeddings(module, config.called)
 
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
+    # The beginnings of the names of weights that must be complete; "" begins every name.
     needed: tuple[str, ...] = ("",)
     if body is not None:
         prefix = module.base_model_prefix
@@ -237,15 +242,20 @@ def read_weights(
     lacks_head = may_lack_head and not all(name.startswith(needed) for name in missing)
     if lacks_head:
         stated_class = _stated_class_of_another_head(module)
-        if stated_class is not None:  # such as the discriminator of ELECTRA
+        # It is read again as the class that config.json states, such as the discriminator of
+        # ELECTRA, of which no weight may be missing.
+        if stated_class is not None:
             return read_weights(stated_class, config, place, **options).base_model
 
     is_body = module.base_model is module
     if is_body:
         missing = [name for name in missing if not POOLERS.search(name)]
+    module_names = {path for path, _ in module.named_modules()}
     unexpected = set()
     for name in loading["unexpected_keys"]:
-        if not BUFFERS.search(name) and not HEADS.search(name):
+        # A tensor of a head that the model has is none of another class.
+        is_of_other_head = HEADS.search(name) and name.rpartition(".")[0] not in module_names
+        if not BUFFERS.search(name) and not is_of_other_head:
             unexpected.add(name)
     faults = {
         "missing": {name for name in missing if name.startswith(needed)},
@@ -256,6 +266,7 @@ def read_weights(
     }
     if any(faults.values()):
         _refuse_faults(faults, missing, module, config, place)
+    _warn_of_two_embeddings(module, config.called)
     if lacks_head:
         log.warning(
             "%s has no weights of a head, so it predicts no tokens, and has states alone",
@@ -271,10 +282,13 @@ def _read_by_transformers(
     place: str,
     options: Mapping[str, object],
 ) -> tuple[PreTrainedModel, LoadingInfo]:
-    """Return a model as `from_pretrained` reads it, and which weights it found amiss.
+    """Return a model as `from_pretrained` reads it, and which weights do not fit it.
 
     Args:
-        model_class, config, place, options: See `read_weights`.
+        model_class: The class whose `from_pretrained` reads it.
+        config: The configuration of the model.
+        place: The folder, repository or GGUF file.
+        options: Further arguments of `from_pretrained`.
     """
     with _checked_while_read(place), all_tensors_read(place, HEADS):
         return model_class.from_pretrained(
@@ -302,9 +316,10 @@ def _warn_of_unknown_classes(module: PreTrainedModel, called: str) -> None:
 
 
 def _stated_class_of_another_head(module: PreTrainedModel) -> type[PreTrainedModel] | None:
-    """Return the first class that config.json states, if a model is of none of these.
+    """Return the first class that config.json states, if a model is of no stated class.
 
-    None means that it is of one of them, or that transformers lacks the first.
+    None means that the model is of one of these classes, that config.json states none, or that
+    transformers lacks the first.
     """
     import transformers
 
@@ -327,7 +342,7 @@ def _refuse_faults(
     """Raise a ModelError for weights that are not those that a configuration describes.
 
     Args:
-        faults: The names of weights by what is wrong with them.
+        faults: What may be wrong, such as "missing", with the names of the weights.
         missing: The names of all missing weights.
         module: The model.
         config: Its configuration.
@@ -348,7 +363,9 @@ def _refuse_faults(
     if faults["missing"] and lacks_head_alone and has_head:
         body_name = type(module.base_model).__name__
         remedy = f"if it has no head, write {body_name} under architectures in config.json"
-    remedy = conversion(Path(place)) or remedy  # DeepSpeed leaves empty weights beside its own
+    # A folder that another program wrote is to be converted: DeepSpeed, for example, leaves empty
+    # weights in the format of transformers beside its own.
+    remedy = conversion(Path(place)) or remedy
     raise ModelError(
         f"cannot load model={config.called} from {place}: its weights are not those that its "
         f"{source} ({'; '.join(phrases)}); {remedy}"
@@ -357,43 +374,84 @@ def _refuse_faults(
 
 @contextlib.contextmanager
 def _checked_while_read(place: str) -> Iterator[None]:
-    """Check what transformers reads of a checkpoint before it casts it, and what it draws anew."""
+    """Check what transformers reads of a checkpoint while the context is open.
+
+    Stored dtypes are checked before weights are cast, and the number of weights that no file holds
+    before they are drawn at random, since a false config.json may claim any number of them.
+    """
     from transformers import PreTrainedModel, modeling_utils
 
     convert = modeling_utils.convert_and_load_state_dict_in_model
-    draw = PreTrainedModel._move_missing_keys_from_meta_to_device
+    draw_missing = PreTrainedModel._move_missing_keys_from_meta_to_device
+    are_equal = modeling_utils._tied_params_are_equal
 
-    def checked(
+    def convert_checked(
         model: PreTrainedModel,
         state_dict: Mapping[str, StoredTensor],
         load_config: LoadStateDictConfig,
         **options: object,
     ) -> object:
         if load_config.hf_quantizer is None:
-            kinds = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
-            check_dtypes(state_dict, place, kinds)
-        elif not is_gguf(place):  # whose quantisation the file does not state, and its tensors do
+            last_names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+            check_dtypes(state_dict, place, last_names)
+        # A GGUF file states no quantisation as a whole: each of its tensors has a type.
+        if not is_gguf(place):
             _warn_of_plain_weights(model, state_dict, place)
-        return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
+        with _one_source_of_each_weight(state_dict, place):
+            return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
-    def bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
+    def draw_bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
+        # A tied weight that is missing is the other one's memory, and takes none of its own.
         names = missing - model.all_tied_weights_keys.keys()
         drawn = [model.get_parameter_or_buffer(name) for name in names]
         drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
         check_claimed_size(sum(tensor.numel() for tensor in drawn), Path(place))
-        draw(model, missing, *options)
+        draw_missing(model, missing, *options)
+
+    def can_be_tied(source: Tensor, target: Tensor) -> bool:
+        # A weight of another shape than config.json describes was not read, and has no values.
+        if source.is_meta or target.is_meta:
+            return False
+        return are_equal(source, target)
 
     with (
-        patch.object(modeling_utils, "convert_and_load_state_dict_in_model", checked),
-        patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", bounded),
+        patch.object(modeling_utils, "_tied_params_are_equal", can_be_tied),
+        patch.object(modeling_utils, "convert_and_load_state_dict_in_model", convert_checked),
+        patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", draw_bounded),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -> Iterator[None]:
+    """Check that tensors of several names that become one weight have equal values.
+
+    transformers gives "ln_f.weight" and "transformer.ln_f.weight" to the same module, and takes
+    one of them.
+    """
+    from transformers.core_model_loading import WeightRenaming
+
+    convert = WeightRenaming.convert
+
+    def checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
+        for sources in renaming.layer_targets.values():
+            first, *others = sorted(sources)
+            for other in others:
+                if not torch.equal(stored[first][...], stored[other][...]):
+                    raise ModelError(
+                        f"{place}: {first} and {other} are one weight of the model, and differ; "
+                        "remove one of them"
+                    )
+        return convert(renaming, *arguments, **options)
+
+    with patch.object(WeightRenaming, "convert", checked):
         yield
 
 
 def _warn_of_plain_weights(
     model: PreTrainedModel, stored: Mapping[str, StoredTensor], place: str
 ) -> None:
-    """Warn if a configuration states a quantisation and no weight is stored as one leaves it."""
+    """Warn if a configuration states a quantisation and all stored weights are plain floats."""
     dtypes = {dtype_name(tensor) for tensor in stored.values()}
     stated = stated_quantization(model.config.to_dict())
     if stated and dtypes <= set(FLOATING.values()):
@@ -407,14 +465,21 @@ def _warn_of_plain_weights(
 
 
 def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
-    """Warn if a head has other values than the embedding that its configuration ties it to."""
+    """Warn if a head is not the embedding that its configuration ties it to.
+
+    transformers ties the two in memory unless the file stores both with different values.
+    """
     if not hasattr(module, "get_output_embeddings"):
         return
     head = module.get_output_embeddings()
     if head is None or not getattr(config_of_text_model(module), "tie_word_embeddings", False):
         return
     weight = getattr(head, "weight", None)
-    if weight is None or weight is module.get_input_embeddings().weight or weight.is_meta:
+    if weight is None:
+        return
+    is_tied_in_memory = weight is module.get_input_embeddings().weight
+    is_offloaded = weight.is_meta
+    if is_tied_in_memory or is_offloaded:
         return
     head_name = "its head"
     for name, parameter in module.named_parameters():
@@ -430,7 +495,11 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
 
 
 def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
-    """Return the options of `from_pretrained` that bring weights to where they are used."""
+    """Return the options of `from_pretrained` that quantise weights and bring them to devices.
+
+    With a device map, "offload_folder" is a new temporary folder, which `_placed` removes with the
+    module.
+    """
     options: dict[str, object] = {}
     if config.quantization:
         from transformers import BitsAndBytesConfig
@@ -442,19 +511,24 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
         options["quantization_config"] = BitsAndBytesConfig(**settings)
     if config.device_map is not None:
         on_disk = config.device_map == "disk"
-        options["device_map"] = {"": "disk"} if on_disk else config.device_map
-        # `_placed` removes the folder.
+        options["device_map"] = {"": "disk"} if on_disk else config.device_map  # "": all modules
         options["offload_folder"] = tempfile.mkdtemp(prefix="thinkalike-offload-")
-    elif device.type == "cuda":  # shard by shard, and never whole in the memory of the machine
+    elif device.type == "cuda":
+        # Weights are read shard by shard, and are never whole in the memory of the machine.
         options["device_map"] = {"": device}
     return options
 
 
 def _placed(module: nn.Module, options: Mapping[str, object], device: torch.device) -> nn.Module:
-    """Return a module on its device, unless its weights were laid out as `_placement` says.
+    """Return a module on its device; one that is quantised or offloaded stays where it is.
 
     Every weight keeps the dtype in which transformers read it, since some stay in float32 on
-    purpose.
+    purpose. The folder of offloaded weights is removed when the module is.
+
+    Args:
+        module: The module.
+        options: The options with which `from_pretrained` read it.
+        device: Where it belongs.
     """
     folder = options.get("offload_folder")
     if isinstance(folder, str):
@@ -465,10 +539,10 @@ def _placed(module: nn.Module, options: Mapping[str, object], device: torch.devi
 
 
 def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Family) -> nn.Module:
-    """Return what has the states of a model whose head is not read.
+    """Return the module that computes the states of a model whose head is not read.
 
     It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
-    where there is only an encoder.
+    where there is only an encoder, as in T5EncoderModel.
 
     Raises:
         ModelError: The side does not exist, or is not given.

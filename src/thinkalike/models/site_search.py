@@ -46,7 +46,7 @@ Choice = TypeVar("Choice", bound=Hashable)
 
 
 class HookPoint(NamedTuple):
-    """The module at which a site is read."""
+    """The module at which a site is read, and whether the site is its input or its output."""
 
     module: nn.Module
     direction: Direction
@@ -99,7 +99,15 @@ class Form(NamedTuple):
 
 
 def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
-    """Return the hook point of each site that is proved."""
+    """Return the hook point of each site that is proved, by site and layer.
+
+    The layer of "embed" is -1, and that of "ln_final" the number of blocks.
+
+    Args:
+        model: The model, which is run over a few tokens.
+        n_heads: The number of heads of attention. A `z` whose width it does not divide is left
+            out.
+    """
     blocks, runs_outside = _recorded_runs(model)
     unit = SUM_TOLERANCE * torch.finfo(model.dtype).eps
     forms = _agreed([list(_forms(block, unit)) for block in blocks])
@@ -129,7 +137,10 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
 
 def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> HookPoints:
-    """Return the output of the module at a path of each block as the hook points of a site."""
+    """Return the output of the module at a path of each block as the hook points of a site.
+
+    A block whose path is "" lacks the site.
+    """
     points: HookPoints = {}
     for layer, (block, path) in enumerate(zip(blocks, paths, strict=True)):
         if path:
@@ -138,7 +149,11 @@ def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> 
 
 
 def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
-    """Return the last linear map within the module at a path of each block, by layer."""
+    """Return the last linear map within the module at a path of each block, by layer.
+
+    Of several maps in a block with the same output, it is the one that most blocks have. A block
+    whose path is "", or that has no such map, is left out.
+    """
     candidates = []
     for block, path in zip(blocks, paths, strict=True):
         candidates.append(list(_projections(block, path)) if path else [])
@@ -150,7 +165,11 @@ def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int
 
 
 def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
-    """Return what the modules of each block, and those outside, did with sample tokens."""
+    """Return what the modules of each block, and those outside, did with sample tokens.
+
+    Of a module that runs twice, the last run is returned. Runs are sorted by the depth of their
+    paths, and those of one depth by the moment at which they ended.
+    """
     tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     moments = itertools.count()
     entries: dict[nn.Module, tuple[int, Tensor | None]] = {}
@@ -158,6 +177,7 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
 
     def rows_of(find_state: Callable[[], Tensor]) -> Tensor | None:
         """Return a state as rows (n, d), or None if it is no state of each token."""
+        # A module may have no arguments, or return no tensor.
         with contextlib.suppress(LookupError, StopIteration, TypeError, AttributeError):
             state = find_state()
             if state.is_floating_point() and state.shape[:-1].numel() == tokens.numel():
@@ -176,7 +196,7 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
 
     with contextlib.ExitStack() as hooks, passing(model.name), alone(model.module):
         for path, module in model.module.named_modules():
-
+            # A default binds the path of this turn of the loop.
             def leave_path(
                 module: nn.Module, _: Arguments, output: object, path: str = path
             ) -> None:
@@ -201,7 +221,8 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
 def _agreed(options_of_blocks: Sequence[Sequence[Choice]]) -> list[Choice | None]:
     """Return for each block the option that most blocks have; None for a block without options.
 
-    A block has several where a module adds 0, which fits everywhere.
+    A block has several where a module adds 0, which fits everywhere. Of options that equally many
+    blocks have, it is the first one of the block.
     """
     counts = Counter(itertools.chain.from_iterable(options_of_blocks))
     choices = []
@@ -232,7 +253,8 @@ class _Sums:
 
     Attributes:
         block: The block.
-        resid_pre, resid_post: Its input and its output.
+        resid_pre, resid_post: Its input and its output, (n, d).
+        unit: By how much, as a share of all that is added, a sum may differ.
         writers: The modules inside it with outputs of the shape of the stream.
         readers: Those with such inputs.
     """
@@ -251,7 +273,7 @@ class _Sums:
                 self.readers.append(run)
 
     def equal(self, total: Tensor | None, *summands: Tensor | None) -> bool:
-        """Return whether states add up to a total."""
+        """Return whether states add up to a total; False if one of them is missing."""
         return _is_sum(total, summands, self.unit)
 
     def adding(
@@ -261,7 +283,13 @@ class _Sums:
         after: int = 0,
         before: int | float = math.inf,
     ) -> list[ModuleRun]:
-        """Return the modules that ran between two moments and whose output completes a sum."""
+        """Return the modules whose output completes a sum: total = summands + output.
+
+        Args:
+            total: The sum.
+            summands: What the output is added to.
+            after, before: The moments between which the whole run of the module lies.
+        """
         completing = []
         for run in self.writers:
             is_between = run.entered >= after and run.exited <= before
@@ -273,7 +301,8 @@ class _Sums:
 def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
     """Yield the forms in which attention adds to the stream, and the MLP after it.
 
-    The MLP adds to resid_mid, which a norm before it reads.
+    The MLP adds to resid_mid, which a norm before it reads. Where something else than one module
+    changes the stream before, only the MLP is part of the form.
     """
     for norm in sums.readers:
         resid_mid = norm.input
@@ -298,7 +327,8 @@ def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
     """
     norms = [run for run in sums.readers if run in sums.writers]
     for first, last in itertools.permutations(norms, 2):
-        if first.exited >= last.entered or not sums.equal(sums.resid_post, last.output):
+        are_in_order = first.exited < last.entered
+        if not are_in_order or not sums.equal(sums.resid_post, last.output):
             continue
         mlps = sums.adding(last.input, first.output, after=first.exited, before=last.entered)
         attentions = []
@@ -335,7 +365,13 @@ def _named_pairs(
 
 
 def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], unit: float) -> bool:
-    """Return whether states add up to a total, as far as rounding lets them."""
+    """Return whether states add up to a total, as far as rounding lets them.
+
+    Args:
+        total: The sum, or None, which is none.
+        summands: The states. False is returned if one is None or has another shape.
+        unit: The largest difference of an entry, as a share of the sum of all absolute values.
+    """
     if total is None:
         return False
     sum_of_summands = torch.zeros_like(total)
@@ -349,7 +385,10 @@ def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], unit: float
 
 
 def _is_attention(block: Block, run: ModuleRun) -> bool:
-    """Return whether a module is attention by its name or class, or a norm of its output."""
+    """Return whether a module is attention by its name or class, or a norm of its output.
+
+    The name or class of a module around it counts as well.
+    """
     if run.is_norm:
         for candidate in block.values():
             is_module_inside = candidate.path and not candidate.is_norm
@@ -357,10 +396,10 @@ def _is_attention(block: Block, run: ModuleRun) -> bool:
             if is_normalised and _is_attention(block, candidate):
                 return True
         return False
-    components = run.path.split(".")
+    path_components = run.path.split(".")
     names = [run.path]
-    for count in range(1, len(components) + 1):
-        path_of_owner = ".".join(components[:count])
+    for count in range(1, len(path_components) + 1):
+        path_of_owner = ".".join(path_components[:count])
         if path_of_owner in block:
             names.append(type(block[path_of_owner].module).__name__)
     return any("att" in name.lower() for name in names)
@@ -372,9 +411,9 @@ def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def _projections(block: Block, path: str) -> Iterator[str]:
-    """Yield the paths of linear maps whose output is that of a module.
+    """Yield the paths of linear maps whose output is that of a module, to the bit.
 
-    If the module is a norm, it is what the norm reads.
+    If the module is a norm, the output of the map is what the norm reads.
     """
     output = block[path].input if block[path].is_norm else block[path].output
     for run in block.values():
@@ -387,7 +426,12 @@ def _projections(block: Block, path: str) -> Iterator[str]:
 def _points_outside(
     model: FrozenModel, runs_outside: Sequence[ModuleRun], blocks: Sequence[Block]
 ) -> HookPoints:
-    """Return the embedding of tokens and the norm after the last block, if the model has them."""
+    """Return the embedding of tokens and the norm after the last block, if the model has them.
+
+    The embedding is the output of a module before the blocks that equals the rows of the
+    embedding, up to one factor. The norm is one that reads the last block's output, and whose own
+    output something reads.
+    """
     first_moment = blocks[0][""].entered
     resid_post = blocks[-1][""].output
     embeddings = _embedding_rows(model)
@@ -397,7 +441,7 @@ def _points_outside(
     for run in runs_outside:
         is_before = run.exited < first_moment
         if is_before and run.output is not None and run.output.shape == embeddings.shape:
-            scale = run.output.norm() / embeddings.norm()  # Gemma's has one
+            scale = run.output.norm() / embeddings.norm()  # Gemma multiplies its embedding
             if torch.allclose(run.output, scale * embeddings, rtol=tolerance):
                 points.setdefault(("embed", -1), HookPoint(run.module, "output"))
 
@@ -414,5 +458,5 @@ def _embedding_rows(model: FrozenModel) -> Tensor:
 
 
 def _is_read(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
-    """Return whether a later module reads the output of a module."""
+    """Return whether a later module reads the output of a module, to the bit."""
     return any(later.entered > run.exited and _is_same(later.input, run.output) for later in runs)

@@ -2,8 +2,9 @@
 
 A unit is a neuron of an MLP, of one expert of a mixture, or a channel of a Mamba mixer. It reads
 the residual stream by one vector and writes to it by another one. Weights of an ordinary folder
-are read from its files when they are asked for, so that two blocks at a time are in memory.
-Adapters, GGUF files, quantised models and models in memory are loaded as for any other job.
+are read from its files when they are asked for, so that two blocks at a time are in memory; those
+of GPTQ, AWQ and bitsandbytes are decoded. Adapters, GGUF files, models of other quantisations and
+models in memory are loaded as for any other job.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -30,18 +32,28 @@ from thinkalike.models.families import family_in, stated_quantization
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.formats import WEIGHT_FILES
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.heads import Heads, exchangeable_heads, heads_of_weight, text_section
 from thinkalike.models.load import load_model
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer
-from thinkalike.models.module_facts import embedding_of, tensors_of
+from thinkalike.models.module_facts import config_of_text_model, embedding_of, tensors_of
+from thinkalike.models.packed_weights import DecodedWeights, packed_settings
 from thinkalike.models.parts import is_wrapper
-from thinkalike.models.stored_weights import check_dtypes, check_one_set, tensors_in_file
+from thinkalike.models.stored_weights import (
+    Weights,
+    check_dtypes,
+    check_one_set,
+    tensors_in_file,
+)
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 # The name of a weight in a block: the stack of blocks, the number of the block, and the rest.
 IN_BLOCK = re.compile(r"^(?P<stack>.*?)\.?(?P<block>\d+)\.(?P<inside>.+)$")
 
-# Weights of attention, and of blocks that read no text.
+# Weights of blocks that read no text, and of adapters.
+OF_OTHER_INPUTS = re.compile(r"vision|visual|audio|speech|lora_")
+
+# The same, and weights of attention.
 NOT_OF_UNITS = re.compile(r"att|vision|visual|audio|speech|lora_")
 
 # By what units read, the gate of gated ones first: the ends of names of weights, in order.
@@ -97,19 +109,6 @@ EMBEDDING = re.compile(
 SPACES = ("\u2581", "\u0120")
 
 
-@runtime_checkable
-class Weights(Protocol):
-    """The weights of a model by name."""
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """Return a weight as it is stored."""
-        ...
-
-
 class Units(NamedTuple):
     """Where the weights of the hidden units of a block are.
 
@@ -141,6 +140,7 @@ class UnitModel:
         units: The units of all blocks, in order.
         tokens: The row of the embedding of each token.
         facts: What the provenance of a result says of the model.
+        heads: The attention heads of all blocks, in order; none if their number is not known.
     """
 
     name: str
@@ -149,37 +149,51 @@ class UnitModel:
     tokens: Mapping[str, int]
     embedding_name: str
     facts: dict[str, str]
+    heads: list[Heads]
 
     def reading(self, units: Units) -> Float[Tensor, "u d"]:
-        """Return the vector by which each unit reads the stream."""
-        return self._vectors(units, units.reading, is_reading=True)
+        """Return the vector by which each unit reads the stream, a row each, in float32."""
+        return self._unit_vectors(units, units.reading, is_reading=True)
 
     def writing(self, units: Units) -> Float[Tensor, "u d"]:
-        """Return the vector by which each unit writes to the stream."""
-        return self._vectors(units, units.writing, is_reading=False)
+        """Return the vector by which each unit writes to the stream, a row each, in float32."""
+        return self._unit_vectors(units, units.writing, is_reading=False)
+
+    def heads_writing(self, heads: Heads) -> Float[Tensor, "n h d"]:
+        """Return the vectors by which each of n heads writes its h outputs to the stream."""
+        matrix = self._as_float32(heads.writing, self.weights.read(heads.writing))
+        if not _units_are_rows(heads.writing, tuple(matrix.shape), heads.width, is_reading=False):
+            matrix = matrix.T
+        return matrix.reshape(heads.heads, -1, heads.width)
 
     def embedding(self, rows: list[int]) -> Float[Tensor, "t d"]:
-        """Return the embedding of some tokens."""
-        return self._checked(self.embedding_name, self.weights.read(self.embedding_name)[rows])
+        """Return the embedding of the tokens with these rows, in their order and in float32."""
+        return self._as_float32(self.embedding_name, self.weights.read(self.embedding_name)[rows])
 
     @property
     def embedding_width(self) -> int:
         """The width of the embedding, which is that of the residual stream in most models."""
         return self.weights.shapes()[self.embedding_name][1]
 
-    def _vectors(self, units: Units, name: str, is_reading: bool) -> Float[Tensor, "u d"]:
-        """Return the vector by which each unit reads the stream, or writes to it."""
-        stored = self.weights.read(name)
+    def _unit_vectors(
+        self, units: Units, weight_name: str, is_reading: bool
+    ) -> Float[Tensor, "u d"]:
+        """Return the vector by which each unit reads the stream, or writes to it, as rows."""
+        stored = self.weights.read(weight_name)
         if units.expert is not None:
             stored = stored[units.expert]
-        matrix = self._checked(name, stored)
-        if not _units_are_rows(name, tuple(matrix.shape), units.width, is_reading):
+        matrix = self._as_float32(weight_name, stored)
+        if not _units_are_rows(weight_name, tuple(matrix.shape), units.width, is_reading):
             matrix = matrix.T
         # Fused weights have the values of gated units, or further channels, after the gates.
         return matrix[: units.units]
 
-    def _checked(self, name: str, stored: Tensor) -> Tensor:
-        """Return a stored weight in float32 on the CPU, after checks of its dtype and values."""
+    def _as_float32(self, name: str, stored: Tensor) -> Tensor:
+        """Return a stored weight in float32 on the CPU.
+
+        Raises:
+            ModelError: It is stored as whole numbers, or holds a NaN or an infinity.
+        """
         check_dtypes({name: stored}, self.name)
         matrix = stored.detach().float().cpu()
         if not bool(torch.isfinite(matrix).all()):
@@ -190,7 +204,10 @@ class UnitModel:
 
 
 def open_units(config: ModelConfig, name: str) -> UnitModel:
-    """Return the hidden units of a model.
+    """Return the hidden units of a model, under a name.
+
+    Weights of an ordinary folder are read from its files when they are asked for. A model of the
+    hub, an adapter, a GGUF file, a file of Lightning or a quantised model is loaded as a whole.
 
     Raises:
         ModelError: Weights cannot be read, or no block has hidden units of a known kind.
@@ -208,14 +225,17 @@ def open_units(config: ModelConfig, name: str) -> UnitModel:
 
 
 def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
-    """Return the units of a folder whose weights have the names and the form that a module has.
+    """Return the units of a folder, whose weights are read from its files.
 
-    None means that the folder must be loaded to know its weights.
+    None means that the folder must be loaded as a whole, since its stored weights are not those
+    of the module: they are in TransformerLens's old layout, or quantised.
     """
     with explaining_loading_errors(config), reached(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
-        if family.reader == "legacy" or stated_quantization(config_json):
+        packed = packed_settings(config_json)
+        is_quantised = bool(stated_quantization(config_json))
+        if family.reader == "legacy" or (is_quantised and packed is None):
             return None
         folder = Path(place)
         check_one_set(folder)
@@ -227,21 +247,36 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
             "revision": revision,
             "weights": checkpoint_fingerprint(config),
         }
-        return unit_model(name, StoredWeights(folder), tokenizer.get_vocab(), facts)
+        weights: Weights = StoredWeights(folder)
+        if packed is not None:
+            weights = DecodedWeights(weights, packed)
+        heads = exchangeable_heads(SimpleNamespace(**text_section(config_json)))
+        return unit_model(name, weights, tokenizer.get_vocab(), facts, heads)
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
     """Return the hidden units of a model that is loaded."""
     weights = LoadedWeights(model)
-    return unit_model(
-        name, weights, model.tokenizer.get_vocab(), model.describe() | {"name": name}
-    )
+    facts = model.describe() | {"name": name}
+    heads = exchangeable_heads(config_of_text_model(model.module))
+    return unit_model(name, weights, model.tokenizer.get_vocab(), facts, heads)
 
 
 def unit_model(
-    name: str, weights: Weights, vocabulary: Mapping[str, int], facts: dict[str, str]
+    name: str,
+    weights: Weights,
+    vocabulary: Mapping[str, int],
+    facts: dict[str, str],
+    heads: int = 0,
 ) -> UnitModel:
     """Return a model as its units, given its weights and its vocabulary.
+
+    Args:
+        name: What results call it.
+        weights: Its weights.
+        vocabulary: The row of the embedding of each token.
+        facts: What the provenance of a result says of it.
+        heads: The number of attention heads of each block; 0 if it is not known.
 
     Raises:
         ModelError: It has no embedding of tokens, or no block with hidden units of a known kind.
@@ -259,12 +294,15 @@ def unit_model(
             f"{name} has no block with an MLP or mixer of a known form, whose weights have names "
             f"such as {READING[0]} and {WRITING[0]}"
         )
-    spelled = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
-    return UnitModel(name, weights, units, spelled, embedding_name, facts)
+    # A token has the same spelling in both kinds of vocabulary, so that two models' tokens match.
+    # A tokenizer may have ids beyond the embedding.
+    row_of_token = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
+    attention = _heads_of_blocks(shapes, heads, units[0].width)
+    return UnitModel(name, weights, units, row_of_token, embedding_name, facts, attention)
 
 
 def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the name of the embedding of tokens: the candidate with most rows."""
+    """Return the name of the embedding of tokens: the candidate with most rows; "" without any."""
     candidates = []
     for name, shape in shapes.items():
         if EMBEDDING.search(name) and len(shape) == 2 and not IN_BLOCK.match(name):
@@ -278,6 +316,10 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
     The units are those of each module of a block that has both a weight by which they read the
     stream and one by which they write to it. Of several candidates, the name that comes first in
     `READING` or `WRITING` is taken.
+
+    Args:
+        shapes: The shape of each weight of the model.
+        embedding_width: The width of the embedding of tokens.
     """
     # By stack, block and module, for each role the best rank with the name of the weight.
     weights_of_module: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
@@ -294,28 +336,65 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
             candidates = weights_of_module.setdefault(key, {})
             candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
 
-    stacks = sorted(
-        {stack for stack, _, _ in weights_of_module}, key=lambda stack: ("decoder" in stack, stack)
-    )
-    first_block = dict.fromkeys(stacks, 0)
-    for before, after in itertools.pairwise(stacks):
-        blocks = [block for stack, block, _ in weights_of_module if stack == before]
-        first_block[after] = first_block[before] + max(blocks) + 1
+    first_block = _first_blocks({(stack, block) for stack, block, _ in weights_of_module})
 
     units = []
     for (stack, block, module), roles in weights_of_module.items():
-        if len(roles) == 2:
+        has_both_roles = len(roles) == 2
+        if has_both_roles:
             reading = roles["reading"][1]
             writing = roles["writing"][1]
             number = first_block[stack] + block
             units += _units_of_module(shapes, number, module, reading, writing, embedding_width)
-    return sorted(units, key=lambda item: (item.block, _natural(item.module), item.expert or 0))
+    return sorted(
+        units, key=lambda item: (item.block, _natural_order(item.module), item.expert or 0)
+    )
+
+
+def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
+    """Return the number of the first block of each stack, an encoder's before a decoder's.
+
+    Args:
+        blocks: The stack of each block, and its number in the stack.
+    """
+    stacks = sorted({stack for stack, _ in blocks}, key=lambda stack: ("decoder" in stack, stack))
+    first_block = dict.fromkeys(stacks, 0)
+    for before, after in itertools.pairwise(stacks):
+        blocks_before = [block for stack, block in blocks if stack == before]
+        first_block[after] = first_block[before] + max(blocks_before) + 1
+    return first_block
+
+
+def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: int) -> list[Heads]:
+    """Return the attention heads of all blocks in order.
+
+    Args:
+        shapes: The shape of each weight of the model.
+        heads: The number of heads of each block; 0 if it is not known.
+        width: The width of the residual stream.
+    """
+    heads_of_stack: list[tuple[str, Heads]] = []
+    for name, shape in shapes.items():
+        in_block = IN_BLOCK.match(name)
+        if in_block is None or OF_OTHER_INPUTS.search(name):
+            continue
+        block = int(in_block["block"])
+        of_block = heads_of_weight(name, shape, block, in_block["inside"], heads, width)
+        if of_block is not None:
+            heads_of_stack.append((in_block["stack"], of_block))
+
+    first_block = _first_blocks({(stack, of_block.block) for stack, of_block in heads_of_stack})
+    numbered = []
+    for stack, of_block in heads_of_stack:
+        numbered.append(of_block._replace(block=first_block[stack] + of_block.block))
+    return sorted(numbered, key=lambda item: (item.block, item.module))
 
 
 def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return the rank of the ending that a weight's name has, and what comes before the ending.
+    """Return the rank of the ending that a weight's name has, and the path before the ending.
 
-    None means that it has none of them.
+    For "mlp.down_proj.weight" it is the rank of "down_proj" among the endings, 0 for the first,
+    and "mlp". None means that the name has none of the endings.
     """
     path = weight_name.removesuffix(".weight")
     for rank, ending in enumerate(endings):
@@ -324,9 +403,13 @@ def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | No
     return None
 
 
-def _natural(part: str) -> list[tuple[bool, int, str]]:
-    """Return a key that sorts experts.10 after experts.9."""
-    return [(word.isdigit(), int(word) if word.isdigit() else 0, word) for word in part.split(".")]
+def _natural_order(path: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts the path experts.10 after experts.9."""
+    key = []
+    for component in path.split("."):
+        is_number = component.isdigit()
+        key.append((is_number, int(component) if is_number else 0, component))
+    return key
 
 
 def _units_of_module(
@@ -354,12 +437,13 @@ def _units_of_module(
     if not len(reading_shape) == len(writing_shape) in (2, 3):
         return []
     width = _stream_width(reading_shape[-2:], writing_shape[-2:], embedding_width)
+    # What units write tells their number: a fused weight by which they read may be longer.
     is_row = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
-    count = writing_shape[-2] if is_row else writing_shape[-1]
+    unit_count = writing_shape[-2] if is_row else writing_shape[-1]
     if len(reading_shape) == 2:
-        return [Units(block, module, reading, writing, count, width)]
+        return [Units(block, module, reading, writing, unit_count, width)]
     return [
-        Units(block, module, reading, writing, count, width, expert)
+        Units(block, module, reading, writing, unit_count, width, expert)
         for expert in range(reading_shape[0])
     ]
 
@@ -369,6 +453,10 @@ def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_
 
     It is that of the embedding, unless that is smaller than the stream, as in ALBERT: then it is
     the length of the rows of a linear map of torch, which is (out, in).
+
+    Args:
+        reading, writing: The shapes of the matrices by which units read and write.
+        embedding_width: The width of the embedding of tokens.
     """
     if embedding_width in reading and embedding_width in writing:
         return embedding_width
@@ -380,11 +468,17 @@ def _units_are_rows(name: str, shape: tuple[int, ...], width: int, is_reading: b
 
     The length that is not the stream's width is that of the units. A square weight does not tell:
     then linear maps of torch, which are (out, in), are told from GPT-2's by their names.
+
+    Args:
+        name: The name of the weight.
+        shape: Its rows and columns.
+        width: The width of the stream.
+        is_reading: Whether units read the stream by it; else they write to it.
     """
     rows, columns = shape
     if rows != columns:
         return columns == width
-    is_transposed = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))
+    is_transposed = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))  # (in, out)
     return is_reading != is_transposed
 
 
@@ -398,34 +492,36 @@ class StoredWeights:
         if index.endswith(".index.json"):
             files = sorted(set(weight_map(folder / index).values()))
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._read: dict[str, Callable[[], Tensor]] = {}
+        self._readers: dict[str, Callable[[], Tensor]] = {}
         for file in files:
             self._add(folder / file)
 
     def _add(self, path: Path) -> None:
         """Add the weights of a file: their shapes now, their values when they are read."""
         if path.suffix != ".safetensors":
-            for name, tensor in tensors_in_file(
-                path
-            ).items():  # mapped, and read when they are used
+            # These tensors are mapped into memory, and `clone` reads them.
+            tensors = tensors_in_file(path)
+            for name, tensor in tensors.items():
                 self._shapes[name] = tuple(tensor.shape)
-                self._read[name] = tensor.clone
+                self._readers[name] = tensor.clone
             return
         opened = safe_open(path, framework="pt")
         with opened as file:
             for name in file.keys():  # noqa: SIM118
                 self._shapes[name] = tuple(file.get_slice(name).get_shape())
-                self._read[name] = _ReadTensor(path, name)
+                self._readers[name] = _TensorReader(path, name)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each weight, by its name in the files."""
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        return self._read[name]()
+        """Return a weight as it is stored, read from its file."""
+        return self._readers[name]()
 
 
-class _ReadTensor:
-    """Reads one tensor of a file of safetensors."""
+class _TensorReader:
+    """Reads one tensor of a file of safetensors each time it is called."""
 
     def __init__(self, path: Path, name: str):
         self.path = path
@@ -444,15 +540,17 @@ class LoadedWeights:
         for path, module in model.module.named_modules():
             if _is_linear_map_in_another_form(module):
                 self._linear[f"{path}.weight"] = module
-        paths = tuple(name.removesuffix("weight") for name in self._linear)
+        # Tensors inside of such maps, such as packed numbers and their scales, are not weights.
+        prefixes = tuple(name.removesuffix("weight") for name in self._linear)
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in tensors_of(model.module):
-            if not (paths and name.startswith(paths)):
+            if not name.startswith(prefixes):
                 self._tensors[name] = tensor
         # An embedding may be wrapped, or have an unusual name.
         self._tensors["embed_tokens.weight"] = embedding_of(model.module)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each weight; that of a linear map in another form is (out, in)."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         for name, module in self._linear.items():
             shapes[name] = (
@@ -462,13 +560,17 @@ class LoadedWeights:
         return shapes
 
     def read(self, name: str) -> Tensor:
+        """Return a weight, or the matrix that a linear map in another form multiplies by."""
         if name in self._linear:
             return _matrix_of(self._linear[name])
         return self._tensors[name]
 
 
 def _is_linear_map_in_another_form(module: nn.Module) -> bool:
-    """Return whether a module is a linear map whose weight is no plain matrix of floats."""
+    """Return whether a module is a linear map whose weight is no plain matrix of floats.
+
+    It is packed by a quantisation, or wrapped by an adapter.
+    """
     if not isinstance(getattr(module, "in_features", None), int):
         return False
     if is_wrapper(module):
@@ -479,10 +581,12 @@ def _is_linear_map_in_another_form(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _matrix_of(module: nn.Module) -> Float[Tensor, "out in"]:
-    """Return the matrix of a linear map, from what it makes of unit vectors."""
+    """Return the matrix of a linear map, from its outputs for unit vectors."""
     width = int(cast(int, module.in_features))
-    first = next(module.parameters(), torch.zeros(1))
-    dtype = first.dtype if first.is_floating_point() else torch.float32
-    basis = torch.eye(width, dtype=dtype, device=first.device)
-    constant = module(torch.zeros_like(basis[:1]))
-    return cast(Tensor, module(basis) - constant).T
+    first_parameter = next(module.parameters(), torch.zeros(1))
+    dtype = torch.float32
+    if first_parameter.is_floating_point():
+        dtype = first_parameter.dtype
+    unit_vectors = torch.eye(width, dtype=dtype, device=first_parameter.device)
+    bias = module(torch.zeros_like(unit_vectors[:1]))
+    return cast(Tensor, module(unit_vectors) - bias).T

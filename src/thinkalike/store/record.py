@@ -126,7 +126,7 @@ def errors_naming(file: Path) -> Iterator[None]:
 def read_json_of_result(file: Path) -> dict[str, object]:
     """Return the JSON object of a file of a result; every text in it can be encoded."""
     content = read_bytes(file, MOST_JSON_BYTES, follow=False)
-    value = json_object(content, file.name, unique=True)
+    value = json_object(content, file.name)
 
     # JSON can hold half of a surrogate pair, which neither files nor tables can.
     may_have_surrogates = b"\\ud" in content.lower()

@@ -40,7 +40,9 @@ class FigureDirection(NamedTuple):
 
     Attributes:
         group: Names the jobs that are compared with each other.
-        activations: Of the source and of the target.
+        activations: The activation functions of the source and of the target.
+        source: The name of the source.
+        target: The name of the target.
     """
 
     group: str
@@ -50,6 +52,7 @@ class FigureDirection(NamedTuple):
 
     @property
     def label(self) -> str:
+        """What its job and its curves are called."""
         return f"{self.source} → {self.target}"
 
 
@@ -80,6 +83,7 @@ DIRECTIONS = {
 
 
 def _models_of_directions(directions: Sequence[FigureDirection]) -> list[str]:
+    """Return the names of all models of some directions, each once, in order."""
     names: dict[str, None] = {}
     for direction in directions:
         names |= dict.fromkeys((direction.source, direction.target))
@@ -90,6 +94,7 @@ MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRE
 
 
 def _stitches(case: Case) -> list[InnerJob]:
+    """Return the stitching job of each direction of a scale."""
     words = ["stitch.floor=false"]  # the floor is that of the directions of a model into itself
     if case.config.recipe == "paper":
         words.append("stitch=affine")
@@ -102,6 +107,7 @@ def _stitches(case: Case) -> list[InnerJob]:
 
 
 def _penalties(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFrame:
+    """Return the tables of some directions as one, with a column `group`."""
     tables = []
     for direction in directions:
         tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
@@ -109,6 +115,7 @@ def _penalties(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFram
 
 
 def _rows_of_same_layers(result: Result) -> pd.DataFrame:
+    """Return the rows of stitches between layers of the same number, with their indices."""
     return result.details[result.details["source_layer"] == result.details["target_layer"]]
 
 
@@ -116,8 +123,8 @@ class PenaltyDifferences(NamedTuple):
     """Differences of penalties, and what their intervals are over.
 
     Attributes:
-        differences: Of each pair of results at each layer, in nats per token.
-        token_counts: The tokens of each document.
+        differences: The difference of each pair of results at each layer, in nats per token.
+        token_counts: The number of tokens of each document.
     """
 
     differences: Estimate
@@ -132,6 +139,7 @@ def penalty_differences(
     The models share a tokenizer.
 
     Args:
+        pairs: Results of stitching jobs that report on the same documents.
         together: Whether the intervals hold for all differences together.
 
     Raises:

@@ -71,6 +71,7 @@ class SparseAutoencoders(
         return {"source": source_result(config)}
 
     def prepared(self, config: SAEJob) -> list[SAEJob]:
+        """Return the jobs of the source, which run first."""
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:

@@ -258,6 +258,7 @@ class CarriedProbes(
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    """Return what is probed: each feature of the stimuli, with each way of holding stimuli out."""
     measure = config.measure_as(ProbesConfig)
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
@@ -265,7 +266,15 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
 def _rows_of_conditions(
     task: Task, stimuli: Stimuli, accuracies: Mapping[str, Accuracy]
 ) -> list[dict[str, object]]:
-    """Return the columns of each condition: its accuracy, and its share of the native one."""
+    """Return the columns of each condition: its accuracy, and its share of the native one.
+
+    Shares are NaN for a condition that is no share of another.
+
+    Args:
+        task: What was probed.
+        stimuli: The stimuli.
+        accuracies: The accuracy of each condition, by its name.
+    """
     n_words = len({stimuli.words[row] for row in task.rows.tolist()})
     rows = []
     for condition, accuracy in accuracies.items():
@@ -298,6 +307,7 @@ def _rows_of_conditions(
 
 
 def _warn_of_unconverged(table: pd.DataFrame) -> None:
+    """Log a warning that names the features of which some probe did not converge."""
     features = dict.fromkeys(table[~table["converged"]]["feature"])
     if features:
         log.warning(
@@ -308,7 +318,10 @@ def _warn_of_unconverged(table: pd.DataFrame) -> None:
 
 
 def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
-    """Return means over features and layer pairs, on held-out sentences where there are any."""
+    """Return means over features and layer pairs, by name; those that are NaN are left out.
+
+    They are of the first split: of held-out sentences where there are any.
+    """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
     carried = of_split[of_split["condition"] == CARRIED]

@@ -240,7 +240,15 @@ class Steering(
 
 
 def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
-    """Return the shares, or the effects in nats, of the conditions in some cases."""
+    """Return a printed table of the shares, or the effects in nats, of the conditions.
+
+    At most `ROWS_SHOWN` cases of layers, positions and strengths are shown.
+
+    Args:
+        title: The title.
+        table: The table of the result.
+        column: "share" or "effect".
+    """
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
         rows_of[label] = table[table["condition"] == condition]

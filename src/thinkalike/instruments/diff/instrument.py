@@ -21,6 +21,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.differing_settings import pass_that_differs, settings_that_differ
@@ -76,7 +77,10 @@ class Differences(NamedTuple):
     """The parts whose weights differ."""
 
     weights: pd.DataFrame
+    """A row for each tensor that differs, with what was done to it."""
+
     settings: pd.DataFrame
+    """A row for each setting that differs."""
 
     tokens: Sequence[int]
     """The tokens whose row of the embedding differs."""
@@ -222,11 +226,17 @@ def _other_model(name: str) -> ModelConfig:
     """Return the configuration of a model that may have been mixed in: a folder or a name."""
     if is_there(name):
         name = str(Path(name).absolute())
-    return model_named(name, {})
+    try:
+        return model_named(name, {})
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model=", "measure.other=", 1)) from None
 
 
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:
-    """Return what differs between two models before any text is read."""
+    """Return what differs between two models before any text is read.
+
+    If neither weights nor settings do, the outputs of both models on a few tokens decide.
+    """
     measure = config.measure_as(DiffConfig)
     settings = settings_that_differ(base, changed)
     mixed_in = None

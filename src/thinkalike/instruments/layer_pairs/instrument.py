@@ -55,12 +55,13 @@ class LayerPairs(PairMeasure[Settings]):
         return forecast.passes_over_batches(config, measure, shapes, has_readings=has_readings)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time that comparing takes, from that of a batch of one and of two layers."""
+        """Return the seconds that comparing takes, from those of a batch of one and two layers."""
         measure = self.measure_settings(config)
         layer_counts = self._layer_counts(config, shapes)
         width = max(shape.width for shape in layer_counts)
 
         def seconds_of_batch(layers: int) -> float:
+            """Return the seconds of a batch of so many layers of each model."""
             return forecast.time_batch(measure, self.metric, layers, width)
 
         return forecast.seconds_of_comparing(
@@ -94,6 +95,7 @@ class LayerPairs(PairMeasure[Settings]):
         )
 
     def _layer_counts(self, config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
+        """Return how many layers of each different model are compared."""
         return forecast.count_layers(config, shapes, has_embedding=self.has_embedding(config))
 
     # ---- the run

@@ -69,9 +69,10 @@ ROW_DIMENSIONS = 2
 def pairs_read(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the layer pairs that have a reading.
+    """Return the layer pairs that have a reading: at most `DEPTHS` of them.
 
-    They are some of the pairs of `layers=`, or pairs of equal relative depth.
+    They are spaced evenly among the pairs of `layers=`; for "same" and "all" they are pairs of
+    equal relative depth.
 
     Args:
         layers: The setting `layers=`.
@@ -247,7 +248,13 @@ class BatchComparison(RulerComparison):
         return sorted(layers)
 
     def _by_pair(self, side: int, states: States, layers: Sequence[int]) -> States:
-        """Return states by layer pair, given those of some layers."""
+        """Return the states of a side at each layer pair.
+
+        Args:
+            side: 0 for the source, 1 for the target.
+            states: The states of some layers, which include those of the pairs.
+            layers: The numbers of these layers.
+        """
         return [states[layers.index(layer)] for layer in self.layers[side]]
 
     def read(self, side: int, point: str) -> States:
@@ -262,7 +269,12 @@ class BatchComparison(RulerComparison):
         return _joined(states_of_batches)
 
     def _batches_of(self, model: StateReader, layers: Sequence[int | str]) -> list[StateBatch]:
-        """Return the batches of the same rows as another model reads them."""
+        """Return the batches of the same rows of text as another reader has them.
+
+        Args:
+            model: The reader.
+            layers: Its layers.
+        """
         assert self._text.of is not None
         return list(_all_batches(self._text.of(model, layers)))
 
@@ -340,14 +352,14 @@ class BatchComparison(RulerComparison):
 
 
 def _labels_of(labels: Tensor | None, rows: Tensor, device: torch.device) -> Tensor | None:
-    """Return the labels of some rows on a device, if there are any."""
+    """Return the labels of some rows on a device; None if there are no labels."""
     if labels is None:
         return None
     return labels[rows].to(device)
 
 
 def _joined(batches: Sequence[States]) -> States:
-    """Return the states of all batches together, by layer."""
+    """Return for each layer the states of all batches, one after the other."""
     return [torch.cat(layer) for layer in zip(*batches, strict=True)]
 
 

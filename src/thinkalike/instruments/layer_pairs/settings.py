@@ -11,7 +11,7 @@ from thinkalike.config.parts import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 
 READING_BATCHES = 8
-"""How many batches readings in bits are of, at most, and how many maps are fitted on."""
+"""The most batches over which readings in bits are taken, and on which maps are fitted."""
 
 BATCHES = 64
 """The value is the mean of so many batches. Measures that take longer for a batch have fewer."""
@@ -76,7 +76,12 @@ class WithNull(LayerPairsConfig):
 
 
 def sampled(measure: LayerPairsSettings, unit: str = "auto") -> LayerPairsSettings:
-    """Return the settings of the few batches that readings in bits are of."""
+    """Return the settings of a measure for the few batches over which readings in bits are taken.
+
+    Args:
+        measure: The settings.
+        unit: What a row is: "token", "word" or "auto".
+    """
     changes: dict[str, object] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
     if isinstance(measure, WithNull):
         changes["null"] = False

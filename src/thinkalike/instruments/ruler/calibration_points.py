@@ -115,7 +115,13 @@ class RulerComparison(ABC):
 
 
 def changed_copy(model: StateSource, point: str) -> FrozenModel:
-    """Return the copy of a model that is rounded to so many bits, or its untrained twin."""
+    """Return a changed copy of a model.
+
+    Args:
+        model: The model.
+        point: The number of bits that its weights are rounded to, or `UNTRAINED` for a twin with
+            new weights.
+    """
     # A folder of states has no such calibration points, see `_next_point`.
     assert isinstance(model, FrozenModel)
     if point == UNTRAINED:
@@ -124,7 +130,7 @@ def changed_copy(model: StateSource, point: str) -> FrozenModel:
 
 
 def point_in_words(point: str) -> str:
-    """Return what tables call a calibration point."""
+    """Return what tables call a point: "4 bits" for "4", and its name for any other."""
     if point.isdigit():
         return f"{point} bits"
     return point
@@ -141,6 +147,7 @@ class RulerValues(NamedTuple):
 
 
 def _no_further_points(model: StateSource) -> Sequence[str]:
+    """Return no names: a model has no points besides copies of fewer bits and local mixing."""
     return ()
 
 
@@ -194,7 +201,10 @@ def measure_calibration_points(
 
 
 def _read_or_resumed(comparison: RulerComparison, side: int, point: str, work: Work) -> States:
-    """Return the states of a calibration point, which an earlier run of the job may have kept."""
+    """Return the states of a point, which an earlier run of the job may have kept.
+
+    States that are read now are kept for a later run.
+    """
     digest = hashlib.sha256(point.encode()).hexdigest()
     name = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
     resumed = work.resume(name)
@@ -242,7 +252,10 @@ def _next_point(
 
 
 def check_has_ruler(models: Sequence[StateSource]) -> None:
-    """Warn if one side has no weights, and so no copies.
+    """Warn if one side has no weights, and so no copies of fewer bits.
+
+    Args:
+        models: The source and the target, which may be one model.
 
     Raises:
         DataError: No side has weights.
@@ -267,7 +280,10 @@ def check_has_ruler(models: Sequence[StateSource]) -> None:
 
 
 def greatest_by_layer(values: Sequence[Values]) -> Values:
-    """Return at each layer the greatest of several values, by the mean of both ways."""
+    """Return at each layer the greatest of several values, by the mean of both ways.
+
+    The value of all documents decides; its replicates come along.
+    """
     stacked = torch.stack(list(values))
     greatest = stacked[..., 0].mean(-1).argmax(0)
     layers = torch.arange(stacked.shape[1])

@@ -159,7 +159,7 @@ class RulerInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time of the maps between the models, and between each and its copies."""
+        """Return the seconds of the maps between the models, and between each and its copies."""
         layer_pairs = DEPTHS
         if config.layers not in ("same", "all"):
             layer_pairs = len(config.layers)
@@ -171,7 +171,7 @@ class RulerInstrument(
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer words."""
+        """Yield all words, and then fewer of them, but never fewer than R² needs."""
         words = config.measure_as(RulerConfig).words
         fewest = fewest_words(shape.width for shape in shapes.values())
         fewest = min(fewest, words)

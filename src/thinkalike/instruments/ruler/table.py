@@ -41,7 +41,7 @@ all calibration points has no upper end."""
 
 
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
-    """Return the columns of a ruler's table that may have empty cells.
+    """Return the names of the columns of a ruler's table that may have empty cells.
 
     Among them are those of a side without copies.
     """

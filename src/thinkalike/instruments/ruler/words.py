@@ -85,7 +85,10 @@ def tokens_of_words(words: int) -> float:
 
 
 def fewest_words(widths: Iterable[int]) -> int:
-    """Return about how many words of text R² needs, given the widths of both models."""
+    """Return about how many words of text R² needs, given the widths of both models.
+
+    More words are needed the wider the models are, and the more covariates are regressed out.
+    """
     widths = list(widths)
     components = sum(min(width, COMPONENTS_OF_BAG) for width in widths)
     covariates = len(BAGS) * components + POSITION_FUNCTIONS * (len(widths) - 1)
@@ -160,7 +163,7 @@ class Words:
         return [states_of_layer[layer] for layer in layers]
 
     def named(self, rows: Bool[Tensor, " words"]) -> list[str]:
-        """Return some words in writing."""
+        """Return the words of these rows in writing, in quotes."""
         written = self.text.written_words()
         return [repr(written[row]) for row in rows.nonzero()[:, 0].tolist()]
 
@@ -244,6 +247,7 @@ class WordComparison(RulerComparison):
         return self._predictors[side]
 
     def _predictors_from(self, states: States) -> list[Predictor]:
+        """Return the predictor of each layer, from what is left of its states."""
         return [self.residual.predictor(layer) for layer in states]
 
     def numbers(self) -> dict[str, float]:
@@ -315,7 +319,7 @@ class WordComparison(RulerComparison):
 
 
 def _layer_away(layer: Layer, away: int) -> int:
-    """Return the layer so many blocks before a layer, or after it where there is none before."""
+    """Return the layer `away` blocks before a layer, or after it where there is none before."""
     number = int(layer)
     if number >= away:
         return number - away
@@ -323,7 +327,11 @@ def _layer_away(layer: Layer, away: int) -> int:
 
 
 def r2_of_layers(sources: Iterable[Predictor], targets: Iterable[Predictor]) -> Values:
-    """Return for each layer the R² of the target's states from the source's, and back."""
+    """Return for each layer the R² of the target's states from the source's, and back.
+
+    Args:
+        sources, targets: The predictors of each layer of both; they may come one at a time.
+    """
     pairs = zip(sources, targets, strict=True)
     return torch.stack([both_ways(source, target) for source, target in pairs])
 
@@ -387,6 +395,7 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
     """
 
     def predictors(rows: int, count: int) -> list[Predictor]:
+        """Return predictors from so many layers of random states."""
         generator = torch.Generator().manual_seed(0)
         documents = torch.arange(rows) % TIMED_DOCUMENTS
         prepared = []

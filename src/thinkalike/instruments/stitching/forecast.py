@@ -82,7 +82,15 @@ def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
 def _passes_of_direction(
     config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]
 ) -> list[Passes]:
-    """Return the passes of one direction; each stitch runs the tail of the target."""
+    """Return the passes of one direction, without those that read no tokens.
+
+    Each stitch runs the tail of the target: the blocks after the layer where it enters.
+
+    Args:
+        config: The job.
+        source, target: The shapes of the models of this direction.
+        pairs: Its layer pairs.
+    """
     stitch = config.stitch
     row = config.data.context or min(source.context, target.context)
     evaluation_tokens = tokens_of_report(
@@ -196,7 +204,11 @@ def _less_training(
 
 
 def bytes_needed(config: StitchJob, shapes: Shapes) -> float:
-    """Return the bytes of one direction's stitches in training, or of the moments of states."""
+    """Return the bytes of what needs most memory beside the models.
+
+    That is one direction's stitches in training, the moments of states with a chunk of logits, or
+    a rounded copy of the target.
+    """
     from thinkalike.instruments.stitching.setting import bytes_of_moments, bytes_trained
     from thinkalike.measures.losses import bytes_of_logits
 

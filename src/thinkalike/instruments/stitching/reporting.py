@@ -53,6 +53,7 @@ class ShuffledMap:
     seed: int
 
     def __call__(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t e"]:
+        """Return φ of the states, with all b t tokens in a random order, the same each time."""
         mapped = self.phi(states)
         rows = mapped.flatten(0, 1)
         generator = torch.Generator().manual_seed(self.seed)
@@ -80,11 +81,11 @@ def reported(
     target = setting.target
     floor = fits.beside.get(FLOOR)
     # Where a model is stitched to itself, layer by layer, its φ are the floor.
-    is_own_floor = floor == fits.maps
+    maps_are_floor = floor == fits.maps
 
     maps = _maps_of_source(forms, fits, further_seeds)
     controls: dict[str, Control] = {}
-    if floor and not is_own_floor:
+    if floor and not maps_are_floor:
         controls[FLOOR] = Control(target, floor, "target")
     controls |= _controls(forms, fits, untrained, means)
 
@@ -107,7 +108,7 @@ def reported(
         *batch,
         controls=controls,
     )
-    if is_own_floor:
+    if maps_are_floor:
         sums[FLOOR] = sums["stitch"]
     return sums
 
@@ -115,7 +116,7 @@ def reported(
 def _maps_of_source(
     forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
-    """Return all maps of the source's states, by name."""
+    """Return all maps of the source's states, by name: φ, its variants, and closed forms."""
     setting = forms.setting
     maps: dict[str, StateMaps] = {"stitch": fits.maps, **further_seeds}
     if setting.equal_widths:
@@ -164,6 +165,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
         return {}
     tokens = sums["tokens"].sum()
     target_loss = sums["target"]
+    # A ladder rises with the bits, so that its values are gains: the negated costs per token.
     gains = ((target_loss - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
 
     losses: DocumentTotals = {}

@@ -127,7 +127,11 @@ def bytes_by_document(
 
 
 def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the sums by document of the losses of φ of every seed."""
+    """Return the sums by document of the losses of φ of every seed.
+
+    Args:
+        sums: Sums by document; those of φ are called `stitch`, and `seed_...` for further seeds.
+    """
     losses = []
     for name, loss in sums.items():
         if name == "stitch" or name.startswith("seed_"):
@@ -136,7 +140,7 @@ def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds do
 
 
 def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documents"]:
-    """Return the bytes of documents as what means are taken over."""
+    """Return the bytes of documents as what means are taken over: in float64, at least 1."""
     return sizes.clamp(min=FEWEST_BYTES).double()
 
 
@@ -195,7 +199,12 @@ def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estima
 
 
 def _spread(name: str, sums: Mapping[str, Tensor]) -> Estimate:
-    """Return a mean other than a loss, whose interval does not leave the range of its values."""
+    """Return a mean other than a loss, whose interval does not leave the range of its values.
+
+    Args:
+        name: One of `SPREADS`.
+        sums: The sums by document.
+    """
     spread = bootstrap_interval(sums[name].double(), sums["tokens"].double())
     most = 1.0 if name == "top1" else math.inf
     return Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most))
@@ -254,9 +263,8 @@ def _costs_without_parts(
         tokens: How many tokens each document has.
     """
     counts = tokens.double()
-    costs_and_counts = torch.stack([costs, counts.expand_as(costs)], -1).transpose(
-        0, 1
-    )  # (documents, k, 2)
+    costs_and_counts = torch.stack([costs, counts.expand_as(costs)], -1)  # (k, documents, 2)
+    costs_and_counts = costs_and_counts.transpose(0, 1)  # (documents, k, 2)
     documents = torch.arange(len(counts))
     sums_of_parts = torch.zeros(
         JACKKNIFE_PARTS, *costs_and_counts.shape[1:], dtype=costs_and_counts.dtype
