@@ -46,8 +46,8 @@ from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.document_means import mean_over_documents
 from thinkalike.evaluation.forks import PartMove, beyond_forks, fork, part_moves, rate_for, with_module
 from thinkalike.instruments.diff.instrument import FORK_TOKENS
-from thinkalike.instruments.diff.null import FORKS, RUNS
-from thinkalike.instruments.diff.null_runs import NullRuns
+from thinkalike.instruments.diff.null import RUNS
+from thinkalike.instruments.diff.null_runs import FORKS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import outcome_of_diff
 from thinkalike.instruments.random_rows import read_random_rows
@@ -55,7 +55,7 @@ from thinkalike.measures.changes import equivalence, rank_p, signed_permutation
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.parts import Part, parts_of
+from thinkalike.models.parts import Part, changed_parts, parts_of
 from thinkalike.states.contrasts import grammar_contrasts
 
 TOKENS, NORM, DRAWS = 512, 0.7, 400
@@ -215,7 +215,7 @@ def alarms(court: Court) -> None:
         changed, null = court.model((1, permuted(court.fork(seed), seed))), []
         batches, changes = zip(*compare_batches(court.base, changed, court.rows, court.first), strict=True)
         for number in range(RUNS):
-            with perturbed(court.base, changed, number) as model:
+            with perturbed(court.base, changed, changed_parts(court.base, changed), number) as model:
                 null.append(torch.cat([own.kl(model, -1, own.base) for own in batches]).mean())
         return float(rank_p(torch.cat([each.tokens.kl for each in changes]).mean(), torch.stack(null)))
 

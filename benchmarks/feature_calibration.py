@@ -179,9 +179,9 @@ def of_groups(draws: int) -> None:
             of_words = torch.arange(len(sentences)) % 2
             native, carried = balanced_accuracies(right, of_words, sentences, 2)
             of_labels = balanced_accuracies(right, sentences % 2, sentences, 2)[1]
-            effects = effects_of((6 + 1.8 * natural + 2 * effect)[None], 10 + 3 * natural, sentences)
+            steered, unsteered = effects_of((6 + 1.8 * natural + 2 * effect)[None], 10 + 3 * natural, sentences)
             estimates = [carried.interval(), of_labels.interval(), carried.share_of(native, above=0.5)]
-            estimates += [effects.interval()[0], effects.shares()[0]]
+            estimates += [steered.interval()[0], steered.share_of(unsteered)[0]]
             found.append(torch.stack([torch.stack([*each]) for each in estimates], 1))
         _, low, high = torch.stack(found, 1)
         held = ((low <= truth) & (truth <= high)).double().where(~low.isnan(), torch.nan)

@@ -16,7 +16,8 @@ from measuring import options_of
 from torch import Tensor
 
 from thinkalike.contrib.subjects.model_scores import model_scores
-from thinkalike.contrib.subjects.resampling import draw
+from thinkalike.contrib.subjects.random_effects import random_effects
+from thinkalike.contrib.subjects.resampling import draw, two_factor
 from thinkalike.measures import COMPARATORS, compare, distance_vectors
 
 try:
@@ -46,7 +47,8 @@ def coverage(stimuli: int, subjects: int, draws: int) -> None:
     for seed in range(draws):
         found = model_scores(*simulated(seed, stimuli, subjects), "corr", resamples=120, seed=seed)
         scored = (found.of(0), found.of(0).minus(found.of(1)))
-        ends = [found.over_subjects(each) for each in scored] + [found.over_both(each).estimate for each in scored]
+        ends = [random_effects(each.values) for each in scored]
+        ends += [two_factor(each.values, each.replicates, found.draws).estimate for each in scored]
         rows.append(torch.stack([torch.stack(list(each)) for each in ends]))
     value, low, high = torch.stack(rows).unbind(-1)
     covered = ((low <= value.mean(0)) & (value.mean(0) <= high)).double().mean(0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -24,6 +24,7 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
+from thinkalike.job.inputs import Input, Inputs
 from thinkalike.job.reductions import halvings
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
@@ -102,7 +103,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             sides: Their states in each model or recording.
         """
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         return stimuli_inputs(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
@@ -182,7 +183,7 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
     return passes
 
 
-def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
+def stimuli_inputs(config: AnalyzeConfig) -> Inputs:
     """Return what decides the numbers of a measure of stimuli, by name, for the key of its job.
 
     These are the stimuli, and the models, or the recordings with the names that they have.
@@ -196,7 +197,7 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     # The names of stimuli decide which row of a recording belongs to which of them.
     digest = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()
     recordings = [recording_fingerprint(recording) for recording in config.recordings]
-    inputs = {
+    inputs: dict[str, Input] = {
         "stimuli": stimuli,
         "ids": digest[:DIGITS_OF_IDS],
         "activations": ", ".join(recordings),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -68,12 +68,39 @@ POOL_BATCHES = 4
 MOST_POOL_BATCHES = 64
 """The most batches of a pool."""
 
-READING_BATCHES = 8
-"""The most batches over which readings in bits are taken, and on which maps are fitted."""
-
 KEEPS_MASSIVE = "; measure.massive=keep includes them"
 
 StateReader = StateSource | TokenMixing
+
+
+@runtime_checkable
+class BatchSettings(Protocol):
+    """The settings of a measure that decide which rows are compared, and in which batches."""
+
+    @property
+    def batches(self) -> int: ...
+    @property
+    def tokens_per_batch(self) -> int:
+        """How many tokens, or words, a batch has."""
+
+    @property
+    def unit(self) -> str:
+        """What is compared: "token", "word", or "auto", which is words if tokenizers differ."""
+
+    @property
+    def massive(self) -> str:
+        """Whether rows with massive activations are compared: "drop" or "keep"."""
+
+    @property
+    def skip_first(self) -> int:
+        """How many tokens at the beginning of each row are left out."""
+
+    @property
+    def skip_special_tokens(self) -> bool: ...
+    @property
+    def conditional_on(self) -> str:
+        """With "token_position" the means of both are removed from the states of a pool."""
+
 
 Run = Callable[[Any], list[Tensor]]
 """Runs a model, and returns its states by layer."""
@@ -206,7 +233,7 @@ def say_massive(
     )
 
 
-def _tokens_in_memory(measure: Any, layer_counts: Mapping[Any, int]) -> int:
+def _tokens_in_memory(measure: BatchSettings, layer_counts: Mapping[Any, int]) -> int:
     """Return how many tokens a pool has at most.
 
     Args:
@@ -307,7 +334,7 @@ class TextBatches(ABC):
         models: Sequence[StateSource],
         layers: Sequence[Sequence[Layer]],
         data: DataConfig,
-        measure: Any,
+        measure: BatchSettings,
         runs: ModelRuns,
         is_spread: bool = False,
     ):
@@ -717,7 +744,7 @@ def text_batches(
     models: Sequence[StateSource],
     layers: Sequence[Sequence[Layer]],
     data: DataConfig,
-    measure: Any,
+    measure: BatchSettings,
     runs: ModelRuns,
     *,
     is_spread: bool = False,
@@ -728,11 +755,8 @@ def text_batches(
         models: The models, of which several may be the same.
         layers: The layers of each model.
         data: The text.
-        measure: The settings `batches`; `tokens_per_batch`, tokens or words; `unit`: token, word,
-            or auto, which is words where tokenizers differ; `massive`, where "drop" leaves out
-            massive states; `skip_first` and `skip_special_tokens`; `conditional_on`, where
-            "token_position" removes the means of both from the states of a pool. Any other
-            `flatten` than "token" keeps rows of text whole.
+        measure: The settings of the batches. Any other `flatten` than "token", if it has one,
+            keeps rows of text whole.
         runs: Where states are kept for other jobs until they are forgotten.
         is_spread: Whether tokens are of beginnings of documents, as words are, so that little text
             is of more of them.
@@ -754,19 +778,6 @@ def text_batches(
     batches_of_level = TokenBatches if level == "token" else WordBatches
     batches = batches_of_level(models, layers, data, measure, runs, is_spread)
     return batches.state_batches()
-
-
-def sampled(measure: Any, unit: str = "auto") -> Any:
-    """Return the settings of a measure for the few batches over which readings in bits are taken.
-
-    Args:
-        measure: The settings.
-        unit: What a row is: "token", "word" or "auto".
-    """
-    changes: dict[str, Any] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
-    if hasattr(measure, "null"):
-        changes["null"] = False
-    return replace(measure, **changes)
 
 
 def array_batches(

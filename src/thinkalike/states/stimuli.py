@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -66,6 +66,19 @@ HAS_OWN = "has_own"
 
 SETTINGS_WITHOUT_EFFECT = ("name", "path", "device", "corpus", "members")
 """Settings of a model that its states do not show."""
+
+
+@runtime_checkable
+class StimulusChoice(Protocol):
+    """The settings of a measure that decide which stimuli are compared."""
+
+    @property
+    def massive(self) -> str:
+        """Whether stimuli with massive activations are compared: "drop" or "keep"."""
+
+    @property
+    def skip_first(self) -> int:
+        """How many words at the beginning of each text are left out."""
 
 
 class StimulusStates(NamedTuple):
@@ -392,7 +405,8 @@ def without_massive(
     Raises:
         DataError: No stimulus is left, or too few have a state of their own.
     """
-    measure: Any = config.measure
+    measure = config.measure
+    assert isinstance(measure, StimulusChoice), f"measure={measure.kind} reads no stimuli"
     words_before = []
     for number, (start, _) in zip(stimuli.sentence, stimuli.span, strict=True):
         words_before.append(len(word_spans(stimuli.texts[number][:start])))

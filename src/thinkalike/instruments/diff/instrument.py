@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pandas as pd
 from jaxtyping import Int
@@ -36,6 +36,7 @@ from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_o
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.inputs import Input, Inputs
 from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -103,9 +104,9 @@ class DiffInstrument(
             unread["data.fit_tokens"] = None
         return unread
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         measure = config.measure_as(DiffConfig)
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, Input] = {}
         if measure.path:
             inputs["contrasts"] = read_contrasts(measure.path)
         if measure.other:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torchmetrics import Metric
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
+from thinkalike.instruments.layer_pairs.settings import (
+    LayerPairsConfig,
+    LayerPairsSettings,
+    sampled,
+)
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
-from thinkalike.states.batches import pool_tokens, sampled
+from thinkalike.states.batches import pool_tokens
 from thinkalike.timing import seconds_of_rows
 
 if TYPE_CHECKING:
     from thinkalike.models.shapes import Passes, Shape, Shapes
 
-Settings = TypeVar("Settings", bound=LayerPairsConfig)
 
 TIMED_ROWS = 4096
 """A forecast compares at most so many rows of states; the time of more rows is extrapolated."""
@@ -164,8 +167,8 @@ def seconds_of_comparing(
 
 
 def time_batch(
-    measure: Settings,
-    new_metric: Callable[[Settings, int, int], Metric],
+    measure: LayerPairsSettings,
+    new_metric: Callable[[LayerPairsSettings, int, int], Metric],
     layers: int,
     width: int,
 ) -> float:

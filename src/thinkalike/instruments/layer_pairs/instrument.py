@@ -6,9 +6,9 @@ A measure says which metric gathers its batches: an `Accumulator`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig
@@ -18,6 +18,7 @@ from thinkalike.instruments.layer_pairs.measure import PairMeasure, Settings
 from thinkalike.instruments.layer_pairs.one_pass import run_together
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job import Outcome, Work
+from thinkalike.job.inputs import Inputs
 from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns
@@ -39,7 +40,7 @@ class LayerPairs(PairMeasure[Settings]):
 
     run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         if not config.activations:
             return super().inputs(config)
         from thinkalike.instruments.of_stimuli import stimuli_inputs

@@ -24,7 +24,7 @@ from thinkalike.config import AnalyzeConfig, DataConfig
 from thinkalike.errors import listed
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.instruments.layer_pairs.screen import unit_of_rows
-from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig, sampled
 from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
     RulerComparison,
@@ -52,7 +52,6 @@ from thinkalike.states.batches import (
     StateBatch,
     StateBatches,
     StateReader,
-    sampled,
     text_batches,
 )
 from thinkalike.states.mixing import CONTROLS, TokenMixing

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from thinkalike.config import MeasureConfig, setting
+from thinkalike.config.groups import with_changes
 from thinkalike.config.parts import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
+
+READING_BATCHES = 8
+"""The most batches over which readings in bits are taken, and on which maps are fitted."""
 
 BATCHES = 64
 """The value is the mean of so many batches. Measures that take longer for a batch have fewer."""
@@ -40,6 +44,9 @@ class LayerPairsConfig(MeasureConfig):
     conditional_on: Literal["none", "token", "token_position"] = "none"
 
 
+LayerPairsSettings = TypeVar("LayerPairsSettings", bound=LayerPairsConfig)
+
+
 @dataclass
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
@@ -66,3 +73,16 @@ class WithNull(LayerPairsConfig):
                 f"measure={self.kind} compares all rows: omit "
                 f"measure.conditional_on={self.conditional_on}, or take cka"
             )
+
+
+def sampled(measure: LayerPairsSettings, unit: str = "auto") -> LayerPairsSettings:
+    """Return the settings of a measure for the few batches over which readings in bits are taken.
+
+    Args:
+        measure: The settings.
+        unit: What a row is: "token", "word" or "auto".
+    """
+    changes: dict[str, object] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
+    if isinstance(measure, WithNull):
+        changes["null"] = False
+    return with_changes(measure, changes)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -50,6 +50,7 @@ from thinkalike.instruments.of_stimuli import (
     warn_of_words,
 )
 from thinkalike.job import Outcome, Work
+from thinkalike.job.inputs import Inputs
 from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.ranking import ranked_rows
@@ -79,10 +80,11 @@ class FeatureProfiles(
         "stimuli.sentences": 40,
     }
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         inputs = super().inputs(config)
         measure = config.measure_as(MLEMConfig)
-        stimuli: Stimuli = inputs["stimuli"]
+        stimuli = inputs["stimuli"]
+        assert isinstance(stimuli, Stimuli)
         for name in measure.features_named:
             if name not in stimuli.names:
                 raise DataError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike import figures
 from thinkalike.config import SettingValues
@@ -28,6 +28,7 @@ from thinkalike.instruments.stitching.screen import (
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.inputs import Inputs
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.ranking import ranked_rows
@@ -78,7 +79,7 @@ class Stitching(
 
     # ---- the settings of a job
 
-    def inputs(self, config: StitchJob) -> Mapping[str, Any]:
+    def inputs(self, config: StitchJob) -> Inputs:
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
         sites = [config.model.site, config.target.site]

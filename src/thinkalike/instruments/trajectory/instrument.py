@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues
+from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig, SettingValues
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
@@ -27,6 +27,7 @@ from thinkalike.instruments.trajectory.screen import show_onsets, show_settling,
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import outcome_of_trajectory
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.inputs import Inputs
 from thinkalike.job.reductions import halvings
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
@@ -67,7 +68,7 @@ class TrajectoryInstrument(
             model = checkpoints[-1]
         return {"model": model}
 
-    def prepared(self, config: AnalyzeConfig) -> Sequence[Any]:
+    def prepared(self, config: AnalyzeConfig) -> Sequence[JobConfig]:
         if config.measure_as(TrajectoryConfig).train:
             return [training(config)]
         return []
@@ -88,7 +89,7 @@ class TrajectoryInstrument(
         for tokens in halvings(config.measure_as(TrajectoryConfig).tokens, least=FEWEST_TOKENS):
             yield {"measure.tokens": tokens}
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: AnalyzeConfig) -> Inputs:
         stimuli = read_stimuli(config.stimuli)
         if not isinstance(config.model.site, str) or config.model.head == "all":
             raise ConfigError(
@@ -102,7 +103,7 @@ class TrajectoryInstrument(
             "labels": config.model.called,
         }
 
-    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def prepare(self, config: AnalyzeConfig) -> Inputs:
         measure = config.measure_as(TrajectoryConfig)
         return {"steps": checkpoints_of(trained(config), measure)}
 
@@ -139,7 +140,7 @@ class TrajectoryInstrument(
         show_steps(result)
 
 
-def training(config: AnalyzeConfig) -> Any:
+def training(config: AnalyzeConfig) -> JobConfig:
     """Return the configuration of the job that trains the mini.
 
     It is a `PretrainConfig`, which this package does not know.
