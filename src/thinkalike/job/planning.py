@@ -204,6 +204,10 @@ class RunFacts:
 def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
     """Return a job with its key. The jobs whose results it reads are done first.
 
+    Args:
+        instrument: The instrument that does the job.
+        config: The configuration, in which settings may be left to the recipe.
+
     Raises:
         ConfigError: The job cannot be done with these settings.
     """
@@ -249,7 +253,8 @@ def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        check_trusted(name)  # a `Stitch` trusts any kind that it is given
+        # A `Stitch` trusts any kind that it is given, so it is checked before.
+        check_trusted(name)
         digests[name] = digest(name)
     return digests
 
@@ -275,7 +280,7 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
 def may_take_long(config: JobConfig) -> bool:
     """Return whether a job that is not stored has models that are no minis, or reads much text.
 
-    It is False for a command of several jobs.
+    It is False for a command of several jobs, and for one that compares recordings.
     """
     if any(getattr(config, setting, None) for setting in SETTINGS_OF_OTHER_JOBS):
         return False
@@ -287,7 +292,10 @@ def may_take_long(config: JobConfig) -> bool:
 
 
 def _tokens_read(config: JobConfig) -> int:
-    """Return how many tokens a job reads, as its settings of the text and of the measure say."""
+    """Return how many tokens a job reads: those of its report, or of all batches of its measure.
+
+    A setting that is left open counts as 0.
+    """
     measure = getattr(config, "measure", None)
-    amounts = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
-    return max(config.data.evaluation_tokens or 0, math.prod(amounts))
+    batch_sizes = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
+    return max(config.data.evaluation_tokens or 0, math.prod(batch_sizes))

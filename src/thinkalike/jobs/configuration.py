@@ -236,7 +236,6 @@ def setting_of(field: str, does: str, instrument: AnyInstrument) -> str:
 
 def _names_of(schema: type[Checked]) -> set[str]:
     """Return the names of the settings of a schema."""
-    """Return the names of the settings of a schema."""
     return {item.name for item in fields_of(schema)}
 
 

@@ -67,8 +67,9 @@ def states_of_words(
 ) -> WordStates:
     """Return the states of words at some layers of a model, in the order of the texts.
 
-    Only words that have a state of their own have one here, and the result says which do. A text has the special tokens that its tokenizer gives it, and BOS before it if the model
-    expects that.
+    Only words that have a state of their own have one here, and the result says which do. A text
+    has the special tokens that its tokenizer gives it, and BOS before it if the model expects
+    that.
 
     Args:
         model: What reads the texts.
