@@ -22,7 +22,7 @@ from tail import in_turn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from thinkalike import Stitch
+from thinkalike import StitchModule
 from thinkalike.measures import token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
@@ -57,7 +57,7 @@ def ours(source: FrozenModel, target: FrozenModel, pairs: list, tokens: torch.Te
 
 def hooked(source: FrozenModel, target: FrozenModel, layer: int, tokens: torch.Tensor) -> Callable[[], object]:
     """A training step that runs both models whole and puts φ's output in by a hook."""
-    phi, found = Stitch("linear", WIDTH, WIDTH).to(tokens.device), {}
+    phi, found = StitchModule("linear", WIDTH, WIDTH).to(tokens.device), {}
     optimizer = torch.optim.SGD(phi.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
     def seen(module: object, args: object, output: tuple[torch.Tensor]) -> None:

@@ -97,7 +97,7 @@ return tensors. In shapes, `n` counts tokens or stimuli, `d` is the width, `l` c
 """
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
-             "thinkalike.instruments.asked_for", "thinkalike.jobs.Stitch"),
+             "thinkalike.instruments.asked_for"),
     "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitched_model.StitchedModel"),
     "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.data.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),

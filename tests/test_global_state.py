@@ -224,7 +224,7 @@ CALLS = {
     "feature_importance": lambda: thinkalike.feature_importance(
         thinkalike.MLEM(alpha=1.0), np.arange(24)[:, None] % 3, drawn(24, 3), folds=2
     ),
-    "Stitch": lambda: thinkalike.Stitch("linear", 4, 4),
+    "StitchModule": lambda: thinkalike.StitchModule("linear", 4, 4),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conftest import CLI, ROOT, composed
-from thinkalike import Stitch, plugins
+from thinkalike import StitchModule, plugins
 from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
@@ -171,14 +171,14 @@ def test_a_job_runs_no_plugin_that_nobody_named(files, small_stitching, monkeypa
 
 
 def test_a_changed_plugin_is_run_anew(files):
-    assert Stitch(STITCH, 8, 8).map[0].weight.shape == (256, 8)
+    assert StitchModule(STITCH, 8, 8).map[0].weight.shape == (256, 8)
     changed("my_stitch.py")
-    assert Stitch(STITCH, 8, 8).map[0].weight.shape == (128, 8)
+    assert StitchModule(STITCH, 8, 8).map[0].weight.shape == (128, 8)
 
 
 def test_a_plugins_weights_are_seeded(files):
     config = composed(f"stitch.kind={STITCH}").stitch
-    one, same, other = (Stitch(STITCH, 8, 4, seed=seed).map[0].weight for seed in (1, 1, 2))
+    one, same, other = (StitchModule(STITCH, 8, 4, seed=seed).map[0].weight for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert (config.init, config.trained) == ("identity", True)
@@ -201,7 +201,7 @@ def test_a_stitch_that_is_none_is_refused(files, what):
     if code:
         (files / "bad.py").write_text(code)
     with pytest.raises(PluginError, match=re.escape(name) + "|" + re.escape(name.partition(":")[0])):
-        Stitch(name, 8, 4)
+        StitchModule(name, 8, 4)
 
 
 def test_a_plugin_begins_as_it_is_made(files):

@@ -11,7 +11,7 @@
     trajectory("./run")            how do representations form over checkpoints?
     loss(a)                        how well does it predict held-out text?
 
-Each is `run` of a job, an object such as `Compare(a, b, measure="cka")`; `thinkalike.jobs.Stitch` is that of a stitch.
+Each is `run` of a job, an object such as `Compare(a, b, measure="cka")`.
 
 Models are names, folders, or in memory, as `load_model` and TransformerLens have them; arrays or files of states take
 their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.jobs import Mlem as Mlem
     from thinkalike.jobs import Rsa as Rsa
     from thinkalike.jobs import Ruler as Ruler
+    from thinkalike.jobs import Stitch as Stitch
     from thinkalike.jobs import Trajectory as Trajectory
     from thinkalike.jobs import run as run
     from thinkalike.listing import results as results
@@ -54,7 +55,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.models.frozen import FrozenModel as FrozenModel
     from thinkalike.models.load import load_model as load_model
     from thinkalike.stitches.results import load_stitch as load_stitch
-    from thinkalike.stitches.stitch import Stitch as Stitch
+    from thinkalike.stitches.stitch import StitchModule as StitchModule
     from thinkalike.stitches.stitch_map import StitchMap as StitchMap
     from thinkalike.store import Result as Result
     from thinkalike.store import open_result as open_result
@@ -78,7 +79,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
 
 _NAMES = {  # in the order of their documentation
     "functions": ["stitch", "compare", "ruler", "mlem", "rsa", "diff", "lineage", "loss", "trajectory"],
-    "jobs": ["run", "Job", "Compare", "Ruler", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
+    "jobs": ["run", "Job", "Stitch", "Compare", "Ruler", "Mlem", "Rsa", "Diff", "Lineage", "Loss", "Trajectory"],
     "writing": ["write_states", "write_prompts", "index_states"],
     "store": ["Result", "open_result"],
     "listing": ["results"],
@@ -87,7 +88,7 @@ _NAMES = {  # in the order of their documentation
     "models.load": ["load_model"],
     "stitches.stitch_map": ["StitchMap"],
     "stitches.results": ["load_stitch"],
-    "stitches.stitch": ["Stitch"],
+    "stitches.stitch": ["StitchModule"],
     "measures": [
         *("token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
         *("mutual_knn", "feature_importance", "mantel", "weighted_tau", "calibrate"),

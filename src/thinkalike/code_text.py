@@ -40,6 +40,25 @@ def is_installed(module: str | None) -> bool:
     return file is None or str(Path(file).resolve()).startswith(_library_folders())
 
 
+def module_of(called: object) -> str:
+    """Return the name of the module in which a function, or the class of another object, is.
+
+    The globals of a function tell: `functools.wraps` gives a user's function the name and the
+    `__module__` of the function that it replaces.
+    """
+    if isinstance(called, functools.partial):
+        return module_of(called.func)
+    function = getattr(called, "__func__", called)
+    if isinstance(function, FunctionType):
+        return str(function.__globals__.get("__name__"))
+    return type(called).__module__
+
+
+def is_installed_function(function: FunctionType) -> bool:
+    """Return whether a function was written in a module of an installed package."""
+    return is_installed(module_of(function))
+
+
 def is_own_class(kind: type) -> bool:
     """Return whether a class, or a class that it inherits from, is not of an installed package."""
     return not all(is_installed(base.__module__) for base in kind.__mro__)
@@ -52,10 +71,9 @@ def added_functions(kind: type) -> Iterator[tuple[type, FunctionType]]:
     """
     for owner in kind.__mro__:
         is_library = is_installed(owner.__module__)
-        for name, value in list(vars(owner).items()):
+        for value in list(vars(owner).values()):
             for function in functions_in(value):
-                is_original = function.__module__ == owner.__module__ and function.__name__ == name
-                if not (is_library and (is_original or is_installed(function.__module__))):
+                if not (is_library and is_installed_function(function)):
                     yield owner, function
 
 
@@ -92,7 +110,9 @@ def names_in_library(library: str) -> frozenset[str]:
         code = None
     if code is None:
         return frozenset(vars(loaded))
-    return frozenset(_names_used(code))
+    # torch puts functions of its compiled library under its own names by a loop.
+    exported = getattr(loaded, "__all__", [])
+    return frozenset([*_names_used(code), *exported])
 
 
 def _names_used(code: CodeType) -> set[str]:

@@ -30,6 +30,7 @@ MOST_COLUMNS = 5000  # of a table; large jobs have some hundred
 MOST_OF_HEADER = 2**22  # bytes of its first line
 MOST_DIGITS = 18  # of an integer of 64 bits; a longer one would lose digits, and is read as text
 MOST_EXACT = 2**53  # up to it a float holds every integer
+LARGEST_FLOAT = 1e300  # of a number with a fraction or an exponent
 EXACT_DIGITS = 15  # an integer of no more digits is below MOST_EXACT
 LONGEST_INTEGER = 30  # digits; one that has more is beyond MOST_EXACT, and is not worth reading
 INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -203,10 +204,23 @@ def _read_column(cells: list[str]) -> tuple[Kind, Sequence[Cell]]:
             return "text", cells
         return "number", [int(cell) for cell in cells]
     if are_numbers and not any(_is_beyond_floats(cell) for cell in filled):
-        return "float", [None if cell in BLANK else float(cell) for cell in cells]
+        return "float", [None if cell in BLANK else _float_of(cell) for cell in cells]
     if all(cell in TRUTHS for cell in filled):
         return "truth", [TRUTHS.get(cell) for cell in cells]
     return "text", _texts(cells)
+
+
+def _float_of(cell: str) -> float:
+    """Return the number of a cell.
+
+    Raises:
+        ForeignFileError: it is finite, but differences of such numbers may not be.
+    """
+    number = float(cell)
+    is_infinity = "inf" in cell.lower()
+    if abs(number) >= LARGEST_FLOAT and not is_infinity:
+        raise ForeignFileError(f"it has the number {cell}, and {LARGEST_FLOAT:g} is the largest")
+    return number
 
 
 def _texts(cells: Iterable[str]) -> list[Cell]:

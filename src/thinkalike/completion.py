@@ -7,6 +7,7 @@ the line in COMP_LINE. Hydra's answer is for one entry point, with options befor
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 
 LINE = "COMP_LINE"  # environment variable: the line that is being completed, up to the cursor
@@ -14,6 +15,20 @@ OPTIONS_WITH_VALUE = ("--package", "-p", "--config-path", "-cp", "--config-name"
 # The shell has these options complete without a configuration, so that they are left out of what Hydra reads.
 DROPPED = ("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m")
 DROPPED_WITH_VALUE = ("--cfg", "-c", "--info", "-i")
+
+
+# Candidates of other characters are left out: bash expands what it is given to complete, so that a
+# file named $(command) would run the command.
+HARMLESS = re.compile(r"[\w./:=@,+~%-]+")
+
+
+def harmless(candidates: str) -> str:
+    """Return the candidates of an answer, one in a line, that a shell takes as they are.
+
+    Args:
+        candidates: They are separated by blanks or line ends.
+    """
+    return "\n".join(filter(HARMLESS.fullmatch, candidates.split()))
 
 
 def is_query(words: Collection[str]) -> bool:

@@ -22,10 +22,10 @@ from thinkalike.code_text import (
     added_functions,
     code_text,
     functions_in,
-    is_installed,
+    is_installed_function,
     is_own_class,
 )
-from thinkalike.errors import short
+from thinkalike.errors import in_home, short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +76,7 @@ _known_digests: dict[str, str] = {}
 
 def cache_home() -> Path:
     """Return the folder of all caches: $THINKALIKE_CACHE, or one in the home folder."""
-    return Path(os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike").expanduser()
+    return in_home(os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike")
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -116,8 +116,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     """Return the JSON object of a regular file of at most `largest` bytes.
 
     Raises:
-        ValueError: the file is larger, holds no JSON object, or one that is too deep for programs
-            that read it by recursion.
+        ValueError: the file is larger, or see `json_object`.
     """
     with regular(path).open("rb") as file:
         content = file.read(largest + 1)
@@ -126,22 +125,18 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     return json_object(content, path.name)
 
 
-def json_object(content: bytes, name: str, unique: bool = False) -> dict[str, Any]:
+def json_object(content: bytes, name: str) -> dict[str, Any]:
     """Return the JSON object that a text in UTF-8 holds.
 
     Args:
         name: of the file, for messages.
-        unique: whether a name that an object has twice is an error; else its last value is read.
 
     Raises:
-        ValueError: the text holds no JSON object, or one that is too deep for programs that read
-            it by recursion.
+        ValueError: the text holds no JSON object, one that has a name twice, of which readers take
+            one, or one that is too deep for programs that read it by recursion.
     """
-    pairs_hook = None
-    if unique:
-        pairs_hook = with_unique_names
     try:
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=pairs_hook)
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=with_unique_names)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if not isinstance(value, dict):
@@ -222,7 +217,7 @@ def content_key(path: str | os.PathLike[str] | None) -> str:
     """
     if not path:
         return ""
-    file = Path(path).expanduser()
+    file = in_home(path)
     try:
         if not file.is_file():
             return ""
@@ -317,7 +312,7 @@ def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType
         functions[f"{owner.__qualname__}.{function.__name__}"] = function
     for name, value in vars(tokenizer).items():
         for function in functions_in(value):
-            if not is_installed(function.__module__):
+            if not is_installed_function(function):
                 functions[name] = function
     return functions
 

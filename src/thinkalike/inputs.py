@@ -47,8 +47,8 @@ from thinkalike.config.groups import option, with_changes
 from thinkalike.config.in_memory import (
     LoadedModelConfig,
     Records,
-    Table,
     TableInMemory,
+    TableWithDigest,
     TextInMemory,
     loaded_model_config,
 )
@@ -89,7 +89,7 @@ TABLE_FILES = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, 
 # ---- models
 
 
-def is_model(side: object) -> bool:
+def is_model(side: object) -> TypeGuard[Model]:
     """Return whether a side of a comparison is a model, by name or in memory.
 
     Otherwise it is recorded states.
@@ -108,7 +108,7 @@ def is_pair(side: object) -> TypeGuard[ModelPair]:
     return isinstance(module, nn.Module) and callable(tokenizer)
 
 
-def model_configs(models: Mapping[str, object], settings: SettingValues) -> list[ModelConfig]:
+def model_configs(models: Mapping[str, Model], settings: SettingValues) -> list[ModelConfig]:
     """Return the configurations of models, named or in memory, with these settings, such as site.
 
     A model in memory enters keys by its weights, settings, tokenizer, and what else decides its
@@ -132,7 +132,7 @@ def model_configs(models: Mapping[str, object], settings: SettingValues) -> list
         objects = model if isinstance(model, tuple) else (model,)
         identity = tuple(id(part) for part in objects)
         if identity not in loaded:
-            loaded[identity] = _loaded(model)
+            loaded[identity] = as_frozen_model(model)
         config = _told_apart(config_of(loaded[identity], call), configs)
         if any(label(other) == config.name for other in named.values()):
             # A model that is loaded later by this name has settings that one in memory lacks, so
@@ -142,14 +142,16 @@ def model_configs(models: Mapping[str, object], settings: SettingValues) -> list
     return [with_changes(config, settings) for config in configs]
 
 
-def _loaded(model: object) -> FrozenModel:
-    """Return a model in memory, frozen."""
+def as_frozen_model(model: Model) -> FrozenModel:
+    """Return a model, frozen.
+
+    It is a name, a folder, a model in memory with its tokenizer, or one that is frozen already.
+    """
     if isinstance(model, FrozenModel):
         return model
-    if is_pair(model):
+    if isinstance(model, tuple):
         module, tokenizer = model
         return load_model(module, tokenizer)
-    assert isinstance(model, nn.Module), "a bridge is a module"
     return load_model(model)
 
 
@@ -190,6 +192,7 @@ def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
     ]
     if has_own_code:
         facts.append(call)
+        model.proves_next_rows = True
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_DIGITS]
     sites: dict[str, object] = {}
     if model.sites:
@@ -342,7 +345,7 @@ def stimuli_config(stimuli: object, settings: SettingValues) -> StimuliConfig:
         stimuli: A `StimulusTable`: a name, a file or a DataFrame; None takes the usual ones.
     """
     if isinstance(stimuli, pd.DataFrame):
-        values = {**option("stimuli", "table"), **settings, "table": _table(stimuli)}
+        values = {**option("stimuli", "table"), **settings, "table": _table_in_memory(stimuli)}
         return made(TableInMemory, values, "stimuli.")
     if stimuli is None:
         return part_named("stimuli", "schema", settings)
@@ -355,10 +358,10 @@ def stimuli_config(stimuli: object, settings: SettingValues) -> StimuliConfig:
     return part_named("stimuli", kind, {"path": path, **settings})
 
 
-def _table(frame: pd.DataFrame) -> Table:
+def _table_in_memory(frame: pd.DataFrame) -> TableWithDigest:
     frame = with_named_index(frame, "stimuli")
     try:
-        return Table(_digest(frame), frame)
+        return TableWithDigest(_table_digest(frame), frame)
     except UnicodeEncodeError as error:
         letter = error.object[error.start]
         raise ConfigError(f"stimuli has {letter!r}, which is half of a character: remove it") from None
@@ -366,7 +369,7 @@ def _table(frame: pd.DataFrame) -> Table:
         raise ConfigError(f"stimuli has a cell that is neither text nor a number: {one_line(error)}") from error
 
 
-def _digest(table: pd.DataFrame) -> str:
+def _table_digest(table: pd.DataFrame) -> str:
     """Return the SHA-256 of all that is read from a table.
 
     These are names, types, categories in their order, and exact cells. `DataFrame.to_json` would
@@ -378,14 +381,14 @@ def _digest(table: pd.DataFrame) -> str:
         categories: list[object] | None = None
         if isinstance(column.dtype, pd.CategoricalDtype):
             categories = [column.cat.categories.tolist(), bool(column.cat.ordered)]
-        cells = [_as_read(cell) for cell in column.tolist()]
+        cells = [_cell_for_json(cell) for cell in column.tolist()]
         columns.append([name, str(column.dtype), categories, cells])
     # With ensure_ascii, half a character would pass.
     content = json.dumps(columns, default=_typed_cell, ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _as_read(cell: object) -> object:
+def _cell_for_json(cell: object) -> object:
     """Return a cell for JSON, with its type where JSON would write another text than it has.
 
     That is so for the members of an Enum.

@@ -411,7 +411,7 @@ def locked(path: Path, work: str, wait: bool = True) -> Iterator[None]:
         except Timeout:
             if not wait:
                 raise StoreError(f"another process is {work}; wait for it (wait=true), or stop it") from None
-            log.info("waiting for another process, which is %s", work)
+            log.warning("waiting for another process, which is %s", work)  # for hours if it stopped
             timeout = -1
         except FileNotFoundError:
             # That process was done and removed the folder, unless the folder cannot exist at all.

@@ -105,7 +105,7 @@ def states_given(side: object, argument: str, number: int, has_stimuli: bool) ->
         return _in_memory(side.items(), name_in_tables, argument)
     if isinstance(side, list | tuple):
         return _in_memory(enumerate(side), name_in_tables, argument, is_list=True)
-    layer = _with_rows(_real_numbers(side, argument), argument)
+    layer = _with_rows(_float_states(side, argument), argument)
     return GivenStates(RecordedArrays(name_in_tables, argument, {UNNAMED_LAYER: layer}))
 
 
@@ -126,7 +126,7 @@ def _in_memory(
     for name, states in layers:
         place = f"{argument}[{name!r}]"
         _check_layer_name(name, tensors, argument, place)
-        tensors[str(name)] = _with_rows(_real_numbers(states, place), place)
+        tensors[str(name)] = _with_rows(_float_states(states, place), place)
     if not tensors:
         raise ConfigError(f"{argument} has no layers: give an array for each, by its name")
 
@@ -175,7 +175,7 @@ def _check_layer_name(name: object, earlier: Container[str], argument: str, plac
         )
 
 
-def _real_numbers(states: object, place: str) -> Tensor:
+def _float_states(states: object, place: str) -> Tensor:
     try:
         tensor = tensor_of(states, Float, place).detach().cpu()
     except ValueError as error:

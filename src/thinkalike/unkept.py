@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from thinkalike.columns import Columns
-from thinkalike.errors import StoreError, checked_path, one_line
+from thinkalike.errors import StoreError, checked_path, in_home, one_line
 from thinkalike.store import (
     Result,
     TensorFile,
@@ -128,7 +128,7 @@ class UnkeptResult(Result):
         arrays: Mapping[str, np.ndarray],
         tensors: Mapping[str, TensorFile],
     ):
-        tables_as_read = {name: _as_read(table) for name, table in tables.items()}
+        tables_as_read = {name: _as_from_file(table) for name, table in tables.items()}
         # `Result` is frozen, and caches its properties of these names in the same dictionary.
         vars(self).update(
             _instrument=instrument,
@@ -214,7 +214,7 @@ class UnkeptResult(Result):
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
         """Write the result and its figures into a new folder, and open it there."""
-        destination = Path(checked_path("folder", folder)).expanduser()
+        destination = in_home(checked_path("folder", folder))
         make_new_folder(destination)
         try:
             write_content(destination, self.config, self._record, self.tables, self.arrays)
@@ -240,6 +240,6 @@ def _as_json(content: JsonObject) -> JsonObject:
     return plain
 
 
-def _as_read(table: pd.DataFrame) -> pd.DataFrame:
+def _as_from_file(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the column types that its file would give back."""
     return Columns.parsed(table.to_csv(index=False)).frame()

@@ -22,11 +22,11 @@ from thinkalike.config.parts import Site
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, checked_path
 from thinkalike.global_state import isolated
-from thinkalike.inputs import Model, StimulusTable, Text, stimuli_config, text_config
+from thinkalike.inputs import Model, StimulusTable, Text, as_frozen_model, stimuli_config, text_config
 from thinkalike.models.assembly import at_sites
 from thinkalike.models.families import DEFAULT_CONTEXT
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model, load_tokenizer
+from thinkalike.models.load import load_tokenizer
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.shards.arrays import DTYPES
@@ -96,7 +96,7 @@ def write_states(
         raise ConfigError("texts and stimuli are written into folders of their own: leave one of them out")
     if layers is not None:
         check_whole_numbers("layers", layers, fewest=1)
-    source = _loaded(model)
+    source = as_frozen_model(model)
     if site != "resid_post":
         named_sites: Site | list[Site]
         if isinstance(site, str):
@@ -112,7 +112,7 @@ def write_states(
             raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)}")
         file_dtype = DTYPES[dtype]
     if stimuli is None:
-        rows = _rows(texts, source, words, context, field, group)
+        rows = _rows_of_text(texts, source, words, context, field, group)
     else:
         rows = _rows_of_stimuli(stimuli)
     path = Path(checked_path("folder", folder))
@@ -153,7 +153,7 @@ def write_prompts(
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
     reader = _reader(model)
     if stimuli is None:
-        rows = _rows(texts, reader, words, context, field, group)
+        rows = _rows_of_text(texts, reader, words, context, field, group)
     else:
         rows = _rows_of_stimuli(stimuli)
     prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
@@ -225,22 +225,10 @@ def index_states(
     return states_folder
 
 
-def _loaded(model: Model) -> FrozenModel:
-    """Return a model as other functions take it.
-
-    It is a name, a folder, a model in memory with its tokenizer, or one that is loaded already.
-    """
-    if isinstance(model, FrozenModel):
-        return model
-    if isinstance(model, tuple):
-        return load_model(*model)
-    return load_model(model)
-
-
 def _reader(model: Model) -> Reader | FrozenModel:
     """Return what cuts a text into the tokens of a model; no weights of a named model are read."""
     if not isinstance(model, str | os.PathLike | ModelConfig):
-        return _loaded(model)
+        return as_frozen_model(model)
     config = configured(model, {})
     if isinstance(model, ModelConfig):
         name = model.called
@@ -253,7 +241,7 @@ def _reader(model: Model) -> Reader | FrozenModel:
     return Reader(config.called, tokenizer, config.context or DEFAULT_CONTEXT, bos)
 
 
-def _rows(
+def _rows_of_text(
     texts: Text | None,
     reader: Reader | FrozenModel,
     words: int,

@@ -220,7 +220,7 @@ def verdicts(tmp_path):
         case = Case(
             composed(*own, entry="analyze"), {}, dict.fromkeys(("report", "challenge"), classified(tmp_path, **changes))
         )
-        return claims_table(papers.experiment_named(f"brown2023/{figure}").conclude(case).claims).set_index("claim")
+        return claims_table(papers.paper_experiment(f"brown2023/{figure}").conclude(case).claims).set_index("claim")
 
     return run
 

@@ -19,12 +19,12 @@ from thinkalike.contrib.court.catalogue import SOURCES, entries
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.ranking import auc, doses, margin, summary
+from thinkalike.contrib.court.ranking import auc, doses, margin, summary_of_judges
 from thinkalike.contrib.court.token_profile import KINDS, profile_likeness, token_features
 from thinkalike.contrib.court.verdict_tables import shares_by_kind, verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS
-from thinkalike.contrib.papers import experiment_named
-from thinkalike.contrib.papers.experiment import job_of
+from thinkalike.contrib.papers import paper_experiment
+from thinkalike.contrib.papers.experiment import inner_job_config
 from thinkalike.contrib.papers.validity_court import TARGETS
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.data.rows import TokenRows
@@ -241,7 +241,7 @@ def planted():
 def test_a_summary_says_what_was_planted():
     table = planted().assign(later=0.0)
     table["later"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
-    found = summary(table).set_index("judge")
+    found = summary_of_judges(table).set_index("judge")
     assert found.loc["CKA", ["auc", "real_auc"]].tolist() == [1, 1]
     assert found.loc["CKA", "margin"] == pytest.approx(0.7)
     assert found.loc["CKA", "real_margin"] == pytest.approx(0.4)
@@ -295,7 +295,7 @@ def seen_of_kinds(target="x"):
 @pytest.fixture(scope="module")
 def experiment():
     """The experiment on the minis, and its case."""
-    found = experiment_named("validity/court")
+    found = paper_experiment("validity/court")
     return found, found.case(composed("experiment=validity/court", "scale=mini", entry="analyze"))
 
 
@@ -338,11 +338,11 @@ def test_verdicts_are_right_only_where_rules_were_followed():
 @pytest.mark.slow
 def test_the_court_experiment_has_a_job_per_target_and_seed():
     words = ["experiment=validity/court", "scale=mini", "measure.seeds=2"]
-    experiment = experiment_named("validity/court")
+    experiment = paper_experiment("validity/court")
 
     def jobs(*more):
         config = composed(*words, *more, entry="analyze")
-        return [job_of(config, part) for part in experiment.inner_jobs(experiment.case(config))]
+        return [inner_job_config(config, part) for part in experiment.inner_jobs(experiment.case(config))]
 
     found = jobs()
     places = [(name, layer) for name, (layers, _) in TARGETS["mini"].items() for layer in layers]

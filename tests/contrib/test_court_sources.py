@@ -10,7 +10,7 @@ import tiny
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.court.bags_and_shifts import token_vectors
 from thinkalike.contrib.court.catalogue import entries
-from thinkalike.contrib.court.changed_weights import perturbed, reverted
+from thinkalike.contrib.court.changed_weights import reverted, with_noisy_weights
 from thinkalike.contrib.court.invertible_maps import CONDITION, SCALE_RATIO
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
@@ -187,7 +187,7 @@ def test_distortions_act_on_each_dimension_at_its_scale(name, function, setting,
 
 
 def test_noise_on_weights_has_its_share_of_every_tensor(setting):
-    noisy = perturbed(setting.target, 0.02, 1)
+    noisy = with_noisy_weights(setting.target, 0.02, 1)
     for (name, own), other in zip(setting.target.module.named_parameters(), noisy.module.parameters(), strict=True):
         if own.numel() > 1000:
             assert float((other - own).std() / own.square().mean().sqrt()) == pytest.approx(0.02, rel=0.1), name

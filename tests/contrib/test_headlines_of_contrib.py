@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import test_integrity
+from planted_headlines import TABLE, check_lacking_result_is_one_line, of
 from stores import made
-from test_store import TABLE, of
-from thinkalike.contrib.papers import experiment_named
+from thinkalike.contrib.papers import paper_experiment
 
 
 def test_rsa_of_subjects_has_its_best_layer_below_the_ceiling():
@@ -34,7 +33,7 @@ def test_a_populations_headline_is_its_flips_at_the_worst_cut():
 
 
 def test_an_experiment_says_how_many_of_its_claims_hold():
-    experiment = experiment_named("brown2023/figure1")
+    experiment = paper_experiment("brown2023/figure1")
     (found,) = experiment.headlines(made(TABLE, {"claims": 5.0, "claims_that_hold": 3.0}))
     assert (found.name, found.value, found.of) == ("claims_that_hold", 3.0, 5)
     assert str(found) == "claims that hold 3 of 5"
@@ -42,4 +41,4 @@ def test_an_experiment_says_how_many_of_its_claims_hold():
 
 @pytest.mark.parametrize("kind", ["population", "sae"])
 def test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path):
-    test_integrity.test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path)
+    check_lacking_result_is_one_line(kind, tmp_path)

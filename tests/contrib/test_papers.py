@@ -15,8 +15,8 @@ from conftest import composed
 from pages import script
 from stores import finish
 from thinkalike.config import options
-from thinkalike.contrib.papers import PAPERS, brown2023_stitching, experiment_named
-from thinkalike.contrib.papers.brown2023_stitching import Direction
+from thinkalike.contrib.papers import PAPERS, brown2023_stitching, paper_experiment
+from thinkalike.contrib.papers.brown2023_stitching import FigureDirection
 from thinkalike.contrib.papers.claims import (
     VERDICTS,
     Bound,
@@ -30,7 +30,7 @@ from thinkalike.contrib.papers.claims import (
     untestable_claim,
     verdict_on_all,
 )
-from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.papers.experiment import Case, inner_job_config
 from thinkalike.contrib.populations.population import as_chosen
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.instruments import run_job
@@ -66,7 +66,7 @@ def claims(monkeypatch, tmp_path):
             directions.append(((name, name), f"{name}-3l", f"{name}-3l-s1" if seeds else f"{name}-3l", values))
         for _, source, target, values in directions:
             made[source, target] = stitched(tmp_path, source, target, values)
-        known = [Direction("g", ends, source, target) for ends, source, target, _ in directions]
+        known = [FigureDirection("g", ends, source, target) for ends, source, target, _ in directions]
         monkeypatch.setitem(brown2023_stitching.DIRECTIONS, "paper", known)
         return brown2023_stitching._claims(case(made), "g")
 
@@ -99,7 +99,7 @@ def test_stitches_that_learn_and_that_do_not():
     noise = np.random.default_rng(0).normal(0, 0.01, (60, 2))
     falling, level = np.linspace(3, 2, 60)[:, None] + noise, 3 + noise
     rising = np.stack([falling[:, 0], level[:, 0] + np.linspace(0, 1, 60)], 1)
-    forth, back = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
+    forth, back = FigureDirection("g", ("solu", "gelu"), "a", "b"), FigureDirection("g", ("gelu", "solu"), "b", "a")
     verdicts = [brown2023_stitching._learn({forth: curve}).verdict for curve in (falling, level, rising)]
     assert verdicts == ["holds", "undecided", "does not hold"]
     claim = brown2023_stitching._learn({forth: falling, back: falling})
@@ -111,7 +111,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
     tokens = np.full(40, 900.0)
     ends = [("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")]
     made = {each: stitched(tmp_path, *each, [0.1], tokens if "c" in each else None) for each in ends}
-    a, b, c, d = (Direction("g", ("solu", "gelu"), *each) for each in ends)
+    a, b, c, d = (FigureDirection("g", ("solu", "gelu"), *each) for each in ends)
     for pairs in ([(a, c)], [(a, b), (c, d)]):
         with pytest.raises(StoreError, match="report on different documents"):
             brown2023_stitching._costs_more(case(made), "", pairs)
@@ -121,9 +121,9 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_every_experiments_jobs_compose(name, scale):
-    figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", entry="analyze")
+    figure, config = paper_experiment(name), composed(f"experiment={name}", f"scale={scale}", entry="analyze")
     assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
-    jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
+    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert all(job.store == config.store for job in jobs)
     if figure.measure == "mlem" and jobs:
         assert {job.stimuli.sample for job in jobs} == {1500}
@@ -136,23 +136,23 @@ def test_every_experiment_has_a_configuration():
 
 def test_a_model_of_the_command_line_replaces_an_experiments_own():
     config = composed("experiment=salle2024/figure3", "model=gpt2-mini", "scale=mini", entry="analyze")
-    assert experiment_named(config.experiment).case(config).names == ["gpt2-mini"]
+    assert paper_experiment(config.experiment).case(config).names == ["gpt2-mini"]
 
 
 def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     words = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=mamba-mini", "target.dtype=float64"]
     config = composed("experiment=salle2024/figure2", *words, "scale=mini", entry="analyze")
-    figure = experiment_named("salle2024/figure2")
-    jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
+    figure = paper_experiment("salle2024/figure2")
+    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert [job.model.path for job in jobs] == [str(checkpoints["gpt2"]), None, str(checkpoints["gpt2"])]
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
 
 
 @pytest.mark.parametrize("name", ["brown2023/figure2", pytest.param("brown2023/figure1", marks=pytest.mark.slow)])
 def test_dtype_and_device_reach_all_models_of_an_experiment(name):
-    figure, words = experiment_named(name), [f"experiment={name}", "scale=mini"]
+    figure, words = paper_experiment(name), [f"experiment={name}", "scale=mini"]
     configs = [composed(*words, *more, entry="analyze") for more in ((), ("model.dtype=float64", "model.device=cpu"))]
-    plain, jobs = ([job_of(each, part) for part in figure.inner_jobs(figure.case(each))] for each in configs)
+    plain, jobs = ([inner_job_config(each, part) for part in figure.inner_jobs(figure.case(each))] for each in configs)
     assert [(job.model.dtype, job.target.dtype) for job in jobs] == [("float64", "float64")] * len(plain)
     assert [(job.model.name, job.target.name) for job in jobs] == [(job.model.name, job.target.name) for job in plain]
     if name == "brown2023/figure2":

@@ -10,7 +10,13 @@ from scipy.spatial.distance import pdist
 from sklearn.metrics import adjusted_rand_score
 
 from thinkalike.contrib.populations.clusters import adjusted_rand_index, adjusted_rand_index_p, cluster
-from thinkalike.contrib.populations.group_means import flips, grouped, onset, population_penalties, symmetric
+from thinkalike.contrib.populations.group_means import (
+    flips,
+    grouped,
+    onset_of_difference,
+    population_penalties,
+    symmetric,
+)
 from thinkalike.measures import Estimate
 
 TEN = ["generalizing"] * 10 + ["heuristic"] * 10
@@ -183,7 +189,7 @@ REFUSED = {
     "more clusters than models": lambda: cluster(torch.zeros(4, 4), 5),
     "distances without a value": lambda: cluster(torch.full((3, 3), torch.nan), 2),
     "a group of one model": lambda: grouped(torch.randn(4, 4, 3), "aaab"),
-    "an interval without a value": lambda: onset(curve([0.1, torch.nan], 0.0)),
+    "an interval without a value": lambda: onset_of_difference(curve([0.1, torch.nan], 0.0)),
 }
 
 
@@ -210,7 +216,7 @@ def curve(value, half):
     ],
 )
 def test_an_onset_is_the_first_place_without_zero(value, half, least, place):
-    assert onset(curve(value, half), least) == place
+    assert onset_of_difference(curve(value, half), least) == place
 
 
 def onset_of(shape, seed):
@@ -220,7 +226,9 @@ def onset_of(shape, seed):
     other = torch.block_diag(torch.ones(6, 6), torch.ones(6, 6)).logical_not()[..., None]
     own = torch.randn(m, len(shape), generator=draw)  # how much each model differs from those of the other group
     values = torch.randn(m, m, len(shape), generator=draw) + other * (2 * own[:, None] + 2 * own + shape)
-    return [onset(grouped(values, groups, level=level).difference) for level in (1 - 0.05 / len(shape), 0.95)]
+    return [
+        onset_of_difference(grouped(values, groups, level=level).difference) for level in (1 - 0.05 / len(shape), 0.95)
+    ]
 
 
 def test_a_false_onset_is_found_in_at_most_one_draw_of_twenty():

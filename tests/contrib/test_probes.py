@@ -8,7 +8,13 @@ import torch
 import tiny
 from conftest import composed
 from thinkalike.contrib.transfer import linear_probes as module
-from thinkalike.contrib.transfer.linear_probes import CrossFitted, Probe, best_penalty, cross_fitted, fit_probes
+from thinkalike.contrib.transfer.linear_probes import (
+    CrossFitted,
+    Probe,
+    cross_fitted,
+    fit_probes,
+    strongest_good_penalty,
+)
 from thinkalike.contrib.transfer.maps import fitted_maps, load_pair
 from thinkalike.contrib.transfer.random_maps import random_rotation, turned_at_random
 from thinkalike.data.corpus import read_corpus
@@ -109,9 +115,9 @@ def test_held_out_words_tell_lexical_from_feature_information():
 def test_the_strongest_of_equally_good_penalties_is_taken():
     labels, groups = torch.arange(90) % 2, torch.arange(90)
     clear = torch.randn(90, 4) + 8.0 * labels[:, None]
-    assert best_penalty(clear, labels, 2, groups, [0.1, 10.0, 1000.0], 3, 0) == 1000.0
+    assert strongest_good_penalty(clear, labels, 2, groups, [0.1, 10.0, 1000.0], 3, 0) == 1000.0
     wide = torch.cat([20 * torch.randn(90, 4), labels[:, None] + 0.1 * torch.randn(90, 1)], 1)  # a weak direction
-    assert best_penalty(wide, labels, 2, groups, [1e-4, 1e4], 3, 0) == 1e-4
+    assert strongest_good_penalty(wide, labels, 2, groups, [1e-4, 1e4], 3, 0) == 1e-4
 
 
 WIDE = 32

@@ -10,14 +10,14 @@ import torch
 
 import tiny
 from conftest import CLI, break_off, composed
+from counted_work import counted
 from stores import finish
-from test_screen import counted
 from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import costs as formulas
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
 from thinkalike.contrib.sae.carrying import carried, with_fitted_decoder
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.contrib.sae.fitting import Fitted
+from thinkalike.contrib.sae.fitting import FittedAutoencoders
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.site_states import (
     SiteStates,
@@ -225,8 +225,8 @@ def test_a_training_token_costs_a_head_pass_and_part_of_a_step(dead_after):
     assert whole == pytest.approx(counted(step), rel=1e-12)
 
 
-def Site(model) -> formulas.Site:
-    return formulas.Site(model.d_model, operations(model).forward(0, 2, CONTEXT))
+def Site(model) -> formulas.SiteCost:
+    return formulas.SiteCost(model.d_model, operations(model).forward(0, 2, CONTEXT))
 
 
 BESIDE = "sae.beside=[random,least_squares]"
@@ -330,11 +330,13 @@ def test_a_source_of_other_weights_is_refused(made, minis):
 def test_rates_are_chosen_and_judged_on_different_documents():
     errors = torch.tensor([[3.0, 1, 3, 1], [2, 5, 2, 5]]).view(1, 1, 2, 1, 4)
     ones = torch.ones(1, 1, 2, 1)
-    made = Fitted(errors, torch.arange(4.0), ones, ones, starts=[], trained=[])
+    made = FittedAutoencoders(errors, torch.arange(4.0), ones, ones, starts=[], trained=[])
     assert made.best_rate(0) == 1, "by 3 + 3 and 2 + 2"
     assert made.judged[0][0, 0, :, 0].tolist() == [[1, 1], [5, 5]]
     assert made.judged[1].tolist() == [1, 3]
-    alone = Fitted(errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], starts=[], trained=[])
+    alone = FittedAutoencoders(
+        errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], starts=[], trained=[]
+    )
     assert alone.judged[1].tolist() == [0, 1, 2, 3], "one rate needs no choice"
     assert [made.index(0, rate, 0) for rate in (0, 1)] == [0, 1]
 

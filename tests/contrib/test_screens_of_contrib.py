@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from planted_screens import NAMES, check_dry_run, check_it_fits, check_its_form, explained
 from stores import layer_pairs, made
-from test_screen import NAMES, check_dry_run, check_it_fits, check_its_form, explained
 from thinkalike.config import SUBJECTS, instrument, measure_entry
 from thinkalike.contrib.court.judges import JUDGES
-from thinkalike.contrib.papers import experiment_named
+from thinkalike.contrib.papers import paper_experiment
 from thinkalike.store import Result
 
 
@@ -62,7 +62,7 @@ PRINTS = {
     "population": lambda: instrument(measure_entry("population")).show(population()),
     "atlas": lambda: instrument(measure_entry("atlas")).show(agreeing()),
     "court": lambda: instrument(measure_entry("court")).show(judged()),
-    "claims": lambda: experiment_named("brown2023/table1").show(concluded()),
+    "claims": lambda: paper_experiment("brown2023/table1").show(concluded()),
 }
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_sae import course
+from sae_courses import course
 
 import tiny
 from conftest import composed
+from rotated_models import rotate, rotation
 from stores import finish
-from test_recipes import rotate, rotation
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import chen2025_probes, chen2025_saes, chen2025_steering
 from thinkalike.contrib.papers.chen2025_saes import TRANSFERS
-from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.papers.experiment import Case, inner_job_config
 from thinkalike.contrib.papers.model_pairs import Pair
 from thinkalike.contrib.sae.courses import savings_table
 from thinkalike.contrib.subjects.random_effects import random_effects
@@ -369,13 +369,13 @@ def steered(tmp_path, **shares):
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     good = steered(tmp_path / "good", native=0.95, carried=0.93)
     bad = steered(tmp_path / "bad", native=0.2, carried=0.2, random=0.4)
-    number, question = list(chen2025_steering._number(good)), list(chen2025_steering._question(good))
+    number, question = list(chen2025_steering._claims_of_number(good)), list(chen2025_steering._question(good))
     # the negated direction has the share of the carried one here, whose name it begins with
     assert [claim.verdict for claim in number] == ["holds"] * 4 + ["does not hold", "holds"]
     assert [claim.verdict for claim in (*question, chen2025_steering._late(good))] == ["holds"] * 5
     assert "gpt2-mini into gpt2-mini-s1, layer 1 → 1, strength 1: the carried" in number[0].claim
     assert number[0].units == "40 pairs of texts with 10 words"
-    wrong = [claim.verdict for claim in (*chen2025_steering._number(bad), *chen2025_steering._question(bad))]
+    wrong = [claim.verdict for claim in (*chen2025_steering._claims_of_number(bad), *chen2025_steering._question(bad))]
     assert set(wrong) == {"does not hold"}
 
 
@@ -422,8 +422,8 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
 @pytest.mark.slow
 def test_it_rests_on_a_job_for_each_transfer():
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
-    experiment = papers.experiment_named("chen2025/sae")
-    jobs = [job_of(config, part) for part in experiment.inner_jobs(experiment.case(config))]
+    experiment = papers.paper_experiment("chen2025/sae")
+    jobs = [inner_job_config(config, part) for part in experiment.inner_jobs(experiment.case(config))]
     assert [(job.model.name, job.sae.layer, job.sae.source) for job in jobs] == [
         ("gpt2-mini-s1", 2, "gpt2-mini"),
         ("neox-6l-mini", 2, "neox-5l-mini"),

@@ -9,8 +9,8 @@ import pytest
 
 from conftest import composed
 from stores import finish
-from thinkalike.contrib.papers import experiment_named, trajectory_grammar
-from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.papers import paper_experiment, trajectory_grammar
+from thinkalike.contrib.papers.experiment import Case, inner_job_config
 from thinkalike.instruments.trajectory.instrument import training
 
 
@@ -54,8 +54,8 @@ def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
 
 def test_each_seed_of_the_experiment_is_trained_first():
     config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
-    figure = experiment_named("trajectory/grammar")
-    jobs = [job_of(config, part) for part in figure.inner_jobs(figure.case(config))]
+    figure = paper_experiment("trajectory/grammar")
+    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
     assert {tuple(training(job).pretrain.kept_steps) for job in jobs} == {
         tuple(json.loads(trajectory_grammar.KEPT_STEPS))

@@ -37,7 +37,7 @@ def checked_numbers(
         ValueError: A number is text, True or not in its range, a switch is not True or False; the
             message names it.
     """
-    declared = _numbers_of(function)
+    declared = _number_arguments(function)
     checked = {}
     for name, value in arguments.items():
         if name in declared:
@@ -46,7 +46,7 @@ def checked_numbers(
 
 
 @functools.cache
-def _numbers_of(function: Callable[..., object]) -> dict[str, NumberArgument]:
+def _number_arguments(function: Callable[..., object]) -> dict[str, NumberArgument]:
     hints = typing.get_type_hints(function, include_extras=True)
     arguments = {}
     for name, hint in hints.items():

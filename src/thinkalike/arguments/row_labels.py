@@ -103,8 +103,8 @@ def _in_another_order(first: Axis, second: Axis) -> str:
 
 def _are_moved(first_labels: Iterable[object], second_labels: Iterable[object]) -> bool:
     """Return whether labels that two axes of one length have stand in different places."""
-    first = [_label(label) for label in first_labels]
-    second = [_label(label) for label in second_labels]
+    first = [_comparable_label(label) for label in first_labels]
+    second = [_comparable_label(label) for label in second_labels]
     common = set(second)
     moved = False
     for first_label, second_label in zip(first, second, strict=True):
@@ -115,10 +115,10 @@ def _are_moved(first_labels: Iterable[object], second_labels: Iterable[object]) 
     return moved and (not is_numbered or common == set(first))
 
 
-def _label(label: object) -> object:
+def _comparable_label(label: object) -> object:
     """Return a label, and the text of a number; that of 2.0 is 2."""
     if isinstance(label, tuple):
-        return tuple(_label(part) for part in label)
+        return tuple(_comparable_label(part) for part in label)
     if isinstance(label, bool) or not isinstance(label, int | float | np.number):
         return label
     if np.isreal(label) and math.isfinite(label) and label == int(label):

@@ -31,7 +31,7 @@ analyze = entry_point("analyze")
 
 
 @own_process()
-def results() -> None:
+def print_results() -> None:
     """List the results of a store."""
     from thinkalike.listing import list_results
 
@@ -70,7 +70,7 @@ COMMANDS = {
     "lineage": lineage,
     "train": train,
     "analyze": analyze,
-    "results": results,
+    "results": print_results,
     "report": report,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import shlex
@@ -19,7 +20,7 @@ from thinkalike.cli.words import (
     options_first,
     without_overrides,
 )
-from thinkalike.completion import LINE, is_query, readable_line
+from thinkalike.completion import LINE, harmless, is_query, readable_line
 from thinkalike.config import JobConfig
 from thinkalike.config.compose import (
     PROGRAM,
@@ -102,9 +103,15 @@ def _complete(name: str, run: Callable[[], None]) -> None:
     if line is None:
         return
     os.environ[LINE] = line
-    with contextlib.suppress(*USER_ERRORS), loading_files_only():
+    answer = io.StringIO()
+    with (
+        contextlib.redirect_stdout(answer),
+        contextlib.suppress(*USER_ERRORS),
+        loading_files_only(),
+    ):
         register()
         run()
+    print(harmless(answer.getvalue()))
 
 
 def _set_up_logging() -> None:

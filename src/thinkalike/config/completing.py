@@ -30,7 +30,7 @@ Config = TypeVar("Config", bound=JobConfig)
 LAST_RESORT = "pydoc"  # the text of models that name none
 
 
-def instrument_of(config: JobConfig) -> object:
+def untyped_instrument_of(config: JobConfig) -> object:
     """Return the `Instrument` of a configuration: that of its task, experiment or measure.
 
     `thinkalike.job.lookup` gives it with its type, which this module does not know.
@@ -63,7 +63,7 @@ def open_job(schema: type[Config], **given: object) -> Config:
 
 def completed_for_instrument(config: Config) -> Config:
     """Return a configuration in which its instrument decided what was left open."""
-    complete = getattr(instrument_of(config), "completed", None)
+    complete = getattr(untyped_instrument_of(config), "completed", None)
     assert callable(complete)
     decided = complete(config)
     assert isinstance(decided, type(config))

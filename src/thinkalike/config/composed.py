@@ -76,13 +76,13 @@ def kind_of_measure(settings: Mapping[str, object]) -> str | None:
     return kind or None
 
 
-def parts_read(chosen: object | None) -> tuple[str, ...]:
+def parts_of_instrument(chosen: object | None) -> tuple[str, ...]:
     """Return the parts of the configuration that an `Instrument` reads; () without one."""
     reads: tuple[str, ...] = getattr(chosen, "reads", ())
     return reads
 
 
-def job_of(settings: Settings) -> JobConfig:
+def job_of_settings(settings: Settings) -> JobConfig:
     """Return the configuration of a job of settings whose ${...} are replaced."""
     chosen = instrument_of_settings(settings)
     schema = AnalyzeConfig if chosen is None else config_schema_of(chosen)

@@ -111,7 +111,7 @@ class TextInMemory(DataConfig):
 
 
 @dataclass(frozen=True)
-class Table:
+class TableWithDigest:
     """A table in memory; tables of one digest are equal."""
 
     digest: str
@@ -122,7 +122,7 @@ class Table:
 class TableInMemory(StimuliConfig):
     """The stimuli of a DataFrame."""
 
-    table: Table = an_object()
+    table: TableWithDigest = an_object()
 
     @property
     def has_file(self) -> bool:

@@ -149,10 +149,10 @@ def check_references(settings: Mapping[str, object], is_whole: bool = True) -> N
         ConfigError: It is too large once they are replaced, or a ${...} stands for itself, for
             nothing, or is of a form that is not read.
     """
-    _Sizes(settings, is_whole).of(settings, ())
+    _ResolvedSizes(settings, is_whole).of(settings, ())
 
 
-class _Sizes:
+class _ResolvedSizes:
     """How many values and letters the settings of a configuration have once it is resolved.
 
     Args:
@@ -186,7 +186,7 @@ class _Sizes:
                 size += REFERENCE_COST + self._of_referred(referred_path, path)
         if size > MOST_RESOLVED:
             raise ConfigError(
-                f"{_key(path)} stands for more than {MOST_RESOLVED:,} values; "
+                f"{_key_in_message(path)} stands for more than {MOST_RESOLVED:,} values; "
                 "name fewer settings by ${...}"
             )
         self._open.remove(path)
@@ -210,8 +210,8 @@ class _Sizes:
             beginning = ""
         known = [f"{beginning}{name}" for name in parent]
         raise ConfigError(
-            f"{_key(origin)}: ${{...}} names {_key(path)}, which is not a setting; "
-            f"{nearest('.'.join(path), known)}"
+            f"{_key_in_message(origin)}: ${{...}} names {_key_in_message(path)}, "
+            f"which is not a setting; {nearest('.'.join(path), known)}"
         )
 
     def _followed(self, path: KeyPath, origin: KeyPath) -> tuple[KeyPath, object]:
@@ -241,10 +241,10 @@ class _Sizes:
 
 
 def _stands_for_itself(path: KeyPath) -> ConfigError:
-    return ConfigError(f"{_key(path)} stands for itself by ${{...}}; give it a value")
+    return ConfigError(f"{_key_in_message(path)} stands for itself by ${{...}}; give it a value")
 
 
-def _key(path: KeyPath) -> str:
+def _key_in_message(path: KeyPath) -> str:
     """Return the key of a setting as messages show it."""
     return short(".".join(path))
 
@@ -258,7 +258,7 @@ def _paths_in(text: str, path: KeyPath) -> list[KeyPath]:
             if not reference.resolver
         ]
     except ConfigError as error:
-        raise ConfigError(f"{_key(path)}: {error}") from error
+        raise ConfigError(f"{_key_in_message(path)}: {error}") from error
 
 
 def _absolute(name: str, path: KeyPath) -> KeyPath:

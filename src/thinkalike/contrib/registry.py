@@ -28,5 +28,5 @@ STUDIES = Registered(
         ),
     },
     conf={"contrib": ObjectReference("thinkalike.contrib", "CONF")},
-    experiment=ObjectReference("thinkalike.contrib.papers", "experiment_named"),
+    experiment=ObjectReference("thinkalike.contrib.papers", "paper_experiment"),
 )

@@ -200,13 +200,13 @@ def _named_tensors(corpus: Corpus) -> CacheEntry:
 def _corpus_of(entry: CacheEntry) -> Corpus:
     """Return the corpus of a cache entry; `_named_tensors` is the inverse."""
     return Corpus(
-        fit=_rows_of(entry.tensors, "fit"),
-        report=_rows_of(entry.tensors, "report"),
+        fit=_rows_of_split(entry.tensors, "fit"),
+        report=_rows_of_split(entry.tensors, "report"),
         counts=entry.facts,
     )
 
 
-def _rows_of(tensors: dict[str, Tensor], split: str) -> TokenRows:
+def _rows_of_split(tensors: dict[str, Tensor], split: str) -> TokenRows:
     """Return the rows of one split, "fit" or "report", from the tensors of a cache entry.
 
     They are `PairedRows` if the entry has tokens of a source with another tokenizer.

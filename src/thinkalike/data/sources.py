@@ -12,12 +12,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from thinkalike.data.stimuli import duplicates
 from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, one_line
 from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
 from thinkalike.hub import cause_of, resolved
+
+if TYPE_CHECKING:
+    import pyarrow  # which takes a tenth of a second to import
 
 USE_LOCAL_TEXT = "use local files (data=text 'data.files=[...]') or data=pydoc"
 """What errors suggest where a set of the hub cannot be read."""
@@ -33,6 +37,9 @@ MOST_EXPANSION = 200
 
 ALWAYS_EXPANDED = 2**26
 """The bytes that every compressed file may expand to, as a small file may repeat one sentence."""
+
+MOST_NUL = 0.25
+"""How much of a text may be the character NUL: UTF-16 has it after each letter of English."""
 
 BUFFER_BYTES = 2**20
 """The bytes of a compressed file that are expanded at once."""
@@ -87,7 +94,7 @@ def whole_text(path: Path) -> str:
     """Return a text file in UTF-8, which may begin with a byte-order mark.
 
     Raises:
-        DataError: The file is too large to be read at once.
+        DataError: The file is too large to be read at once, or is in UTF-16.
     """
     size = path.stat().st_size
     if size > MOST_TEXT_BYTES:
@@ -95,20 +102,43 @@ def whole_text(path: Path) -> str:
             f"{path} has {size:,} bytes, and a file that is read at once has at most "
             f"{MOST_TEXT_BYTES:,}; divide it into several files"
         )
-    return path.read_text(encoding="utf-8-sig")
+    text = path.read_text(encoding="utf-8-sig")
+    _check_encoding(text, path)
+    return text
+
+
+def _check_encoding(text: str, path: Path) -> None:
+    """Raise a DataError for UTF-16 or UTF-32 that was read as UTF-8, which is no error there."""
+    if text and text.count("\0") >= MOST_NUL * len(text):
+        raise DataError(
+            f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
+        )
+
+
+class _ExpansionLimit:
+    """Counts what a compressed file becomes: a few kilobytes can stand for gigabytes."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._most = ALWAYS_EXPANDED + MOST_EXPANSION * path.stat().st_size
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        """Count further bytes; a DataError if there are too many."""
+        self._count += count
+        if self._count > self._most:
+            raise DataError(
+                f"{self._path} expands to more than {self._most:,} bytes, as no text does; "
+                "replace it, or give it uncompressed"
+            )
 
 
 class _ExpandedBytes(io.RawIOBase):
-    """The content of a compressed file, which ends in an error if it expands too much.
-
-    A few kilobytes can stand for gigabytes.
-    """
+    """The content of a compressed file, which ends in an error if it expands too much."""
 
     def __init__(self, path: Path, read: Callable[[int], bytes]):
-        self._path = path
         self._read = read
-        self._most = ALWAYS_EXPANDED + MOST_EXPANSION * path.stat().st_size
-        self._count = 0
+        self._expanded = _ExpansionLimit(path)
 
     def readable(self) -> bool:
         """Return True, as `io` needs it."""
@@ -121,12 +151,7 @@ class _ExpandedBytes(io.RawIOBase):
             DataError: The file has expanded too much.
         """
         content = self._read(len(buffer))
-        self._count += len(content)
-        if self._count > self._most:
-            raise DataError(
-                f"{self._path} expands to more than {self._most:,} bytes, as no text does; "
-                "replace it, or give it uncompressed"
-            )
+        self._expanded.add(len(content))
         buffer[: len(content)] = content
         return len(content)
 
@@ -137,7 +162,7 @@ def _lines_of(path: Path) -> Iterator[str]:
     The ending tells the compression: .zst, .gz, or none. Lines keep their line breaks.
 
     Raises:
-        DataError: A line is too long, or a compressed file expands too much.
+        DataError: A line is too long or in UTF-16, or a compressed file expands too much.
     """
     import pyarrow
 
@@ -154,6 +179,7 @@ def _lines_of(path: Path) -> Iterator[str]:
                     f"{path} line {number} has more than {LONGEST_LINE:,} characters; write each "
                     "document in a line of its own"
                 )
+            _check_encoding(line, path)
             yield line
 
 
@@ -185,18 +211,41 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
     Args:
         path: The file.
         field: The only column to read, if there is one of this name; None reads all columns.
+
+    Raises:
+        DataError: Two columns have one name, or the file expands too much.
     """
     import pyarrow.parquet
 
-    file = pyarrow.parquet.ParquetFile(path)
+    names = pyarrow.parquet.ParquetFile(path).schema_arrow.names
+    repeated = duplicates(names)
+    if repeated:
+        raise DataError(f"{path}: the column {repeated[0]} occurs more than once; rename one")
     columns = None
-    if field in file.schema_arrow.names:
+    if field in names:
         columns = [field]
+
+    # Texts stay in dictionaries until their lengths are added up: a row may repeat a text of
+    # megabytes in two bytes.
+    file = pyarrow.parquet.ParquetFile(path, read_dictionary=names)
+    expanded = _ExpansionLimit(path)
     number = 0
     for batch in file.iter_batches(columns=columns):
+        for column in batch.columns:
+            expanded.add(_bytes_of_texts(column))
         for record in batch.to_pylist():
             number += 1
             yield f"{path} row {number}", record
+
+
+def _bytes_of_texts(column: pyarrow.Array) -> int:
+    """Return how many bytes the texts of a column have; 0 where they are no texts."""
+    import pyarrow.compute
+
+    if not pyarrow.types.is_dictionary(column.type) or not len(column):
+        return 0
+    lengths = pyarrow.compute.binary_length(column.dictionary).take(column.indices)
+    return pyarrow.compute.sum(lengths).as_py() or 0
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:

@@ -521,8 +521,10 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
     Raises:
         DataError: A value is not a finite number, or float64 would make two numbers one.
     """
-    exact = pd.to_numeric(column.astype(object), errors="coerce")
-    values = exact.astype("float64")
+    objects = column.astype(object)
+    values = pd.to_numeric(objects, errors="coerce").astype("float64")
+    # Beside a missing value, pandas makes floats of whole numbers.
+    exact = pd.to_numeric(objects.dropna(), errors="coerce")
     if values.nunique() < exact.nunique():
         raise DataError(
             f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal"

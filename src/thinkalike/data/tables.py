@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import StimuliConfig
-from thinkalike.config.in_memory import Table, TableInMemory
+from thinkalike.config.in_memory import TableInMemory, TableWithDigest
 from thinkalike.config.values import as_settings
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_by_ending, whole_characters
@@ -40,7 +40,7 @@ from thinkalike.data.stimuli import (
 )
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, in_home
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, content: str, table: Table | None) -> Stimuli:
+def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stimuli:
     """Return the stimuli of a configuration.
 
     Args:
@@ -171,7 +171,7 @@ def read_table(
             f"{path}: columns={columns!r} must give the column of each role, as "
             "{'text': 'sentence'}"
         )
-    frame = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame = read_frame(in_home(path)) if frame is None else checked_frame(frame, path)
     frame, columns = _explode_lists(path, frame, columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _cell_texts(frame[name], path) for role, name in roles.items()}
@@ -222,10 +222,25 @@ def read_frame(path: Path) -> pd.DataFrame:
     readers: dict[str, Any] = {
         ".csv": _read_separated,
         ".tsv": _read_separated,
-        ".parquet": pd.read_parquet,
+        ".parquet": _read_parquet,
     }
     frame: pd.DataFrame = read_by_ending(path, readers)
     return checked_frame(frame, path)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """Return the table of a .parquet file.
+
+    Whole numbers stay whole where cells are missing. As floats, which pandas makes of them, two
+    long numbers may become one.
+    """
+    options = {"integer_object_nulls": True}
+    frame = pd.read_parquet(path, engine="pyarrow", to_pandas_kwargs=options)
+    for name, column in frame.items():
+        is_object = column.dtype == object
+        if is_object and pd.api.types.infer_dtype(column, skipna=True) == "integer":
+            frame[name] = column.astype("Int64")
+    return frame
 
 
 def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:

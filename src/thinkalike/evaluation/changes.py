@@ -63,7 +63,7 @@ class BatchStates:
     """What the base predicts after each token but the last of each row."""
 
     def first_rows(self, count: int) -> BatchStates:
-        """Return the first rows of the batch."""
+        """Return a batch of the first `count` rows, with what both models make of them."""
         predictions = count * (self.tokens.shape[1] - 1)
         return BatchStates(
             self.tokens[:count],
@@ -75,7 +75,14 @@ class BatchStates:
     def kl(
         self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
     ) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ model) of each token in nats; see `predictions`."""
+        """Return KL(base ‖ model) in nats after each token but the last of each row, on the CPU.
+
+        Args:
+            model: The base or the changed model, possibly with an exchanged part.
+            start: The first block whose output may differ from `states`; negative if the embedding
+                may differ.
+            states: The model's states before block 0 and after each block.
+        """
         predictions = self.predictions(model, start, states)
         return divergence(self.base_log_probabilities, predictions).cpu()
 
@@ -90,7 +97,7 @@ class BatchStates:
                 may differ.
             states: The model's states before block 0 and after each block.
         """
-        if start < 0:
+        if start < 0:  # the tokens are embedded again
             last = model.head(self.tokens, model.n_layers - 1)
         else:
             last = model.advance(states[start], start, model.n_layers)
@@ -103,7 +110,10 @@ def compare_batches(
 ) -> Iterator[tuple[BatchStates, Change]]:
     """Yield batches of rows with what both models make of them, and what the change does.
 
-    No batch has rows both before and after row `first`.
+    Args:
+        base, changed: The models, of one vocabulary and depth.
+        rows: The rows of text.
+        first: The row at which a batch begins: no batch has rows both before it and from it on.
     """
     batch_rows = max(LOGITS_AT_ONCE // (base.vocabulary * rows.context), 1)
     batches: list[Tensor] = []
@@ -133,8 +143,11 @@ def compare_batches(
 def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n v"]:
     """Return the log-probabilities of what follows each token but the last of each row.
 
+    They are in float32, with n = b (t - 1) tokens and a vocabulary of v.
+
     Args:
-        states: The model's states after its last block.
+        model: The model, whose final norm and unembedding are used.
+        states: Its states after its last block.
     """
     logits = model.finish(states[:, :-1]).flatten(0, 1)
     return logits.float().log_softmax(-1)
@@ -155,7 +168,15 @@ def perturbed(
     seed: int,
     random_change: RandomChange = signed_permutation,
 ) -> Iterator[FrozenModel]:
-    """Change parts of the base at random while open, as much as in the changed model."""
+    """Change parts of the base at random while open, as much as in the changed model.
+
+    Args:
+        base: The model, which is yielded and has its own weights again in the end.
+        changed: The model that says how large the change of each weight is.
+        parts: The parts that are changed.
+        seed: The seed of the random changes.
+        random_change: Returns a random change as large as the one that it is given.
+    """
     generator = seeded(seed)
     with moved(base, changed, parts, lambda name, change: random_change(change, generator)):
         yield base

@@ -13,9 +13,10 @@ from thinkalike.measures.sample_size import effective_number
 
 
 def interval_columns(column: str, estimate: Estimate) -> dict[str, Any]:
-    """Return a column of values and the columns of their intervals.
+    """Return a column of values and the columns of their intervals, by name, as plain numbers.
 
     These end in `_low` and `_high`, and in `_uncorrected` if the estimate has uncorrected values.
+    An estimate of a single value gives numbers, one of several gives lists.
     """
     columns = {
         column: estimate.value,
@@ -40,7 +41,9 @@ def mean_columns(
 
 
 def document_counts(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
-    """Return the number of documents that have tokens, and their `effective_number`.
+    """Return the number of documents that have tokens, and their effective sample size.
+
+    The latter is how many documents of equal length they are worth.
 
     Args:
         counts: How many tokens each document has.

@@ -29,8 +29,8 @@ def mean_over_documents(
         values: The values of the tokens.
         documents: The document of each token; each number below the largest occurs.
         level: The coverage of the intervals.
-        together: See `bootstrap_interval`.
-        bounds: See `bootstrap_interval`.
+        together: Whether the intervals hold for all means simultaneously.
+        bounds: The least and the greatest value that a token can have, where the ends stop.
     """
     document_count = int(documents.max()) + 1
     if document_count < FEWEST_GROUPS:

@@ -40,7 +40,10 @@ class PartChanges(NamedTuple):
 
 
 def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
-    """Return rows of about `SCREENING_TOKENS` tokens."""
+    """Return the first rows of the text, of about `SCREENING_TOKENS` tokens, at least one row.
+
+    They are at most those of the first batch.
+    """
     context = batches[0].tokens.shape[1]
     return batches[0].first_rows(max(SCREENING_TOKENS // context, 1))
 
@@ -48,7 +51,7 @@ def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
 def _kl_alone(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ base with the changed part) of each token."""
+    """Return KL(base ‖ base with the changed part) of each predicted token, in nats."""
     with exchanged(base, changed, part):
         return batch.kl(base, part.layer, batch.base)
 
@@ -56,7 +59,7 @@ def _kl_alone(
 def _kl_without(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ changed model with the base's part) of each token."""
+    """Return KL(base ‖ changed model with the base's part) of each predicted token, in nats."""
     with exchanged(changed, base, part):
         return batch.kl(changed, part.layer, batch.changed)
 
@@ -132,7 +135,13 @@ def _screen_parts(
     batches: Sequence[BatchStates],
     most_parts: int,
 ) -> dict[str, Any]:
-    """Return the state of `exchange_parts` before any part was exchanged on all of the text."""
+    """Return the state of `exchange_parts` before any part was exchanged on all of the text.
+
+    It is a dictionary of four entries: "tried", the names of the parts to exchange; "entering",
+    what each part does to the states of its block; and "without" and "alone", which are empty yet.
+    Of more than `most_parts` parts of blocks, those with the least KL alone at few tokens are not
+    tried; all parts outside of blocks are.
+    """
     entering = {}
     parts_of_blocks = []
     for part in parts:
@@ -159,9 +168,13 @@ def output_at(
 ) -> Float[Tensor, "b t d"]:
     """Return the output of a model at a hook point.
 
-    The output of a head is what it adds to that of attention.
+    The output of a head is what it adds to that of attention. Only the block of the hook point
+    runs.
 
     Args:
+        model: The model.
+        sites: Its sites, which capture outputs.
+        hook_point: A site of a block, or a head of its attention.
         states: The model's states before block 0 and after each block.
     """
     outputs: dict[str, Tensor] = {}
@@ -198,7 +211,10 @@ class _OutputExchange:
     def greatest(
         self, batch: BatchStates, hook_points: Sequence[Place], count: int
     ) -> list[Place]:
-        """Return the hook points with the greatest KL alone, the greatest first."""
+        """Return the `count` hook points with the greatest mean KL alone, the greatest first.
+
+        They are fewer if there are not as many.
+        """
         mean_kl = {}
         for hook_point in hook_points:
             mean_kl[hook_point] = float(self.kl_alone(batch, hook_point).mean())

@@ -48,7 +48,10 @@ class PartMove(NamedTuple):
 
 
 def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> list[PartMove]:
-    """Return how each part was changed."""
+    """Return how each part was changed, in the order of the parts.
+
+    Of a tensor of more than `COMPARED_WEIGHTS` weights, only every second, third, ... one is kept.
+    """
     moves = []
     for part in parts:
         differences = []
@@ -58,18 +61,21 @@ def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -
         if not matrices:
             matrices = [change[None] for change in differences]  # a vector is a matrix of one row
         squares = [_largest_square(matrix) for matrix in matrices]
-        log_singular_value = float(torch.stack(squares).log().mean()) / 2
+        log_singular_value = float(torch.stack(squares).log().mean()) / 2  # log √s = log s / 2
 
         samples = []
         for change in differences:
-            stride = -(-change.numel() // COMPARED_WEIGHTS)
+            stride = -(-change.numel() // COMPARED_WEIGHTS)  # rounded up
             samples.append(change.flatten()[::stride])
         moves.append(PartMove(torch.cat(samples).cpu(), log_singular_value))
     return moves
 
 
 def _largest_square(matrix: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
-    """Return the square of the largest singular value of a matrix."""
+    """Return the square of the largest singular value of a matrix, at least `SMALLEST_SQUARE`.
+
+    It is the largest eigenvalue of the smaller of A Aᵀ and Aᵀ A.
+    """
     rows, columns = matrix.shape
     wide = matrix if rows <= columns else matrix.T
     eigenvalues = torch.linalg.eigvalsh((wide @ wide.T).double())
@@ -87,6 +93,10 @@ def beyond_forks(
     Another rate, batch size or weight decay than that of the forks moves most
     parts farther or less far. So a part is told apart by how far it moved compared with the
     remaining parts.
+
+    Args:
+        changed: How each of p parts of the changed model moved.
+        forks: For each of two or more forks, how the same parts moved.
 
     Returns:
         The excess of each part, and the p-value of the farthest one.
@@ -118,7 +128,13 @@ def comparable_with_forks(base: FrozenModel, parts: Sequence[Part]) -> list[Part
 
 
 def with_module(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
-    """Return a model that has another module of the same architecture, which is frozen."""
+    """Return a model that has another module of the same architecture, which is frozen in place.
+
+    Args:
+        model: The model; it is not changed.
+        module: The module in place of its own.
+        name: The name of the model that is returned.
+    """
     changed = copy(model)
     changed.module = module.eval().requires_grad_(False)
     changed.name = name
@@ -142,9 +158,10 @@ def fork(
     random rows.
 
     Args:
-        rows: The text.
+        base: The model; it is not changed.
+        rows: The text, as rows of t token ids.
         norm: The norm to which the change of all weights is scaled; None or 0 leaves it as it is.
-        seed: Decides the rows.
+        seed: Decides which rows each step reads.
         rate: The learning rate at the first step.
         steps: How many steps are taken.
         paths: The modules that are trained; "" is the whole model.
@@ -165,9 +182,15 @@ def fork(
 
 
 def rate_for(base: FrozenModel, rows: Int[Tensor, "rows t"], norm: float, steps: int) -> float:
-    """Return the rate at which forks of this many steps move by about this norm.
+    """Return the learning rate at which forks of this many steps move by about this norm.
 
-    It is found in two tries.
+    It is found in two tries, each of which scales the rate by how much too short the move was.
+
+    Args:
+        base: The model.
+        rows: The text, as rows of t token ids.
+        norm: The norm that the change of all weights should have.
+        steps: How many steps a fork takes.
     """
     rate = FIRST_RATE
     for _ in range(2):
@@ -186,7 +209,17 @@ def _train_weights(
     rate: float,
     steps: int,
 ) -> float:
-    """Train weights of a module, and return the norm of their change."""
+    """Train weights of a module in place, and return the norm of their change.
+
+    Args:
+        base: The model whose copy the module is; it says the device.
+        module: Takes token ids to logits.
+        weights: The weights that are trained.
+        rows: The text, as rows of t token ids.
+        seed: Decides which rows each step reads.
+        rate: The learning rate at the first step; it falls linearly to 0.
+        steps: How many steps are taken.
+    """
     old_weights = [weight.detach().clone() for weight in weights]
     generator = seeded(seed)
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)

@@ -47,6 +47,13 @@ def states_of_both(
 
     Args:
         source: Anything with `residuals`. If it is the target, there is one pass for both.
+        target: The target.
+        rows: The rows, of the tokens of both models.
+        source_layers, target_layers: The layers whose states are returned, in this order.
+
+    Returns:
+        A tensor for each source layer, over the s tokens of a row of the source's tokenizer, and
+        one for each target layer, over the t tokens of the target's.
     """
     if source is target and rows.source is None:
         states = list(target.residuals(rows.tokens, [*source_layers, *target_layers]))
@@ -61,8 +68,12 @@ def last_states(
 ) -> list[Float[Tensor, "b t d"]]:
     """Run states from within a model to its end; every block runs once for all of them.
 
+    States are joined along the batch from the block on at which they enter.
+
     Args:
-        entering: Pairs of a block and the states that stand for its output.
+        target: The model.
+        entering: Pairs of a block and the states that stand for its output, in any order; at least
+            one.
 
     Returns:
         The states after the last block, in the order of `entering`.
@@ -85,7 +96,13 @@ def last_states(
 def states_onwards(
     target: FrozenModel, entering: Sequence[tuple[int, Float[Tensor, "b t d"]]]
 ) -> list[list[Float[Tensor, "b t d"]]]:
-    """Run states as `last_states` does, and return them after every block.
+    """Run states from within a model to its end, and return them after every block.
+
+    Every block runs once for all states that have entered before it.
+
+    Args:
+        target: The model.
+        entering: Pairs of a block and the states that stand for its output; at least one.
 
     Returns:
         For each of `entering`, its states, then those after each later block.

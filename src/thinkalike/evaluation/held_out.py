@@ -42,6 +42,9 @@ def masked_losses(
 
     Args:
         model: Takes tokens to a tuple that begins with logits, (b, t, v).
+        tokens: The token ids of rows of text.
+        tokenizer: Says the special tokens, the id of [MASK], and how many tokens there are.
+        generator: Draws what is hidden, on the CPU, so that all devices hide the same.
     """
     device = tokens.device
     hiding = torch.rand(tokens.shape, generator=generator).to(device)
@@ -62,7 +65,14 @@ def masked_losses(
 def _predicted_losses(
     model: FrozenModel, tokens: Int[Tensor, "b t"], generator: torch.Generator
 ) -> tuple[Float[Tensor, " n"], Bool[Tensor, "b t"]]:
-    """Return the losses of the tokens that a model predicts, and which tokens these are."""
+    """Return the losses in nats of the tokens that a model predicts, and which tokens these are.
+
+    They are all tokens of a row but the first, or those that `masked_losses` hides. Both results
+    are on the CPU, the losses in the order of the tokens.
+
+    Raises:
+        ModelError: The model predicts neither next nor hidden tokens.
+    """
     if model.predicts not in ("next", "hidden"):
         raise ModelError(f"{model.name} predicts no tokens; choose a language model")
     if model.predicts == "hidden":
@@ -79,7 +89,7 @@ def _predicted_losses(
 
 @torch.no_grad()
 def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
-    """Return the loss on the report's rows, in nats per token.
+    """Return the loss on the report's rows of a corpus, in nats per token.
 
     A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same
     each time.

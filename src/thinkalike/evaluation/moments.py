@@ -32,8 +32,12 @@ def state_moments(
     """Return the statistics of halves of the documents for maps of all layer pairs, in one pass.
 
     Args:
-        means: Takes the target's states of the first `MOST_TOKENS` tokens from the same pass; its
-            layers are those of the target, in the order of the layer pairs.
+        source, target: The models.
+        layer_pairs: The layer pairs, of which several may share a layer.
+        rows: The rows of text to fit on.
+        budget: The memory, which decides how many rows are read together.
+        means: If given, takes the target's states of the first `MOST_TOKENS` tokens from the same
+            pass; its layers are those of the target, in the order of the layer pairs.
     """
     moments = HalvedMoments(layer_pairs)
     source_layers = list(dict.fromkeys(layer for layer, _ in layer_pairs))
@@ -73,7 +77,8 @@ def rows_of_moments(
 ) -> int:
     """Return how many rows `state_moments` reads together.
 
-    Memory holds the states of all layers and two copies of them in float64.
+    Memory holds the states of all layers and two copies of them in float64. Rows are as many as
+    fit, at least one, or fewer if a device is best at fewer.
     """
     source_layers = {layer for layer, _ in layer_pairs}
     target_layers = {layer for _, layer in layer_pairs}

@@ -70,7 +70,12 @@ def document_sums(
     """Run the report's rows through all maps, and sum by document what they lose.
 
     Args:
-        maps: By name. Those of `stitch` are also compared with the target's output and states.
+        source: The model whose states the maps read.
+        target: The model into which the maps' output enters.
+        layer_pairs: The source's and the target's layer of each map.
+        maps: One map for each layer pair, by name. Those of the name `stitch` are also compared
+            with the target's output and states.
+        rows: The rows of text, with the document of each token.
         batch_rows: How many rows are read together; this changes the memory and no value.
         pairs_at_once: How many layer pairs run together; None: all of them. This changes the
             memory and no value.
@@ -110,7 +115,7 @@ def document_sums(
 
         (target_loss,) = next_token_losses(target, [target_last], batch_of_rows.tokens)
         source_losses = {"source": target_loss}
-        if source_last is not target_last:
+        if source_last is not target_last:  # unless one model is stitched into itself
             source_losses["source"] = next_token_losses(
                 source, [source_last], batch_of_rows.source_tokens
             )[0]
@@ -133,11 +138,12 @@ def document_sums(
 
 
 def _add_predicted(sums: DocumentSums, documents: Tensor, losses: Mapping[str, Tensor]) -> None:
-    """Add the losses of all tokens but the first of each row.
+    """Add the losses of all tokens but the first of each row, which nothing predicts.
 
     Args:
-        documents: (b, t)
-        losses: (*p, b, t - 1) by name.
+        sums: The sums, which are changed.
+        documents: The document of each token, (b, t).
+        losses: The losses of the predicted tokens by name, (*p, b, t - 1).
     """
     flat_losses = {name: values.flatten(-2) for name, values in losses.items()}
     sums.add(documents[:, 1:].flatten(), flat_losses)
@@ -146,7 +152,10 @@ def _add_predicted(sums: DocumentSums, documents: Tensor, losses: Mapping[str, T
 def _states_of_control(
     control: Control, target: FrozenModel, layer_pairs: Sequence[LayerPair], batch: _Batch
 ) -> list[Tensor]:
-    """Return the states that the maps of a control read, one tensor for each layer pair."""
+    """Return the states that the maps of a control read, (b, t, d) for each layer pair.
+
+    Those in place of the source are at the target's tokens, as the source's own are.
+    """
     if control.replaces == "source":
         source_layers = [layer for layer, _ in layer_pairs]
         return batch.rows.source_states(control.model, source_layers)
@@ -164,10 +173,17 @@ def _losses_of_maps(
     batch: _Batch,
     pair_groups: Sequence[list[int]],
 ) -> dict[str, Float[Tensor, "pairs b u"]]:
-    """Return the losses of the maps of one name, and those of `_stitch_losses` for stitches.
+    """Return the losses of the maps of one name, on the CPU, for each layer pair (u = t - 1).
+
+    They are one entry of that name, or for `stitch` all that `_stitch_losses` returns.
 
     Args:
-        pair_groups: The indices of the layer pairs that run together.
+        target: The model into which the maps' output enters.
+        name: The name of the maps.
+        maps: One map for each layer pair.
+        layer_pairs: The layer pairs.
+        batch: Rows with the states of both models.
+        pair_groups: The indices of the layer pairs that run together, group by group, in order.
     """
     losses_of_groups = []
     for pair_indices in pair_groups:
@@ -203,10 +219,14 @@ def _stitch_losses(
 ) -> dict[str, Float[Tensor, "pairs b u"]]:
     """Return the loss of φ, and how near its states and outputs are to the target's.
 
+    All are of the u = t - 1 predicted tokens of each row; states are those at the tokens before.
+
     Args:
+        target: The model into which φ is stitched.
         mapped_states: For each layer pair, φ(h), (b, t, e).
         target_states: For each layer pair, the target's states at the same layer.
         stitched_last: For each layer pair, the stitched model's states after the last block.
+        batch: The rows, with the target's own states.
     """
     following = batch.rows.tokens[:, 1:].to(target.device)  # (b, u)
     stitched = torch.stack([state[:, :-1].flatten(0, 1) for state in stitched_last])
@@ -258,7 +278,12 @@ def target_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " docume
 
 
 class ReportBatch(NamedTuple):
-    """How much `document_sums` reads and runs together."""
+    """How much `document_sums` reads and runs together.
+
+    Attributes:
+        rows: How many rows of text are read together.
+        layer_pairs: How many layer pairs run together.
+    """
 
     rows: int
     layer_pairs: int
@@ -274,13 +299,15 @@ def largest_report_batch(
     *,
     has_controls: bool = False,
 ) -> ReportBatch:
-    """Return how many rows and layer pairs of `document_sums` fit into memory; pairs give way
-    first.
+    """Return how many rows and layer pairs of `document_sums` fit into memory.
 
-    The memory of one row through both models, of one block of the target, and of one chunk of
-    logits is measured.
+    Pairs give way first: rows are as many as fit with a single pair. The memory of one row through
+    both models, of one block of the target, and of one chunk of logits is measured. At least one
+    row and one pair are returned, whether or not they fit.
 
     Args:
+        source, target, layer_pairs, rows: What `document_sums` will be asked for.
+        budget: The memory that there is.
         has_controls: Whether controls read as many states again as the target has.
     """
     first_row = rows.select(slice(1)).to_int64()

@@ -41,6 +41,7 @@ def _no_context(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
 
 
 def _current_token(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
+    """Return the tokens themselves as codes."""
     return rows
 
 
@@ -58,7 +59,7 @@ class _RunningMeans:
         self._means: list[Tensor] = [torch.empty(0)] * layers  # (c, d) once there are states
 
     def _indices(self, codes: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return the index of each code; -1 for a code whose mean is not kept."""
+        """Return the index of each code among those that are kept; -1 for any other code."""
         indices = torch.searchsorted(self._codes, codes).clamp(max=len(self._codes) - 1)
         return torch.where(self._codes[indices] == codes, indices, -1)
 
@@ -84,7 +85,13 @@ class _RunningMeans:
     def lookup(
         self, codes: Int[Tensor, " n"], layer: int, default: Float[Tensor, "n d"]
     ) -> Float[Tensor, "n d"]:
-        """Return the mean of each code, or `default` where it has no states."""
+        """Return the mean state of each code at a layer, or `default` where it has no states.
+
+        Args:
+            codes: The codes.
+            layer: The index of the layer among those that have means.
+            default: The state of each code that has no mean.
+        """
         indices = self._indices(codes)
         valid_indices = indices.clamp(min=0)
         has_mean = (self._counts[valid_indices] > 0) & (indices >= 0)
@@ -150,7 +157,15 @@ class TokenMeans:
     def residuals(
         self, rows: Int[Tensor, "b t"], layers: Sequence[int]
     ) -> list[Float[Tensor, "b t d"]]:
-        """Return, for each token, its mean state at each of these layers."""
+        """Return, for each token, its mean state at each of these layers.
+
+        A token without a mean gets that of the less specific code, and the mean of all tokens in
+        the end.
+
+        Args:
+            rows: Rows of tokens; those that the report does not have get less specific means.
+            layers: Blocks, each of them one of those after which states were averaged.
+        """
         token_ids = rows.long().cpu()
         states = []
         for layer in layers:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thinkalike.figures.style import line as line
     from thinkalike.figures.style import png_of as png_of
     from thinkalike.figures.style import save as save
-    from thinkalike.figures.style import shown as shown
+    from thinkalike.figures.style import shown_figures as shown_figures
     from thinkalike.figures.trajectories import trajectory as trajectory
 
 MODULE_OF_NAME = {
@@ -47,7 +47,7 @@ MODULE_OF_NAME = {
     "line": "style",
     "png_of": "style",
     "save": "style",
-    "shown": "style",
+    "shown_figures": "style",
     "trajectory": "trajectories",
 }
 

@@ -95,7 +95,7 @@ class Screen:
     place: Axes | None = None
 
 
-_screen: Screen | None = None  # open while figures are `shown`
+_screen: Screen | None = None  # open while figures are `shown_figures`
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def _axes_in_place(place: Axes, rows: int, columns: int, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def shown(ax: object = None) -> Iterator[ShownFigures]:
+def shown_figures(ax: object = None) -> Iterator[ShownFigures]:
     """Show figures while this is open, the first in the place of some axes, and save none.
 
     It yields each figure by its name, with its axes.
@@ -378,7 +378,7 @@ def highest_of(table: pd.DataFrame, *columns: str) -> float | None:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """Save a figure as PNG and SVG, unless it is `shown`."""
+    """Save a figure as PNG and SVG, unless it is `shown_figures`."""
     if _screen is not None:
         panels = [axes for axes in figure.axes if axes.get_label() != COLORBAR]
         _screen.place = None

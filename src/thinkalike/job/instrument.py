@@ -246,7 +246,7 @@ class Instrument(ABC, Generic[Config]):
             shapes[name] = shape_of(model, label)
         return shapes
 
-    def passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of the models of a job; by default each reads the report once.
 
         There are none where the amount of text is not set.
@@ -263,11 +263,11 @@ class Instrument(ABC, Generic[Config]):
         distinct_shapes = dict.fromkeys(shapes.values())  # one model may be both sides
         return [shape.passes("report", tokens, row) for shape in distinct_shapes]
 
-    def seconds(self, config: Config, shapes: Shapes) -> float:
+    def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
         """Return the seconds of a job on this machine besides the passes of its models."""
         return 0.0
 
-    def smaller(
+    def reductions(
         self, config: Config, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[SettingValues]:
         """Yield for `budget=` settings of less and less work, by their keys.
@@ -279,7 +279,7 @@ class Instrument(ABC, Generic[Config]):
         """
         yield from ()
 
-    def holds(self, config: Config, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: Config, shapes: Shapes) -> float:
         """Return the bytes that a job needs besides the weights of its models."""
         return 0.0
 
@@ -314,7 +314,7 @@ class Instrument(ABC, Generic[Config]):
         """
         from thinkalike import figures  # imports matplotlib
 
-        with figures.shown(ax) as drawn, reporting_damage(result):
+        with figures.shown_figures(ax) as drawn, reporting_damage(result):
             self.draw(result, Path("figures"))  # where nothing is written
         if not drawn:
             raise ResultError(
@@ -344,7 +344,8 @@ class Instrument(ABC, Generic[Config]):
             figure, _ = self.plot(result)
         except ResultError:  # there is nothing to draw in this very result
             return None
-        return figures.png_of(figure)
+        with reporting_damage(result):  # a picture is laid out only now
+            return figures.png_of(figure)
 
     def said(self, result: Result) -> str:
         """Return what the screen says of a result."""

@@ -10,7 +10,7 @@ from thinkalike.registry import CORE
 
 def instrument_of(config: JobConfig) -> AnyInstrument:
     """Return the instrument of a configuration: that of its task, experiment or measure."""
-    return as_instrument(completing.instrument_of(config))
+    return as_instrument(completing.untyped_instrument_of(config))
 
 
 def instrument_of_measure(kind: str) -> AnyInstrument:
@@ -23,7 +23,7 @@ def instrument_of_task(task: str) -> AnyInstrument:
     return as_instrument(catalogue.instrument(catalogue.TASKS[task]))
 
 
-def measures_of_states() -> list[str]:
+def measures_of_arrays() -> list[str]:
     """Return the measures of the core that compare arrays of states, which no model computed."""
     kinds = [entry.kind for entry in CORE.measures]
     return [kind for kind in kinds if instrument_of_measure(kind).takes_activations]

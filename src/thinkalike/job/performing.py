@@ -69,7 +69,7 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
     Returns:
         The results, in the order of the configurations.
     """
-    positions_of_passes: Iterable[list[int]] = passes(configs)
+    positions_of_passes: Iterable[list[int]] = jobs_by_pass(configs)
     if len(configs) > 1:
         positions_of_passes = counted(positions_of_passes, "pass")
 
@@ -81,7 +81,7 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
     return [by_position[position] for position in range(len(configs))]
 
 
-def passes(configs: Sequence[JobConfig]) -> list[list[int]]:
+def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
     """Return the positions of the jobs of each pass over the text.
 
     Jobs of kinds that have one `run_all` share a pass; every other job is in one by itself, and so

@@ -253,7 +253,7 @@ def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        # A `Stitch` trusts any kind that it is given, so it is checked before.
+        # A `StitchModule` trusts any kind that it is given, so it is checked before.
         check_trusted(name)
         digests[name] = digest(name)
     return digests

@@ -15,6 +15,7 @@ from thinkalike.config.recorded import RecordedArrays
 from thinkalike.config.schema import Checked, fields_of, made
 from thinkalike.errors import ConfigError
 from thinkalike.inputs import (
+    Model,
     StimulusTable,
     is_model,
     model_configs,
@@ -23,7 +24,7 @@ from thinkalike.inputs import (
 )
 from thinkalike.instruments import check_read
 from thinkalike.job.instrument import AnyInstrument
-from thinkalike.job.lookup import measures_of_states
+from thinkalike.job.lookup import measures_of_arrays
 from thinkalike.jobs.base import Job
 from thinkalike.jobs.kinds import Compare, Stitch
 from thinkalike.state_arguments import GivenStates, numbered_rows, states_given
@@ -88,7 +89,7 @@ class _Sides:
         begins_with_model: Whether the first of the arguments is a model.
     """
 
-    models: Mapping[str, object]
+    models: Mapping[str, Model]
     states: Sequence[GivenStates]
     begins_with_model: bool
 
@@ -98,7 +99,7 @@ class _Sides:
 
         A side that is given twice is recorded once.
         """
-        models = {}
+        models: dict[str, Model] = {}
         states: dict[int, tuple[str, object]] = {}  # by identity, with the first of their names
         sides = job.sides()
         for name, side in sides.items():
@@ -133,7 +134,7 @@ def _check_takes_states(job: Job, instrument: AnyInstrument) -> None:
     if has_states and not instrument.takes_activations:
         raise ConfigError(
             f"{job.does} runs models, which arrays of states cannot replace; arrays go with "
-            f"{', '.join(measures_of_states())}"
+            f"{', '.join(measures_of_arrays())}"
         )
 
 

@@ -8,7 +8,7 @@ from thinkalike.listing.frames import results as results
 from thinkalike.listing.query import Query as Query
 from thinkalike.listing.query import selected as selected
 from thinkalike.listing.query import stores_and_settings as stores_and_settings
-from thinkalike.listing.store_content import Entry as Entry
+from thinkalike.listing.store_content import ListedResult as ListedResult
 from thinkalike.listing.store_content import StoreContent as StoreContent
 from thinkalike.listing.store_content import search as search
 from thinkalike.listing.store_content import skipping as skipping

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from thinkalike.errors import flat
-from thinkalike.listing.store_content import Entry, skipping
+from thinkalike.listing.store_content import ListedResult, skipping
 
 # Most settings of these parts of a configuration follow from the name of the model or the data.
 NAMED_PARTS = ("model", "target", "data")
@@ -22,7 +22,7 @@ Group = tuple[str, str]
 ALL_RESULTS: Group = ("", "")
 
 
-def with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
+def with_differing(entries: Sequence[ListedResult], skipped: list[str]) -> list[ListedResult]:
     """Return results with `differing`: the settings in which those of one kind differ.
 
     A setting of a model or of data counts only if it differs between results that have the same
@@ -38,7 +38,7 @@ def with_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
     return readable
 
 
-def _narrow_enough(entries: Sequence[Entry], skipped: list[str]) -> Sequence[Entry]:
+def _narrow_enough(entries: Sequence[ListedResult], skipped: list[str]) -> Sequence[ListedResult]:
     """Return the results that fit into one list; the widest are left out first.
 
     `skipped` gets a line about each of these. Someone who makes up thousands of numbers so hides
@@ -67,39 +67,41 @@ def _narrow_enough(entries: Sequence[Entry], skipped: list[str]) -> Sequence[Ent
     return [entries[position] for position in sorted(by_width[:fitting_count])]
 
 
-def _width(entry: Entry) -> int:
+def _width(entry: ListedResult) -> int:
     """Return how many columns a list needs for a result."""
     return len(entry.settings) + len(entry.result.scalars) + len(entry.numbers)
 
 
-def _is_too_wide(entries: Sequence[Entry]) -> bool:
+def _is_too_wide(entries: Sequence[ListedResult]) -> bool:
     """Return whether results have more settings and numbers than a list has room for."""
     settings: set[str] = set()
     numbers: set[str] = set()
     for entry in entries:
         settings.update(entry.settings)
         numbers.update(entry.result.scalars, entry.numbers)
-    if _fits(len(entries), len(settings | numbers)):  # in most lists no values have to be compared
+    if _is_small_enough(
+        len(entries), len(settings | numbers)
+    ):  # in most lists no values have to be compared
         return False
 
     differing: set[str] = set()
     for members in _by_kind(entries).values():
         differing.update(_differing_names(members))
-    return not _fits(len(entries), len(differing | numbers))
+    return not _is_small_enough(len(entries), len(differing | numbers))
 
 
-def _fits(rows: int, columns: int) -> bool:
+def _is_small_enough(rows: int, columns: int) -> bool:
     return columns <= MOST_COLUMNS and rows * columns <= MOST_CELLS
 
 
-def _by_kind(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    by_kind: dict[str, list[Entry]] = defaultdict(list)
+def _by_kind(entries: Sequence[ListedResult]) -> dict[str, list[ListedResult]]:
+    by_kind: dict[str, list[ListedResult]] = defaultdict(list)
     for entry in entries:
         by_kind[entry.result.kind].append(entry)
     return by_kind
 
 
-def _read_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]:
+def _read_differing(entries: Sequence[ListedResult], skipped: list[str]) -> list[ListedResult]:
     """Return the results whose configuration can be read, with `differing`."""
     names_by_kind = {}
     for kind, members in _by_kind(entries).items():
@@ -107,12 +109,12 @@ def _read_differing(entries: Sequence[Entry], skipped: list[str]) -> list[Entry]
     readable = []
     for entry in entries:
         with skipping(entry.result.folder, skipped):
-            settings = _values_of(entry, names_by_kind[entry.result.kind])
+            settings = _settings_named(entry, names_by_kind[entry.result.kind])
             readable.append(replace(entry, differing=settings))
     return readable
 
 
-def _values_of(entry: Entry, names: Sequence[str]) -> dict[str, object]:
+def _settings_named(entry: ListedResult, names: Sequence[str]) -> dict[str, object]:
     """Return the settings of these names; defaults are read from the configuration."""
     settings = entry.settings
     has_all = all(name in settings for name in names)
@@ -121,7 +123,7 @@ def _values_of(entry: Entry, names: Sequence[str]) -> dict[str, object]:
     return {name: settings.get(name) for name in names}
 
 
-def _differing_names(entries: Sequence[Entry]) -> list[str]:
+def _differing_names(entries: Sequence[ListedResult]) -> list[str]:
     """Return the names of the settings in which results of one kind differ.
 
     It needs one pass over the settings of each result: for each setting it counts the results by
@@ -133,7 +135,7 @@ def _differing_names(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         groups = {}
         for part in NAMED_PARTS:
-            groups[part] = (part, _as_text(entry.settings.get(f"{part}.name")))
+            groups[part] = (part, _comparable_text(entry.settings.get(f"{part}.name")))
         group_sizes.update(groups.values())
 
         for name, value in entry.settings.items():
@@ -143,7 +145,7 @@ def _differing_names(entries: Sequence[Entry]) -> list[str]:
             group = ALL_RESULTS
             if part in NAMED_PARTS and name != f"{part}.name":
                 group = groups[part]
-            value_counts[name, group][_as_text(value)] += 1
+            value_counts[name, group][_comparable_text(value)] += 1
 
     differing = set()
     for (name, group), counts in value_counts.items():
@@ -153,7 +155,7 @@ def _differing_names(entries: Sequence[Entry]) -> list[str]:
     return sorted(differing)
 
 
-def _as_text(value: object) -> str:
+def _comparable_text(value: object) -> str:
     """Return a text that only equal values share; lists cannot be keys of a dictionary."""
     if isinstance(value, str):
         # only texts begin with a quote; encoding thousands of them would be slow

@@ -6,12 +6,11 @@ import json
 import os
 import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from thinkalike.errors import ConfigError, checked_path, plain
+from thinkalike.errors import ConfigError, checked_path, in_home, plain
 from thinkalike.listing.query import Query, selected
-from thinkalike.listing.store_content import Entry, search
+from thinkalike.listing.store_content import ListedResult, search
 from thinkalike.store import Headline
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def results(
     >>> list(results("found")["kind"])
     ['diff']
     """
-    content = search(Path(checked_path("store", store)).expanduser())
+    content = search(in_home(checked_path("store", store)))
     kinds = _as_texts("kind", kind)
     models = _as_texts("model", model)
     if not content.entries and not kinds and not models:
@@ -101,7 +100,7 @@ def _as_texts(argument: str, value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def results_table(entries: Sequence[Entry]) -> pd.DataFrame:
+def results_table(entries: Sequence[ListedResult]) -> pd.DataFrame:
     """Return one row for each result, with the columns that `results` names.
 
     A setting or a number that has the name of another column gets one of its own, such as
@@ -157,7 +156,7 @@ def _first_headline_cells(headlines: Sequence[Headline]) -> dict[str, object]:
     return {"headline": first.name, "value": first.value, "low": first.low, "high": first.high}
 
 
-def _differing_scalars(entry: Entry) -> list[str]:
+def _differing_scalars(entry: ListedResult) -> list[str]:
     """Return the scalars that differ from the headline number with the same name."""
     scalars = entry.result.scalars
     numbers = entry.numbers
@@ -197,7 +196,7 @@ def _columns_by_name(
     return columns
 
 
-def records(entries: Sequence[Entry]) -> list[ListRecord]:
+def records(entries: Sequence[ListedResult]) -> list[ListRecord]:
     """Return each result as a record, with models and headline numbers as lists."""
     return [
         ListRecord(
@@ -222,7 +221,7 @@ def json_of(content: object) -> str:
     return json.dumps(finite, indent=1, allow_nan=False)
 
 
-def csv_of(entries: Sequence[Entry]) -> str:
+def csv_of(entries: Sequence[ListedResult]) -> str:
     """Return the table of results as CSV, which is safe to open in a spreadsheet."""
     table = results_table(entries)
     return table.rename(columns=_as_cell).map(_as_cell).to_csv(index=False)

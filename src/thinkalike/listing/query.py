@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from thinkalike.errors import ConfigError, StoreError, checked_path, nearest, one_of
+from thinkalike.errors import ConfigError, StoreError, checked_path, in_home, nearest, one_of
 from thinkalike.files import is_folder
 from thinkalike.listing.differing import with_differing
-from thinkalike.listing.store_content import Entry, StoreContent
+from thinkalike.listing.store_content import ListedResult, StoreContent
 
 KEYS = ("store", "kind", "model", "sort")
 DEFAULT_STORE = "results"
@@ -25,7 +25,7 @@ def nan_last(number: float) -> tuple[bool, float]:
 
 
 # the key of an entry by which results are sorted
-ORDERS: dict[str, Callable[[Entry], str | list[str] | datetime | tuple[bool, float]]] = {
+ORDERS: dict[str, Callable[[ListedResult], str | list[str] | datetime | tuple[bool, float]]] = {
     "date": lambda entry: entry.date,
     "duration": lambda entry: nan_last(entry.seconds),
     "models": lambda entry: entry.models,
@@ -53,7 +53,7 @@ class Query:
     def parsed(cls, words: Sequence[str]) -> Query:
         """Return the query of a command line; a word without a key is the store."""
         stores, settings = stores_and_settings(words)
-        values = _values_by_key(settings)
+        values = _filters_by_key(settings)
 
         if "store" in values:
             stores = list(dict.fromkeys([*stores, values["store"]]))
@@ -66,14 +66,14 @@ class Query:
         if stores:
             store = stores[0]
         return cls(
-            store=Path(checked_path("store", store)).expanduser(),
+            store=in_home(checked_path("store", store)),
             kinds=_listed_values(values, "kind"),
             models=_listed_values(values, "model"),
             order=values.get("sort", "date"),
         )
 
 
-def _values_by_key(settings: Sequence[str]) -> dict[str, str]:
+def _filters_by_key(settings: Sequence[str]) -> dict[str, str]:
     """Return the values of settings such as `kind=cka` by their keys."""
     values: dict[str, str] = {}
     for setting in settings:
@@ -106,14 +106,14 @@ def stores_and_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     settings: list[str] = []
     for word in words:
         key, equals_sign, _ = word.partition("=")
-        if not equals_sign or (key not in KEYS and is_folder(Path(word).expanduser())):
+        if not equals_sign or (key not in KEYS and is_folder(in_home(word))):
             stores.append(word)
         else:
             settings.append(word)
     return list(dict.fromkeys(stores)), settings
 
 
-def selected(content: StoreContent, query: Query) -> list[Entry]:
+def selected(content: StoreContent, query: Query) -> list[ListedResult]:
     """Return the results that a query asks for, in its order, with the settings that differ.
 
     A result whose configuration cannot be read is added to `content.skipped`.
@@ -148,7 +148,7 @@ def _check_in_store(
             raise ConfigError(f"{key}={value} is in no result of {store}; {nearest(value, known)}")
 
 
-def _matches(entry: Entry, query: Query) -> bool:
+def _matches(entry: ListedResult, query: Query) -> bool:
     if query.kinds and entry.result.kind not in query.kinds:
         return False
     return not query.models or not set(query.models).isdisjoint(entry.models)
@@ -172,7 +172,7 @@ def _nothing_found(content: StoreContent, is_excluded: bool) -> str:
     return f"{message}; {remedy}"
 
 
-def _in_order(entries: Sequence[Entry], order: str) -> list[Entry]:
+def _in_order(entries: Sequence[ListedResult], order: str) -> list[ListedResult]:
     """Return results by one of `ORDERS`, or by a headline number; those without it come first."""
     if order in ORDERS:
         return sorted(entries, key=ORDERS[order])  # type: ignore[arg-type]  # one order has keys of one type

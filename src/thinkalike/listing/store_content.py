@@ -18,7 +18,7 @@ MOST_SEARCHED = 1000  # folders that are looked at for a store where a user name
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedResult:
     """A finished job as lists show it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Entry:
     differing: dict[str, object] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, result: Result) -> Entry:
+    def of(cls, result: Result) -> ListedResult:
         """Return the entry of a result; its files may cause any error, see `skipping`."""
         provenance = result.provenance
         headlines = result.headlines or first_scalar(result.scalars)
@@ -101,7 +101,7 @@ class StoreContent:
     """
 
     store: Path
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[ListedResult] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ def search(store: Path, endings: Collection[str] = ()) -> StoreContent:
             problem = damage(folder, endings)
             if problem is not None:
                 raise StoreError(problem)
-            entry = Entry.of(Result(folder))
+            entry = ListedResult.of(Result(folder))
             _check_location(entry.result)
             content.entries.append(entry)
     if not (content.entries or content.unfinished or content.skipped):

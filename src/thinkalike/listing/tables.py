@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinkalike.errors import listed, plain_line
-from thinkalike.listing.store_content import Entry, skipping
+from thinkalike.listing.store_content import ListedResult, skipping
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Result
 
@@ -20,9 +20,9 @@ LONGEST_SECONDS = 100  # from here on a duration is in minutes
 LONGEST_MINUTES = 100  # from here on it is in hours
 
 
-def show_entries(entries: Sequence[Entry]) -> None:
+def show_entries(entries: Sequence[ListedResult]) -> None:
     """Print a table for each kind of result, with the settings in which its results differ."""
-    entries_by_folder: dict[Path, list[Entry]] = defaultdict(list)
+    entries_by_folder: dict[Path, list[ListedResult]] = defaultdict(list)
     for entry in entries:
         entries_by_folder[entry.result.folder.parent].append(entry)
 
@@ -40,7 +40,7 @@ def show_entries(entries: Sequence[Entry]) -> None:
         _show_jobs(title, jobs, "models and settings", descriptions, members)
 
 
-def _models_and_settings(entry: Entry) -> list[str]:
+def _models_and_settings(entry: ListedResult) -> list[str]:
     """Return the lines that tell a result from the others of its kind."""
     models = entry.models
     if len(models) > MOST_MODELS:
@@ -63,7 +63,7 @@ def _show_jobs(
     jobs: Sequence[str],
     description_column: str,
     descriptions: Sequence[Sequence[str]],
-    entries: Sequence[Entry],
+    entries: Sequence[ListedResult],
 ) -> None:
     """Print a table of jobs with the lines that describe each, and its headline numbers.
 
@@ -102,13 +102,13 @@ def show_sweep(jobs: Sequence[tuple[Sequence[str], Path]]) -> None:
     Args:
         jobs: the overrides of each job of the sweep, and the folder of its result.
     """
-    entries: list[Entry] = []
+    entries: list[ListedResult] = []
     overrides: list[dict[str, str]] = []  # by key, of each entry
     unreadable: list[str] = []
     for words, folder in jobs:
         with skipping(folder, unreadable):
-            entries.append(Entry.of(Result(folder)))
-            overrides.append(_values_by_key(words))
+            entries.append(ListedResult.of(Result(folder)))
+            overrides.append(_overrides_by_key(words))
     for line in unreadable:
         log.warning("left out of the sweep's table: %s", plain_line(line))
     if not entries:
@@ -122,7 +122,7 @@ def show_sweep(jobs: Sequence[tuple[Sequence[str], Path]]) -> None:
     _show_jobs(f"jobs of the sweep: {len(entries)}", cells, "swept", descriptions, entries)
 
 
-def _values_by_key(words: Sequence[str]) -> dict[str, str]:
+def _overrides_by_key(words: Sequence[str]) -> dict[str, str]:
     """Return the values of overrides such as +seed=3 by their keys."""
     values = {}
     for word in words:

@@ -24,9 +24,14 @@ CONDITIONS = ("none", "token")
 
 
 def from_everyone(state: Tensor, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
-    """Return the states of all processes, of any shapes.
+    """Return the state of each process of a group, of any shape.
 
-    torchmetrics wants the same number of axes of each.
+    torchmetrics' function of this purpose wants the same number of axes of each. Processes without
+    any batch are left out.
+
+    Args:
+        state: The state of this process.
+        group: The processes; None: all.
     """
     everyone: list[Tensor] = [state] * distributed.get_world_size(group)
     distributed.all_gather_object(everyone, state, group)
@@ -34,7 +39,10 @@ def from_everyone(state: Tensor, group: distributed.ProcessGroup | None = None) 
 
 
 def without_empty(states: Sequence[Tensor]) -> list[Tensor]:
-    """Leave out the states of processes without any batch, which have a default dtype."""
+    """Leave out the states of processes without any batch, which have a default dtype.
+
+    The first state is returned, alone, if all are empty.
+    """
     filled = [state for state in states if len(state)]
     if not filled:
         return [*states[:1]]
@@ -138,7 +146,7 @@ class Accumulator(Metric):
 
     @abstractmethod
     def gather(self, batch: Batch) -> None:
-        """Add a batch; see `update`."""
+        """Add a batch, or raise a ValueError and add nothing; see `update`."""
 
     def next_number(self, number: int | None) -> int:
         """Return the number of a batch: this one, or the next one if it is None."""
@@ -166,7 +174,7 @@ class Accumulator(Metric):
     def add(
         self, number: int, documents: Int[Tensor, " n"], **states: Shaped[Tensor, " ..."]
     ) -> None:
-        """Add what a batch leaves to the lists.
+        """Append what a batch leaves to the lists of stored states, without gradients.
 
         Args:
             number: The number of the batch.

@@ -18,14 +18,22 @@ from thinkalike.measures.sample_size import FEWEST_GROUPS, effective_number
 def balanced_folds(
     labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int
 ) -> Int[Tensor, " n"]:
-    """Return the fold of each stimulus: groups stay together, and levels are spread evenly.
+    """Return the fold, from 0, of each stimulus: groups stay together, levels are spread evenly.
 
-    A ValueError says that there are fewer groups than folds.
+    Args:
+        labels: The level of each stimulus.
+        groups: The group of each stimulus, such as its sentence.
+        folds: How many folds there are.
+        seed: The seed of the random folds.
+
+    Raises:
+        ValueError: There are fewer groups than folds.
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
-    if (count := len(groups.unique())) < folds:
-        raise ValueError(f"{folds} folds of {count} groups: there must be as many groups")
+    group_count = len(groups.unique())
+    if group_count < folds:
+        raise ValueError(f"{folds} folds of {group_count} groups: there must be as many groups")
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     fold_of = torch.empty(len(labels), dtype=torch.long)
     with warnings.catch_warnings():
@@ -38,7 +46,14 @@ def balanced_folds(
 def without_each_part(
     values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "*b r"]:
-    """Return the sum of all values, and the sums without each of up to `PARTS` parts of groups."""
+    """Return the sum of all n values, and the sums without each part of the groups.
+
+    There are r = 1 + `JACKKNIFE_PARTS` sums, or one more than there are groups if these are fewer.
+
+    Args:
+        values: The values, along the last axis.
+        groups: The group of each of them.
+    """
     part_of = numbered_by_part(groups) % JACKKNIFE_PARTS
     sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
     total = sums.sum(-1, keepdim=True)
@@ -47,14 +62,20 @@ def without_each_part(
 
 @dataclass(frozen=True, eq=False)
 class Jackknifed:
-    """Values, and those without each of r parts of the groups; see `without_each_part`."""
+    """Values, and those without each of r parts of the groups.
+
+    Attributes:
+        value: The values of all stimuli.
+        replicates: The values without each part of the groups.
+        worth: How many parts of equal size the parts are worth, see `effective_number`.
+    """
 
     value: Float[Tensor, "*b"]
     replicates: Float[Tensor, "*b r"]
-    worth: float  # how many parts of equal size these are worth; see `effective_number`
+    worth: float
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the values with `jackknife` intervals; NaN for fewer than `FEWEST_GROUPS` groups.
+        """Return the values with `jackknife` intervals; NaN for fewer than `FEWEST_GROUPS` parts.
 
         Unequal parts say less about the spread, so Student's t is that of as many parts as they
         are worth.
@@ -67,19 +88,27 @@ class Jackknifed:
     def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
         """Return (a - above) / (b - above) of these values a and one other, b, of the same groups.
 
-        It is NaN where the interval of b is not above `above`.
+        It is NaN where the interval of b is not above `above`: the divisor may then be about 0.
+
+        Args:
+            other: The single value b, jackknifed over the same parts.
+            above: What both count from, such as chance.
+            level: The probability with which the interval covers the share.
         """
         if other.interval(level).low <= above:
             return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
-        value = (self.value - above) / (other.value - above)
-        return Jackknifed(
-            value, (self.replicates - above) / (other.replicates - above), self.worth
-        ).interval(level)
+        share = (self.value - above) / (other.value - above)
+        shares_without = (self.replicates - above) / (other.replicates - above)
+        return Jackknifed(share, shares_without, self.worth).interval(level)
 
 
 @dataclass(frozen=True, eq=False)
 class Accuracy(Jackknifed):
-    """A balanced accuracy, in [0, 1], jackknifed over sentences."""
+    """A balanced accuracy, in [0, 1], jackknifed over sentences.
+
+    Attributes:
+        levels: How many levels the labels have.
+    """
 
     levels: int
 
@@ -97,7 +126,14 @@ def balanced_accuracies(
 ) -> list[Accuracy]:
     """Return the balanced accuracy of each of c conditions on the same stimuli and parts.
 
-    `right` may also be the share of several answers. Each of the levels occurs.
+    It is the mean recall over the levels that occur; without a part, a level may not.
+
+    Args:
+        right: Whether the answer to each stimulus was right in each condition, or the share of
+            several answers that were.
+        labels: The level of each stimulus, from 0; each of the levels occurs.
+        sentences: The sentence of each stimulus; sentences are left out as a whole.
+        levels: How many levels there are.
     """
     has_level = torch.nn.functional.one_hot(labels, levels).double().T  # (levels, n)
     level_sizes = without_each_part(has_level, sentences)  # (levels, 1 + parts)

@@ -177,7 +177,7 @@ def bootstrap_interval(
 
 
 def _checked_bounds(bounds: object) -> tuple[float, float]:
-    """Return the least and the greatest value of a token.
+    """Return the least and the greatest value of a token as floats; either may be infinite.
 
     Raises:
         ValueError: The bounds are not two rising numbers.
@@ -235,7 +235,10 @@ def _resampled(
 
 
 def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:
-    """Return how often each of n units is drawn in each resample of n with replacement."""
+    """Return how often each of n units is drawn in each of r resamples of n with replacement.
+
+    They are whole numbers in float64, on the CPU, that sum to n in each resample.
+    """
     draws = torch.randint(n, (resamples, n), generator=generator)
     one_per_draw = torch.ones(draws.shape).double()
     counts = torch.zeros(resamples, n, dtype=torch.float64)

@@ -126,7 +126,16 @@ def _with_jackknife_interval(
     value: Float[Tensor, ""],
     seed: int,
 ) -> Estimate:
-    """Return the value with its jackknife interval over groups, see `numbered_by_part`."""
+    """Return the value with its jackknife interval over groups.
+
+    The interval is (-∞, ∞) where groups are worth too few of equal size.
+
+    Args:
+        function, X, Y: See `calibrate`.
+        numbers: The number of the group of each row, by `numbered_by_part`.
+        value: The value for all rows.
+        seed: The seed of the parts of rows that are drawn at random, for the bias.
+    """
     _, counts = numbers.unique(return_counts=True)
     part_of_row = numbers % JACKKNIFE_PARTS
     order = torch.randperm(len(part_of_row), generator=seeded(seed)).to(part_of_row.device)
@@ -148,7 +157,7 @@ def _values_without_parts(
     Y: Float[Tensor, "n e"],
     part_of_row: Int[Tensor, " n"],
 ) -> list[float]:
-    """Return the value without the rows of each part in turn."""
+    """Return the value without the rows of each of the `JACKKNIFE_PARTS` parts in turn."""
     values = []
     for part_number in range(JACKKNIFE_PARTS):
         remaining = part_of_row != part_number
@@ -169,7 +178,7 @@ def _p_of_groups(
     Args:
         function, X, Y: See `calibrate`.
         numbers: The number of the group of each row.
-        rows: As many rows of each group.
+        rows: The indices of as many rows of each group.
         seeds: The seed of each permutation.
     """
     x = X[rows]

@@ -24,8 +24,8 @@ class CentredRows(NamedTuple):
         name: What an error calls the layer.
         rows: (x - shift) / scale for each row x.
         scale: The root of the mean squared distance of rows from their mean.
-        leverage: See `leverage`.
-        flaw: 0, `NOT_FINITE` or `ALIKE`, see `refuse_flaws`.
+        leverage: The share of the row farthest from the mean in the squared distances of all rows.
+        flaw: 0, or why the layer cannot be compared: `NOT_FINITE` or `ALIKE`.
     """
 
     name: str
@@ -66,12 +66,12 @@ def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRo
 
 
 def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Return one layer as `centre_all` does."""
+    """Return the rows of one layer shifted and scaled, as `centre_all` does for several."""
     return centre_all(features[None], [name])[0]
 
 
 def centre_all(
-    features: Float[Tensor, "l n d"], names: Sequence[str], is_own: bool = False
+    features: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool = False
 ) -> list[CentredRows]:
     """Return the rows of layers, shifted and scaled.
 
@@ -85,13 +85,16 @@ def centre_all(
     Args:
         features: The layers.
         names: What errors call them.
-        is_own: Whether the features may be changed in place: new memory costs several times as
+        in_place: Whether the features may be changed in place: new memory costs several times as
             much as a pass over it.
     """
     with torch.no_grad():
         size = size_of(features, (1, 2))
     unit = size[:, None, None]
-    rows = features.div_(unit) if is_own else features / unit
+    if in_place:
+        rows = features.div_(unit)
+    else:
+        rows = features / unit
     with torch.no_grad():  # constants for a gradient
         mean = rows.mean(1, keepdim=True)
         rows.sub_(mean)
@@ -120,7 +123,13 @@ def centre_groups(
 ) -> CentredRows:
     """Return the rows of groups, shifted about the typical point of each group, with one scale.
 
-    See `centre_all`. The rows are in the order of the groups.
+    The shift keeps digits, as in `centre_all`. The rows are in the order of the groups, and rows
+    of no group are left out. It has no gradient.
+
+    Args:
+        groups: The groups of rows.
+        features: The rows of one layer.
+        name: What errors call the layer.
     """
     rows = features[groups.order]
     size = size_of(rows)
@@ -152,7 +161,13 @@ def centre_groups(
 def flaw_of(
     spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype
 ) -> Int[Tensor, "*l"]:
-    """Return what is wrong with rows: 0, `NOT_FINITE` or `ALIKE`; see `all_alike`."""
+    """Return what is wrong with the rows of each layer: 0, `NOT_FINITE` or `ALIKE`.
+
+    Args:
+        spread: The mean squared distance of rows from their mean.
+        offset: The squared norm of that mean, beside which a small spread is only rounding.
+        dtype: The dtype of the rows.
+    """
     alike = ALIKE * all_alike(spread, offset, dtype)
     return torch.where(spread.isfinite(), alike, NOT_FINITE)
 

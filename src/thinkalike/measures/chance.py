@@ -77,10 +77,12 @@ def chance_of(
 ) -> Chance:
     """Return how the values of layer pairs compare with chance.
 
+    With fewer than `FEWEST_GROUPS` documents all p-values, and `Chance.largest`, are NaN.
+
     Args:
         estimate: The values with their intervals.
         null: The mean value of each layer pair by chance.
-        tested: The value that is tested, and then that of each permutation.
+        tested: The value that is tested, and then that of each permutation, in the axis a.
         documents: How many documents change places.
         best: The value of a layer with itself.
         sign: 1 if larger values are closer, and -1 for a distance.
@@ -91,6 +93,7 @@ def chance_of(
 
     value = calibrated(estimate.as_found)
     ends = torch.stack([value, calibrated(estimate.low), calibrated(estimate.high)])
+    # The ends are exchanged where best is below the null, as for a distance.
     calibrated_estimate = Estimate(value, ends.amin(0), ends.amax(0))
 
     if documents < FEWEST_GROUPS:
@@ -117,12 +120,18 @@ def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[T
 
     u is a pseudo-random number that depends on nothing but the values of the null. Where all
     values tie, p is 1. It is NaN where a value is not finite.
+
+    Args:
+        null: The values of p permutations, larger ones being closer; its remaining axes broadcast
+            with those of the value.
+        value: The values that are tested.
     """
     smallest = torch.finfo(null.dtype).tiny
     tie = TIE_SHARE * null.abs().amax(0).clamp(min=smallest)
     above = (null > value + tie).sum(0)
     ties = ((null - value).abs() <= tie).sum(0)
 
+    # A hash of the null's values, which breaks ties the same way in each run.
     index = torch.arange(len(null), device=null.device).view(-1, *[1] * (null.ndim - 1))
     code = (null / tie).round().long() + index * SPLITMIX_STEP
     ties_above = splitmix(splitmix(code).sum(0)) % (1 + ties)
@@ -207,6 +216,8 @@ class BatchNull:
     ) -> tuple[ValuesByPair, int]:
         """Return values that are exchangeable by chance, for p, and how many documents move.
 
+        The number of documents is 0 where they are too few for a p-value.
+
         Args:
             owners: The document of each row that is compared.
             permuted: The values of all rows, and those with documents permuted.
@@ -238,7 +249,15 @@ class BatchNull:
         return self._permuted(layers, orders, balanced_values), len(rows_of_document)
 
     def _signed(self, owners: Int[Tensor, " kept"], within: RowGroups) -> ValuesByPair:
-        """Return `signed_similarities` of each pair of models."""
+        """Return the values of each pair of models under random signs, given the token.
+
+        Entry 0 of the first axis is the value that is tested, the others those of the null; see
+        `signed_similarities`.
+
+        Args:
+            owners: The document of each row, in the order of the groups.
+            within: The groups of rows of one token.
+        """
         similarities = [self.measure.similarities(layer) for layer in self.layers]
         device = similarities[0][0].device
         owners_by_size = list(within.blocks(owners.to(device)))
@@ -307,9 +326,15 @@ class BatchNull:
         values: Mapping[Pair, Float[Tensor, "_ _"]],
         pair: Pair,
     ) -> Float[Tensor, "a l m"]:
-        """Return final values of what a measure says across two models.
+        """Return final values of the likenesses across two models.
 
-        What it says within each model does not change with the order of the rows.
+        Only a ratio needs those within each model, which do not change with the order of the rows.
+
+        Args:
+            across_models: The likenesses across the models, of all rows and then of each
+                permutation.
+            values: The likenesses by pair of models without a permutation.
+            pair: The two models.
         """
         if not self.measure.is_ratio:
             return across_models

@@ -55,7 +55,7 @@ class TokenChanges(NamedTuple):
 def token_changes(
     base: Float[Tensor, "n v"], changed: Float[Tensor, "n v"], targets: Int[Tensor, " n"]
 ) -> TokenChanges:
-    """Compare two predictions row by row.
+    """Return how two predictions of the next token differ, row by row.
 
     Args:
         base, changed: Log-probabilities of the v tokens of one vocabulary.
@@ -75,7 +75,7 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     """Return KL(p ‖ q) = Σ p (log p - log q) of each row in nats, in [0, ∞).
 
     Args:
-        p, q: Log-probabilities.
+        p, q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
     """
     rows_at_once = max(LOG_PROBABILITIES_AT_ONCE // p.shape[1], 1)
     sums = []
@@ -126,6 +126,7 @@ def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[T
     The value itself is counted among them. The share is at most α with probability α if value and
     null are exchangeable and α (r + 1) is whole (Phipson & Smyth 2010).
     """
+    # The first comparison is for infinite values, of which the second makes NaN.
     reaches = (null >= value) | (null >= value - NULL_ROUNDING * value.abs())
     return (1 + reaches.sum(0)).double() / (1 + len(null))
 
@@ -134,11 +135,11 @@ def equivalence(low: float, high: float, margin: float) -> Verdict:
     """Say whether a value is within ± margin: two one-sided tests (Schuirmann 1987).
 
     It is *equivalent* if the interval is inside the margin, which is false with probability α at
-    most, and *not equivalent* if it is outside.
+    most, *not equivalent* if it is outside, and *undecided* if it contains an end of the margin.
 
     Args:
         low, high: The ends of an interval of level 1 - 2 α.
-        margin: The margin.
+        margin: The largest absolute value that counts as no difference, above 0.
     """
     if -margin < low and high < margin:
         return "equivalent"
@@ -150,7 +151,8 @@ def equivalence(low: float, high: float, margin: float) -> Verdict:
 def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     """Return the false discovery rate of each p-value, in [0, 1] (Benjamini & Hochberg 1995).
 
-    It is min over k ≥ i of p₍ₖ₎ m / k for the i-th smallest p-value.
+    It is min over k ≥ i of p₍ₖ₎ m / k for the i-th smallest p-value p₍ᵢ₎. The rates are in the
+    order of the p-values.
     """
     order = p.argsort(descending=True)
     ranks = torch.arange(len(p), 0, -1, dtype=p.dtype, device=p.device)
@@ -178,7 +180,7 @@ def excess(
     """
     from scipy.special import stdtrit
 
-    runs = torch.cat([values[None], null]).double()
+    runs = torch.cat([values[None], null]).double()  # (1 + r, g)
     freedom = len(null) - 1
     has_many_groups = runs.shape[1] >= FEWEST_GROUPS
     if has_many_groups:
@@ -252,8 +254,8 @@ class Directions(NamedTuple):
     """Principal directions of the change of states.
 
     Attributes:
-        directions: The directions, of length 1.
-        share: The share of the mean square of the change that lies in each.
+        directions: The k directions, of length 1, that of the largest share first.
+        share: The share of the mean square of the change that lies in each, in [0, 1].
         stability: The |cosine| of each with the nearest principal direction of one half of the
             documents, the lesser over both halves.
     """
@@ -297,9 +299,12 @@ def directions_of_change(
 def _principal_directions(
     rows: Float[Tensor, "m d"],
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
-    """Return the squared singular values in falling order, and the right singular vectors."""
+    """Return the squared singular values in falling order, and the right singular vectors.
+
+    Row i of the second is the vector of value i.
+    """
     values, vectors = torch.linalg.eigh(rows.T @ rows)
-    return values.flip(0).clamp(min=0), vectors.T.flip(0)
+    return values.flip(0).clamp(min=0), vectors.T.flip(0)  # rounding may leave values below 0
 
 
 def two_sided(
@@ -309,7 +314,8 @@ def two_sided(
 ) -> Float[Tensor, "*b"]:
     """Return the two-sided p-value of the hypothesis that a value is 0, by Student's t.
 
-    t is value / error; p is 1 where both are 0 up to rounding.
+    t is value / error; p is 1 where both are 0 up to rounding, and 0 where the error alone is. It
+    is in float64, on the CPU, and has no gradient.
 
     Args:
         value: The value.
@@ -326,7 +332,10 @@ def two_sided(
 
 
 def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """Return ‖x - y‖ / ‖x‖ of each row, at least 0."""
+    """Return ‖x - y‖ / ‖x‖ of each row, at least 0.
+
+    Where a row of x is 0 it is ∞, or NaN if that of y is 0 as well.
+    """
     distances: Tensor = torch.linalg.vector_norm(x - y, dim=1)
     norms: Tensor = torch.linalg.vector_norm(x, dim=1)
     return distances / norms

@@ -86,7 +86,15 @@ def least_squares(
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
-    """Return the map of `least_squares` from the statistics of one layer pair."""
+    """Return the map of `least_squares` from the statistics of one layer pair.
+
+    Args:
+        statistics: The statistics, about the means; about 0 for a map without b.
+        ridge: The penalty beside the sum over rows, at least 0.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0.
+    """
     return _through_means(statistics, _solve(statistics, ridge))
 
 
@@ -146,7 +154,7 @@ def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = T
 
 
 def bias_only(moments: Moments | HalvedMoments, pair: LayerPair) -> AffineMap:
-    """Return the best shift x + μᵧ - μₓ between equal widths, with W = I."""
+    """Return the best shift x + μᵧ - μₓ between two sites of one width, with W = I."""
     statistics = moments.of(pair)
     identity = torch.eye(len(statistics.mean_x)).to(statistics.xx)
     return _through_means(statistics, identity)
@@ -163,7 +171,17 @@ def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -
 def _penalty(
     moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None, bias: bool
 ) -> float:
-    """Return the ridge, or the one that is chosen over halves of the documents if it is None."""
+    """Return the ridge, or the one that is chosen over halves of the documents if it is None.
+
+    Args:
+        moments: The moments; to choose, those of both halves.
+        pair: The layer pair.
+        ridge: The penalty, or None.
+        bias: Whether the map has a b.
+
+    Raises:
+        ValueError: The ridge is None without `HalvedMoments`.
+    """
     if ridge is not None:
         return ridge
     if not isinstance(moments, HalvedMoments):
@@ -174,16 +192,23 @@ def _penalty(
 
 
 def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
-    """Return the map of this weight that takes the source's mean to the target's."""
+    """Return the map of this weight that takes the source's mean to the target's.
+
+    It has b = 0 for statistics about 0, whose means are 0.
+    """
     return AffineMap(weight, statistics.mean_y - weight @ statistics.mean_x)
 
 
 def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
-    """Return Y'X (X'X + ridge I)⁺."""
+    """Return W = Y'X (X'X + ridge I)⁺, (e, d), without the directions that are only rounding.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0.
+    """
     if not ridge >= 0:
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)
-    penalised = values.clamp(min=0) + ridge
+    penalised = values.clamp(min=0) + ridge  # rounding may leave eigenvalues below 0
     is_significant = penalised > VARIANCE_ROUNDING * penalised[-1] + statistics.noise
     inverse = torch.where(is_significant, 1 / penalised, 0)
     maps: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T

@@ -71,10 +71,11 @@ class Blocks(NamedTuple):
     pairs: Sequence[Pair]
 
     def by_model(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
-        """Return for each model the stacked tensors of its layers.
+        """Return for each model the tensors of its l layers, stacked: (l, *shape of one tensor).
 
         Args:
-            of_layers: A tensor for each of the different layers.
+            of_layers: A tensor for each of the different layers, in the order that the indices of
+                `models` refer to. All tensors of one model have the same shape.
         """
         stacked = []
         for layer_indices in self.models:
@@ -82,12 +83,22 @@ class Blocks(NamedTuple):
         return stacked
 
 
-def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
-    """Return the matrix of all layers of the first model and then the second."""
+def joined(likenesses: Mapping[Pair, Float[Tensor, "_ _"]], pair: Pair) -> Float[Tensor, "k k"]:
+    """Return one matrix of the likenesses of all k = l + m layers of two models.
+
+    The l layers of the first model come first, then the m layers of the second. The lower left
+    block is the upper right one, transposed.
+
+    Args:
+        likenesses: The matrices of layers by pair of models. They include both models with
+            themselves.
+        pair: The two models.
+    """
     first, second = pair
-    across = blocks[pair]
-    above = torch.cat([blocks[first, first], across], 1)
-    return torch.cat([above, torch.cat([across.T, blocks[second, second]], 1)])
+    across = likenesses[pair]  # (l, m)
+    upper_half = torch.cat([likenesses[first, first], across], 1)
+    lower_half = torch.cat([across.T, likenesses[second, second]], 1)
+    return torch.cat([upper_half, lower_half])
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,8 @@ class FastPaths(Generic[Prepared]):
             `within`.
         is_unbiased: Whether the value expected of independent rows is the same however many there
             are.
-        flatten: What a row is, see `rows_of`.
+        flatten: What a row of a batch is: a "token", a whole "sample" (sequence), or the "mean" of
+            the tokens of a sequence.
     """
 
     is_ratio: ClassVar[bool] = False
@@ -142,24 +154,37 @@ class FastPaths(Generic[Prepared]):
     def prepare_all(
         self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
     ) -> list[Prepared]:
-        """Return all layers prepared, in their memory if `in_place`.
+        """Return l layers prepared, in the order in which they come.
 
         A GPU, where launches cost more than passes over memory, gets all layers of one width at
         once.
+
+        Args:
+            layers: The layers, stacked.
+            names: What errors call each layer.
+            in_place: Whether `layers` is a copy, whose memory may be overwritten.
         """
         raise NotImplementedError
 
     def compare_without_parts(
         self, layers: Sequence[Prepared], blocks: Blocks, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return what `compare_all` does of all rows, then without each part, (1 + parts, l, m).
+        """Return the likenesses of all rows, then those without each part of the rows.
 
-        The parts follow one another, and `sizes` has the rows of each.
+        They have the shape (1 + parts, l, m) for each pair of models in `blocks`.
+
+        Args:
+            layers: The prepared layers.
+            blocks: The layers of each model, and which models are compared.
+            sizes: How many rows each part has; the parts follow one another and cover all rows.
         """
         raise NotImplementedError
 
     def finish(self, likenesses: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
-        """Return the values of all layers with all, from their likenesses."""
+        """Return the values of all k layers with all k layers, from their likenesses.
+
+        The likeness of each layer with itself, on the diagonal, is what values are relative to.
+        """
         raise NotImplementedError
 
     def leverage(self, prepared: Prepared) -> Float[Tensor, ""]:
@@ -171,7 +196,10 @@ class FastPaths(Generic[Prepared]):
         raise NotImplementedError
 
     def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
-        """Return the similarities of rows within groups, (g, s, s) for each size of groups."""
+        """Return the similarities of rows within groups, which `within` has set.
+
+        There is one tensor (g, s, s) for each size s of groups, with the g groups of that size.
+        """
         raise NotImplementedError
 
 
@@ -237,7 +265,12 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @abstractmethod
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Prepared:
-        """Return what is compared of a layer of float32 or float64, which errors call `name`."""
+        """Return what `compare` takes of one layer, computed once however often it is compared.
+
+        Args:
+            layer: The rows of one layer, in float32 or float64.
+            name: What errors call the layer.
+        """
 
     @abstractmethod
     def compare(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
@@ -259,7 +292,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @classmethod
     def settings(cls) -> list[dataclasses.Field[int | float]]:
-        """Return the fields of the measure that are settings."""
+        """Return the fields of the measure that are settings: those that declare a range."""
         return [item for item in dataclasses.fields(cls) if "range" in item.metadata]
 
     def prepared(
@@ -268,11 +301,20 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         names: Sequence[str],
         order: Int[Tensor, " n"] | None = None,
     ) -> list[Prepared]:
-        """Return all layers prepared, each tensor once, of all rows or of those in `order`.
+        """Return all layers prepared, one result for each entry of `layers`.
 
-        A ValueError says that layers have different or too few rows.
+        A tensor that stands in `layers` several times is prepared once. All layers are computed in
+        one dtype, and without autocast.
+
+        Args:
+            layers: The layers, (n, d) each; widths may differ.
+            names: What errors call each layer.
+            order: The rows that are compared, in this order; None: all rows as they come.
+
+        Raises:
+            ValueError: Layers have different or too few rows.
         """
-        n = len(layers[0] if order is None else order)
+        n = len(layers[0]) if order is None else len(order)
         dtype = common_dtype(layers)
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
@@ -309,7 +351,11 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def _prepared_at_once(
         self, layers: list[tuple[str, Tensor]]
     ) -> list[list[tuple[str, Tensor]]]:
-        """Return groups of named layers that are prepared at once."""
+        """Return groups of named layers that are prepared at once.
+
+        On a GPU they are the layers of one width, if the measure prepares several together; else
+        each layer is a group of its own.
+        """
         if not self.prepares_together or not layers[0][1].is_cuda:
             return [[named_layer] for named_layer in layers]
         by_width: dict[int, list[tuple[str, Tensor]]] = {}
@@ -319,22 +365,34 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
-        """Return the likeness of two layers."""
+        """Return the value of two layers of the same n = m rows.
+
+        Raises:
+            ValueError: The layers have different or too few rows, or the measure refuses one.
+        """
         return self._values([X], [Y], ["X", "Y"])[0, 0]
 
     @takes_arrays
     def matrix(
         self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]
     ) -> Tensor:
-        """Return the likeness of every source layer with every target layer, (l, m)."""
-        return self._values(
-            sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))]
-        )
+        """Return the value of every source layer with every target layer, (l, m).
+
+        Raises:
+            ValueError: A side has no layer, layers have different or too few rows, or the measure
+                refuses a layer. Errors number the layers of the source first, then those of the
+                target.
+        """
+        names = [f"layer {index}" for index in range(len(sources) + len(targets))]
+        return self._values(sources, targets, names)
 
     def _values(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]
     ) -> Tensor:
-        """Return the values of every source layer with every target layer, (l, m)."""
+        """Return the values of every source layer with every target layer, (l, m).
+
+        `names` are those of the source layers, then of the target layers, in errors.
+        """
         for name, side in {"sources": sources, "targets": targets}.items():
             if not len(side):
                 raise ValueError(f"{name} is empty: give the states of one layer or more")
@@ -346,7 +404,9 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         for index, layer in enumerate(layers):
             first_index.setdefault(id(layer), index)
         indices = [first_index[id(layer)] for layer in layers]
-        pairs = [(0, 0), (0, 1), (1, 1)] if self.is_ratio else [(0, 1)]
+        pairs = [(0, 1)]
+        if self.is_ratio:  # a ratio needs the likeness of each layer with itself
+            pairs = [(0, 0), (0, 1), (1, 1)]
         with torch.autocast(layers[0].device.type, enabled=False):
             likenesses = self.compare_all(
                 prepared, Blocks([indices[:depth], indices[depth:]], pairs)
@@ -365,7 +425,9 @@ def each_pair(
     blocks: Blocks,
     is_symmetric: bool,
 ) -> dict[Pair, Float[Tensor, "l m *k"]]:
-    """Return the values of every two layers, one by one.
+    """Return the values of every two layers of the compared models, by pair of models.
+
+    They are computed one by one, and stacked to (l, m) and the shape of one value.
 
     Args:
         compare: The function of two layers.
@@ -394,15 +456,20 @@ def each_pair(
 def products(
     layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks, is_symmetric: bool = False
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of every two matrices.
+    """Return Σᵢⱼ A_ij B_ij of every two matrices A and B, by pair of models.
 
     They are summed by strips of rows, which stay in the cache of a CPU. Of symmetric matrices each
     strip is only read from the diagonal on, and what is right of the diagonal counts twice.
+
+    Args:
+        layers: One matrix for each of the different layers, all of one shape.
+        blocks: The layers of each model, and which models are compared.
+        is_symmetric: Whether all matrices are symmetric.
     """
     sums: dict[Pair, Tensor] = {}
     row_count = len(layers[0])
     rows_at_once = max(ENTRIES_AT_ONCE // max(layers[0].shape[1], 1), 1)
-    if layers[0].is_cuda:
+    if layers[0].is_cuda:  # a GPU wants few launches
         rows_at_once = max(row_count, 1)
     for start in range(0, max(row_count, 1), rows_at_once):  # a part may have no rows
         end = start + rows_at_once
@@ -421,12 +488,20 @@ def products(
 def both_in_order(
     prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]
 ) -> Shaped[Tensor, "n n"]:
-    """Return a prepared matrix of pairs of rows, with the rows in another order."""
+    """Return a matrix of all pairs of rows after the rows took another order.
+
+    Entry (i, j) of the result is entry (order[i], order[j]).
+    """
     return prepared[order[:, None], order]
 
 
 def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
-    """Raise a ValueError unless all layers have the same number of rows."""
+    """Raise a ValueError unless all layers have the same number of rows.
+
+    Args:
+        counts: How many rows each layer has.
+        names: What the error calls each layer.
+    """
     for count, name in zip(counts, names, strict=True):
         if count != counts[0]:
             raise ValueError(
@@ -437,35 +512,51 @@ def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
 
 # ---- a batch of the states of models
 
-NUMBERS_PER_BATCH = (
-    2**32
-)  # between the numbers of the rows of two batches, where each row is a document
+# Where each row is a document, the documents of two batches are numbered this far apart.
+NUMBERS_PER_BATCH = 2**32
+
 States = Sequence[Float[Tensor, "... _ _"]]
 
 
 class BatchRows(NamedTuple):
-    """The rows of the different layers of a batch, with those of a part of documents together."""
+    """The rows of the different layers of a batch, with those of a part of documents together.
 
-    # as they came: nothing is copied before a layer is prepared
+    Attributes:
+        layers: The r rows of each layer as they came: nothing is copied before a layer is
+            prepared.
+        names: What errors call each layer.
+        order: The n rows of `layers` that are compared, sorted by the part of their document.
+        documents: The number of the document of each compared row, in that order.
+        tokens: The token of each compared row, in that order; None if rows are not grouped.
+    """
+
     layers: Sequence[Float[Tensor, "r _"]]
     names: Sequence[str]
-    order: Int[Tensor, " n"]  # the rows that are compared
+    order: Int[Tensor, " n"]
     documents: Int[Tensor, " n"]
     tokens: Int[Tensor, " n"] | None
 
     def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
-        """Return the labels of some of the rows, by their numbers in the present order.
+        """Return a selection of the compared rows.
 
         The states of layers stay as they are, and `order` tells which of their rows are
         meant.
+
+        Args:
+            chosen: The positions of the selected rows in the present `order`.
         """
-        tokens = None if self.tokens is None else self.tokens[chosen]
+        tokens = None
+        if self.tokens is not None:
+            tokens = self.tokens[chosen]
         return self._replace(
             order=self.order[chosen], documents=self.documents[chosen], tokens=tokens
         )
 
     def in_units(self) -> tuple[BatchRows, list[Float[Tensor, ""]]]:
-        """Divide float64 layers by powers of two, and return these; 1 for float32 layers."""
+        """Divide each float64 layer by a power of two near its size, and return these powers.
+
+        float32 layers stay as they are, and their units are 1.
+        """
         if self.layers[0].dtype != torch.float64:
             return self, [self.layers[0].new_ones((), dtype=torch.float64)] * len(self.layers)
         units = [size_of(layer) for layer in self.layers]
@@ -474,7 +565,15 @@ class BatchRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The states of several models for the same tokens; see `Accumulator.update`."""
+    """The states of several models for the same tokens.
+
+    Attributes:
+        states: For each model, the states of its layers, (b, t, d) or (n, d) each.
+        mask: Which tokens count; None: all of them.
+        number: The number of the batch in the run.
+        groups: The token of each state, if rows are compared within tokens.
+        documents: The document of each state; None: each token is a document of its own.
+    """
 
     states: Sequence[States]
     mask: Shaped[Tensor, " ..."] | None = None
@@ -488,8 +587,11 @@ class Batch(NamedTuple):
         """Return the rows of the different layers, and the positions of each model's layers.
 
         Args:
-            sides: the pairs of models that are compared.
-            flatten: what a row is, see `rows_of`.
+            sides: The pairs of models that are compared.
+            flatten: What a row is: a "token", a "sample" (sequence), or the "mean" of a sequence.
+
+        Raises:
+            ValueError: The mask or the labels do not fit the states, or row counts differ.
         """
         layers, names, positions = self._different_layers(sides)
         dtype = common_dtype(layers)
@@ -504,6 +606,7 @@ class Batch(NamedTuple):
         row_counts = [*map(len, rows), len(documents)]
         check_same_rows(row_counts, [*names, "documents"])
 
+        # The jackknife leaves out one part of the documents, so its rows stand together.
         order = (documents % JACKKNIFE_PARTS).argsort(stable=True)
         if tokens is not None:
             tokens = tokens[order]
@@ -512,7 +615,12 @@ class Batch(NamedTuple):
     def _different_layers(
         self, sides: Sequence[Pair]
     ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
-        """Return each tensor of the compared models once, its name, and where models have it."""
+        """Return the different layers of the compared models.
+
+        Returns:
+            Each tensor once, although several models may have it; what errors call each; and for
+            each model the indices of its layers among these tensors.
+        """
         model_names = {model: f"model {model}" for side in sides for model in side}
         if len(sides) == 1:
             source, target = sides[0]
@@ -534,12 +642,18 @@ class Batch(NamedTuple):
         return layers, names, positions
 
     def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; if a sequence is a row, that of its first token."""
+        """Return the document of each row; if a sequence is a row, that of its first token.
+
+        Without documents each token is one, with a number that no other batch has.
+
+        Args:
+            first: The states of one layer, whose shape all layers have but for the width.
+            flatten: What a row is.
+        """
         documents = self.documents
         if documents is None:
-            documents = torch.arange(first[..., 0].numel(), device=first.device).view(
-                first.shape[:-1]
-            )
+            token_count = first[..., 0].numel()
+            documents = torch.arange(token_count, device=first.device).view(first.shape[:-1])
             documents = documents + self.number * NUMBERS_PER_BATCH
         if flatten == "token" or first.ndim == 2:
             return labels_of_rows(documents, self.mask, first, "documents")

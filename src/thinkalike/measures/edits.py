@@ -119,13 +119,14 @@ def edit(
 ) -> Edit | None:
     """Return what was done to a tensor; None if all entries are equal.
 
-    Where tensors differ in the length of one axis, `Edit.indices` are the indices that were added
-    or removed.
+    Two NaN count as equal. Where tensors differ in the length of one axis, `Edit.indices` are the
+    indices that were added or removed.
 
     Args:
         base: The tensor before.
         changed: The tensor after.
-        other: The tensor of a third model, which may have been mixed in.
+        other: The tensor of a third model, which may have been mixed in. It is ignored if its
+            shape is another one, or if only some indices of an axis differ.
     """
     if base.shape != changed.shape:
         return _resized(base, changed)
@@ -149,7 +150,7 @@ def edit(
 
     change = y.double() - x.double()
     deviation = float(base.double().std(correction=0))
-    size = math.inf
+    size = math.inf  # of any change to a tensor of zeros
     if base.any():
         size = float(change.norm() / base.double().norm())
     spread = math.nan
@@ -159,14 +160,18 @@ def edit(
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit without its size, which `edit` fills in."""
+    """Return an edit without its size, its spread and its axis, which `edit` fills in."""
     return Edit(operation, math.nan, math.nan, amount=amount)
 
 
 def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Tensor, " k"]]:
     """Return the axis of which the smallest share of indices differs, and these indices.
 
-    The axis is None, without indices, if that is more than `MOST_DIFFERING_SHARE`.
+    The axis is None, without indices, if that share is more than `MOST_DIFFERING_SHARE`; the first
+    axis is taken where two have the same share.
+
+    Args:
+        differs: Which entries of the tensor differ; at least one.
     """
     smallest_share = math.inf
     best_axis = None
@@ -191,9 +196,10 @@ def _rows_along(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _resized(base: Tensor, changed: Tensor) -> Edit:
-    """Describe a tensor of other lengths.
+    """Return the edit between two tensors of different shapes.
 
-    Indices may have been added at the end of an axis, or taken out of it.
+    It is "added" if indices were appended at the end of one axis, "removed" if some were taken out
+    of one axis and all remaining entries are equal, and "resized" in any other case.
     """
     lengths = zip(base.shape, changed.shape, strict=False)
     axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]
@@ -214,10 +220,13 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
 
 
 def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
-    """Return the first operation that gives y from x.
+    """Return the first operation that gives y from x, the simplest being tried first.
+
+    It is "changed", or "noise" or "low rank" for a matrix, if none does.
 
     Args:
-        x, y: All entries, or those of the indices of an axis that differ.
+        x, y: The tensors before and after: all entries, or those of the indices of an axis that
+            differ.
         axis: This axis; None: all entries.
     """
     if not y.any():
@@ -228,6 +237,7 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
     if ((y == 0) | (y == x)).all():
         return _edit_of_unknown_size("masked", float((y == 0).double().mean()))
 
+    # What fails on the first rows is not tried on all entries.
     sampled_rows = max(SAMPLED_ENTRIES * len(y) // y.numel(), 4)
     x_sample = x[:sampled_rows]
     y_sample = y[:sampled_rows]
@@ -260,7 +270,11 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
 
 
 def _precision(y: Tensor) -> float:
-    """Return the relative rounding error of the dtype that a tensor's entries were stored in."""
+    """Return the relative rounding error of the dtype that a tensor's entries were stored in.
+
+    That is bfloat16 or float16 if its first `SAMPLED_ENTRIES` entries survive a cast to it, else
+    the tensor's dtype.
+    """
     sample = y.flatten()[:SAMPLED_ENTRIES]
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(sample.to(dtype).to(sample), sample):
@@ -269,12 +283,18 @@ def _precision(y: Tensor) -> float:
 
 
 def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
-    """Return whether y has the indices of x in another order, along this axis, or along any."""
+    """Return whether y has the indices of x in another order.
+
+    Args:
+        x, y: The tensors, of one shape.
+        axis: The axis along which the order may differ; None: any one of the axes.
+    """
     if y.dim() == 1 and len(y) < 3:
         return False  # two numbers may be equal to others by chance
     axes = range(y.dim()) if axis is None else [axis]
     for candidate in axes:
         matches = _matching_rows(_rows_along(x, candidate), _rows_along(y, candidate))
+        # each row of x once: a permutation drops and repeats none
         if matches is not None and len(matches.unique()) == len(matches):
             return True
     return False
@@ -283,7 +303,12 @@ def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
 def _matching_rows(
     rows: Float[Tensor, "n d"], changed_rows: Float[Tensor, "m d"]
 ) -> Int[Tensor, " m"] | None:
-    """Return for each of m rows the number of the equal row of n; None if one has no equal."""
+    """Return for each of m rows the number of the equal row among n; None if one has no equal.
+
+    Rows are equal if their bytes are. Of several equal rows the last one is taken. None also for
+    m = 0.
+    """
+    # One comparison comes first, as the bytes of all rows take longer.
     if not len(changed_rows) or not (rows == changed_rows[0]).all(1).any():
         return None
     number_of_row = {code: number for number, code in enumerate(_bytes_of_rows(rows))}
@@ -299,12 +324,15 @@ def _bytes_of_rows(rows: Float[Tensor, "n d"]) -> list[bytes]:
 
 
 def _factor(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor | None:
-    """Return the factors s with y = s x; None if there are none.
+    """Return the factors s with y = s x up to rounding; None if there are none.
+
+    They are those of least squares, Σ x y / Σ x², and 0 where x is 0: a scalar, or a tensor whose
+    summed axis has length 1.
 
     Args:
         x, y: The tensors.
         summed_axis: The axis along which entries share a factor; None: all entries share one.
-        eps: The rounding error of y.
+        eps: The relative rounding error of y.
     """
     x = x.double()
     y = y.double()
@@ -315,7 +343,8 @@ def _factor(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor
     else:
         norms = norm.sum(summed_axis, True)
         factor = dot.sum(summed_axis, True) / norms.clamp(min=torch.finfo(torch.float64).tiny)
-    if ((y - factor * x).abs() <= 2 * eps * y.abs()).all():
+    is_exact = (y - factor * x).abs() <= 2 * eps * y.abs()
+    if is_exact.all():
         return factor
     return None
 
@@ -327,8 +356,11 @@ def mixture(
 
     A linear one has a + b = 1. A spherical one (Shoemake 1985) has a = sin((1 - t) Ω) / sin Ω and
     b = sin(t Ω) / sin Ω, where Ω is the angle between x and z, so that
-    (a + b cos Ω)² + (b sin Ω)² = 1 and t Ω is the angle of that point. Another one is a weighted
-    sum, with b as its amount.
+    (a + b cos Ω)² + (b sin Ω)² = 1 and t Ω is the angle of that point. Any other mixture is a
+    weighted sum, with b as its amount.
+
+    None if y is no such mixture, if next to nothing of z is in it, or if x and z are multiples of
+    each other, so that a and b are not determined.
     """
     x = x.double().flatten()
     y = y.double().flatten()
@@ -363,6 +395,7 @@ def mixture(
     cosine = float(xz / (xx * zz).sqrt())
     across = b * math.sqrt(1 - cosine**2)
     along = a + b * cosine
+    # How far the weights miss the equation of a mixture; the closest one names the operation.
     misses: dict[Operation, float] = {
         "linear mixture": abs(a + b - 1),
         "spherical mixture": abs(across**2 + along**2 - 1),
@@ -378,11 +411,12 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
     """Return to how many bits, 1 to 8, the entries of x were rounded to become y.
 
     Rounded entries are whole multiples of one step apart within each row or block of it, and x is
-    within about a step of them. None if they are not, or if x was as coarse already.
+    within about a step of them. None if they are not, if x was as coarse already, or for a vector
+    or rows of fewer than 16 entries, on which a grid cannot be told.
 
     Args:
-        x, y: The tensors.
-        eps: The rounding error of y.
+        x, y: The tensors before and after.
+        eps: The relative rounding error of y.
     """
     if y.dim() < 2 or y.shape[-1] < BLOCK_WIDTHS[-1]:
         return None
@@ -403,7 +437,8 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
         if is_rounded.double().mean() < ROUNDED_BLOCKS:
             continue
         _, levels_before = _steps(x_blocks, eps)
-        if levels_before.min() > MOST_LEVELS:
+        if levels_before.min() > MOST_LEVELS:  # x was not on a grid
+            # The count that this share of the rounded rows or blocks does not exceed.
             typical_levels = levels[levels <= MOST_LEVELS].quantile(ROUNDED_BLOCKS)
             return max(math.ceil(math.log2(float(typical_levels))), 1)
     return None
@@ -412,11 +447,12 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
 def _steps(
     rows: Float[Tensor, "n d"], eps: float
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the step of a grid on which the values of each row lie, and the grid's points.
+    """Return the step of a grid on which the values of each row lie, and its number of points.
 
-    The step is the least distance between two values that is not rounding. Where some values lie
-    beside the grid, where the step is too small to be told from rounding, and for a row of equal
-    values, there are ∞ points.
+    The step is the least distance between two values that is not rounding; the points are counted
+    from the least value of the row to the greatest. Where some values lie beside the grid, where
+    the step is too small to be told from rounding, and for a row of equal values, their number is
+    ∞.
 
     Args:
         rows: The rows.
@@ -435,10 +471,14 @@ def _steps(
 
 
 def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
-    """Return whether a change is of low rank, with its rank, or looks like noise, or neither.
+    """Return "low rank" with the rank of a change, or "noise" or "changed" with NaN.
 
     This is read off a sketch of its column space. Independent entries of spread s have no singular
     values above about s (√n + √m) (Marchenko & Pastur 1967).
+
+    Args:
+        x, y: The tensors before and after, of two axes or more; axes after the first are joined.
+        eps: The relative rounding error of y.
     """
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape
@@ -446,7 +486,7 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     rounding = eps * size_of_y * (math.sqrt(n) + math.sqrt(m))
     edge = float(change.square().mean().sqrt()) * (math.sqrt(n) + math.sqrt(m))
 
-    values = _sketched_singular_values(change.float(), 2)
+    values = _sketched_singular_values(change.float(), 2)  # float32 is enough for noise
     if values[-1] > LOW_RANK_GAP * values[0]:  # its rank is beyond the sketch
         if float(values[0]) <= NOISE_EDGE * edge:
             return "noise", math.nan
@@ -465,9 +505,10 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
 def _sketched_singular_values(
     change: Float[Tensor, "n m"], iterations: int
 ) -> Float[Tensor, " k"]:
-    """Return the largest singular values, in falling order, by subspace iteration.
+    """Return the k ≤ `SKETCH_WIDTH` largest singular values, in falling order, approximately.
 
-    See Halko et al. (2011).
+    They come from subspace iteration on a random sketch of fixed seed (Halko et al. 2011); more
+    iterations make them more exact.
     """
     n, m = change.shape
     start = torch.randn(m, min(SKETCH_WIDTH, n, m), generator=seeded(0)).to(change)

@@ -83,8 +83,8 @@ def student_t(level: Level, freedom: Annotated[float | int, Within(above=0)]) ->
     """Return the t with P(|T| < t) = level, for T of Student's distribution.
 
     Args:
-        level: A probability, such as 0.95.
-        freedom: The degrees of freedom.
+        level: A probability between 0 and 1, such as 0.95.
+        freedom: The degrees of freedom, which need not be whole.
 
     Raises:
         ValueError: The level is so close to 0 or 1 that float64 does not tell it from them.
@@ -125,6 +125,7 @@ def jackknife(
         is_drawn: Whether the reference was estimated from rows drawn at random. The bias is then
             less certain than the value, so it is not subtracted: the interval covers the interval
             around the value and that around the corrected value.
+        level: The probability with which the interval covers the true value.
         t: Replaces Student's t, for instance where intervals hold for several values at once.
     """
     b = len(replicates)

@@ -79,7 +79,7 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 
 def check_groups(groups: Tensor, n: int) -> None:
-    """Raise a ValueError unless there is one group for each of n stimuli."""
+    """Raise a ValueError unless `groups` has the group of each of n stimuli: the shape (n,)."""
     if groups.shape != (n,):
         shape = tuple(groups.shape)
         raise ValueError(f"groups has shape {shape}: give the group of each of the {n} stimuli")

@@ -94,7 +94,11 @@ def all_hsics(
         statistics: The statistics of their symmetric Gram matrices.
         estimator: "unbiased" or "biased".
         groups: How many groups of equal size the rows consist of.
-        rows: How many rows each set of rows has; None if the statistics are of all rows.
+        rows: How many rows each of the p sets of rows has; None if the statistics are of all rows.
+
+    Returns:
+        For each pair of models the HSICs of their layers; an axis p comes first if the statistics
+        have one.
     """
     products = dict(statistics.products)
     row_sums = list(statistics.sums)
@@ -172,7 +176,7 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield the number of each part that has some of these columns, with the slice of its columns.
+    """Yield the index of each part that has some of these columns, with the slice of its columns.
 
     Args:
         sizes: The sizes of the parts, which follow one another.
@@ -433,7 +437,7 @@ def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks) -
         diagonal = gram.double().diagonal(dim1=-2, dim2=-1)
         diagonals.append(diagonal)
         off_diagonals.append(gram.double() - diagonal.diag_embed())
-    flat = blocks.by_model([off_diagonal.flatten() for off_diagonal in off_diagonals])
+    flat = blocks.by_model([off_diagonal.flatten() for off_diagonal in off_diagonals])  # (l, g n²)
     return GramStatistics(
         {(source, target): flat[source] @ flat[target].T for source, target in blocks.pairs},
         blocks.by_model([off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]),
@@ -442,9 +446,9 @@ def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks) -
 
 
 def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows.
+    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) of all rows i, j with σ the median distance of pairs i < j.
 
-    The scale of the rows cancels.
+    The scale of the rows cancels. The result is differentiable.
 
     Raises:
         ValueError: The median distance is 0.

@@ -46,14 +46,18 @@ class HalvedMoments:
             half.update(_selected(sources, rows), _selected(targets, rows))
 
     def of(self, pair: LayerPair) -> PairStatistics:
-        """Return the statistics of all rows."""
+        """Return the statistics of a layer pair over the rows of both halves.
+
+        Raises:
+            ValueError: A half has fewer than two rows, or the pair is unknown.
+        """
         return reduce(PairStatistics.joined, self.statistics_of_halves(pair))
 
     def statistics_of_halves(self, pair: LayerPair) -> list[PairStatistics]:
-        """Return the statistics of each half.
+        """Return the statistics of a layer pair over the rows of each half, the even ones first.
 
         Raises:
-            ValueError: A half has fewer than two rows.
+            ValueError: A half has fewer than two rows, or the pair is unknown.
         """
         if any(half.n < 2 for half in self.halves):
             raise ValueError(
@@ -62,7 +66,14 @@ class HalvedMoments:
         return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
-        """Return the λ of a map with or without a constant, see `penalty_of`."""
+        """Return the ridge penalty λ with which maps of each half predict the other half best.
+
+        It is ∞ where no map predicts better than the mean.
+
+        Args:
+            pair: The layer pair.
+            bias: Whether the map has a constant b.
+        """
         halves = self.statistics_of_halves(pair)
         if not bias:
             halves = [half.about_zero() for half in halves]
@@ -90,7 +101,7 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 
 def _selected(states_of_layers: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
-    """Return these rows of the states of each layer."""
+    """Return these rows of the states of each layer, as a mapping or list like the given one."""
     if isinstance(states_of_layers, Mapping):
         return {
             layer: states[rows.to(states.device)] for layer, states in states_of_layers.items()

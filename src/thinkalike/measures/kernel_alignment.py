@@ -177,7 +177,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         return alignment(likenesses)
 
     def leverage(self, prepared: CentredRows) -> Float[Tensor, ""]:
-        """Return the leverage of a layer, see `leverage` of centred rows."""
+        """Return the largest share of the variance of a layer that a single row decides."""
         return prepared.leverage
 
     def within(self, groups: RowGroups) -> CKAMeasure:
@@ -193,9 +193,12 @@ class CKAMeasure(LayerMeasure[CentredRows]):
 
 
 def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:
-    """Return the CKA of every two layers from their HSICs.
+    """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), the CKA of every two layers.
 
     It is NaN for a layer whose HSIC with itself is not above 0.
+
+    Args:
+        hsics: The HSIC of every layer with every layer, in the last two axes.
     """
     norms = hsics.diagonal(dim1=-2, dim2=-1).sqrt()
     return hsics / (norms[..., :, None] * norms[..., None, :])
@@ -219,9 +222,17 @@ def layer_hsics(
     estimator: str,
     is_relative: bool = False,
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the HSIC of every two layers that are compared, in float64.
+    """Return the HSIC of every two layers that are compared, in float64, by pair of models.
 
-    It is in the unit of the features, and differentiable.
+    It is differentiable.
+
+    Args:
+        layers: The centred layers.
+        blocks: The layers of each model, and which models are compared.
+        kernel: "linear" or "rbf".
+        estimator: "unbiased" or "biased".
+        is_relative: Whether rows count in units of the layer's size. If not, HSICs of the linear
+            kernel are in the unit of the features; those of "rbf" have no unit.
 
     Raises:
         ValueError: A layer cannot be compared, or all of its rows but one are alike.
@@ -281,7 +292,13 @@ def hsics_within(
 ) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return Σ_g n_g HSIC_g of every two layers, over the n_g rows of each group g.
 
-    A shift of a whole group cancels.
+    A shift of a whole group cancels. The kernel is linear.
+
+    Args:
+        layers: Layers with rows centred within their groups, in the order of the groups.
+        blocks: The layers of each model, and which models are compared.
+        groups: The groups of rows.
+        estimator: "unbiased" or "biased".
 
     Raises:
         ValueError: Nothing but rounding is left of a layer.
@@ -308,7 +325,10 @@ def hsics_within(
 def _in_feature_units(
     hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks
 ) -> dict[Pair, Tensor]:
-    """Return HSICs of rows of unit variance in the unit of the features."""
+    """Return HSICs of scaled rows in the unit of the features.
+
+    They are multiplied by the squares of the scales of both layers.
+    """
     scales = blocks.by_model([layer.scale for layer in layers])
     squares = [of_model.square() for of_model in scales]
     return {
@@ -320,9 +340,14 @@ def _in_feature_units(
 def _refuse_flawed_layers(
     layers: Sequence[CentredRows], blocks: Blocks, alike: str = "all rows are the same"
 ) -> None:
-    """Raise a ValueError for a flawed layer, see `refuse_flaws`.
+    """Raise a ValueError for a layer that cannot be compared, as one without variance.
 
     Where no model is compared with itself, rows are being permuted, and layers were looked at.
+
+    Args:
+        layers: The centred layers.
+        blocks: Which models are compared.
+        alike: How the error says that a layer has no variance.
     """
     if any(source == target for source, target in blocks.pairs):
         refuse_flaws(layers, alike)
@@ -335,7 +360,16 @@ def _refuse_flat(
     blocks: Blocks,
     message: str = "no variance but in one row, which the unbiased estimator cannot see",
 ) -> None:
-    """Raise a ValueError for the first layer whose HSIC with itself may be only rounding."""
+    """Raise a ValueError for the first layer whose HSIC with itself may be only rounding.
+
+    Args:
+        hsics: The HSICs of all layers, by pair of models.
+        rounding: For each model that is compared with itself, a bound of the rounding error of the
+            HSIC of each of its layers with itself.
+        layers: The centred layers, whose names errors use.
+        blocks: The layers of each model.
+        message: What the error says of the layer.
+    """
     for model, of_model in rounding.items():
         is_flat = (hsics[model, model].diagonal() <= of_model).tolist()
         for layer, layer_is_flat in zip(blocks.models[model], is_flat, strict=True):

@@ -49,7 +49,12 @@ TEXT_OR_BYTES = (str, bytes, bytearray, memoryview)  # sequences that are no lis
 
 
 def kind_of(column: pd.Series) -> str:
-    """Return the kind that the type and the values of a column imply, see the table above."""
+    """Return the kind, one of `KINDS`, that the type and the values of a column imply.
+
+    Missing and infinite values do not count. Columns of numbers are numeric, or continuous with
+    `FEWEST_CONTINUOUS` different values of which one has a fraction or is beyond 2^53. Ordered
+    categories are ordinal; all other columns are nominal.
+    """
     if isinstance(column.dtype, pd.CategoricalDtype):
         if column.cat.ordered:
             return "ordinal"
@@ -71,9 +76,9 @@ class FeatureColumns(NamedTuple):
     """The features of a table, by which later tables are read.
 
     Attributes:
-        names: of the features; empty for a table without names.
-        kinds: one of `KINDS` for each feature.
-        levels: for each feature, its levels: level k is read as the number k. None: numbers are
+        names: The names of the features; empty for a table without names.
+        kinds: One of `KINDS` for each feature.
+        levels: For each feature, its levels: level k is read as the number k. None: numbers are
             read as they are.
     """
 
@@ -87,25 +92,28 @@ class FeatureColumns(NamedTuple):
         """Describe a table as `MLEM.fit` takes it; warn of features that are taken for continuous.
 
         Args:
-            X: the table, (stimuli, features).
-            kinds: of all features, of each, or of some by name or number. The others, and "auto",
-                have the kind that their type and values imply. A list of levels is an ordinal
-                feature.
+            X: The table, (stimuli, features).
+            kinds: The kind of all features, a list with that of each, or those of some by name or
+                number. The others, and "auto", have the kind that their type and values imply. A
+                list of levels is an ordinal feature.
+
+        Raises:
+            ValueError: X is no table of features, or a kind does not fit it.
         """
         frame, has_types = _frame(X)
         _check_columns(frame)
         names = _names(frame)
         labels = names or tuple(map(str, range(frame.shape[1])))
 
-        found_kinds = []
-        found_levels = []
-        inferred = []  # features that are taken for continuous
+        settled_kinds = []
+        levels_of_features = []
+        inferred = []  # the features that are taken for continuous, unasked
         for position, kind in enumerate(_kind_of_each(kinds, labels)):
             column = frame.iloc[:, position]
             label = labels[position]
             settled_kind, levels = _kind_and_levels(column, kind, label, has_types)
-            found_kinds.append(settled_kind)
-            found_levels.append(levels)
+            settled_kinds.append(settled_kind)
+            levels_of_features.append(levels)
             if settled_kind == "continuous" and kind != "continuous":
                 inferred.append(label)
         if inferred:
@@ -115,16 +123,24 @@ class FeatureColumns(NamedTuple):
                 "kinds= says otherwise",
                 stacklevel=4,
             )
-        return cls(names, tuple(found_kinds), tuple(found_levels))
+        return cls(names, tuple(settled_kinds), tuple(levels_of_features))
 
     def label(self, feature: int) -> str:
-        """Return what messages call a feature."""
+        """Return what messages call a feature: its name, or its number if there are no names."""
         if self.names:
             return plain_line(self.names[feature])
         return str(feature)
 
     def place(self, feature: int | str, argument: str) -> int:
-        """Return the number of a feature given by number or name; errors name the argument."""
+        """Return the number of a feature that is given by number or name.
+
+        Args:
+            feature: Its number, or its name, which comes first if it is both.
+            argument: The argument that an error names.
+
+        Raises:
+            ValueError: There is no such feature.
+        """
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
@@ -135,7 +151,21 @@ class FeatureColumns(NamedTuple):
     def read(
         self, X: object, device: torch.device | None = None
     ) -> tuple[Float[Tensor, "n f"], list[list[Level] | None]]:
-        """Return a table as numbers, NaN for a missing value, and levels, new ones at the end."""
+        """Return a table as numbers, and what the numbers of each feature stand for.
+
+        Args:
+            X: A table with the same features.
+            device: Where the numbers go; None: where X is if it is a tensor, else to the CPU.
+
+        Returns:
+            The numbers in float64, NaN where a value is missing; and for each feature the level
+            that each number from 0 stands for, those new to this description at the end, or None
+            if its numbers are themselves.
+
+        Raises:
+            ValueError: X has other features, or a value that is not of its feature's kind or is
+                infinite.
+        """
         frame, _ = _frame(X)
         self._check_same_features(frame)
         columns = []
@@ -159,7 +189,10 @@ class FeatureColumns(NamedTuple):
         return values, all_levels
 
     def _check_same_features(self, frame: pd.DataFrame) -> None:
-        """Check that a table has the features of the one that was described."""
+        """Raise a ValueError unless a table has the features of the one that was described.
+
+        If only the described table has names, their order is trusted, with a warning.
+        """
         names = _names(frame)
         have_other_names = bool(names) and bool(self.names) and names != self.names
         if frame.shape[1] != len(self.kinds) or have_other_names:
@@ -173,7 +206,12 @@ class FeatureColumns(NamedTuple):
 
 
 def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
-    """Return the value of a table that is read as this number; None for a missing one."""
+    """Return the value of a table that is read as this number; None for NaN, a missing value.
+
+    Args:
+        value: The number.
+        levels: The level that each number from 0 stands for; None: numbers are themselves.
+    """
     if np.isnan(value):
         return None
     if levels is None:
@@ -182,10 +220,16 @@ def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
 
 
 def cell_numbers(values: object, name: str) -> Int[Tensor, " n"]:
-    """Return numbers from 0 that are equal for equal rows of a table or values of a list.
+    """Return a number from 0 for each row of a table or value of a list, equal for equal ones.
+
+    Numbers are in the order in which rows first occur. Missing values are equal to each other.
+
+    Args:
+        values: A DataFrame, an array or tensor of one or two axes, or a list.
+        name: What errors call the argument.
 
     Raises:
-        ValueError: the argument of this name is neither.
+        ValueError: It is none of these, or is empty.
     """
     if isinstance(values, Tensor):
         values = tensor_of(values.detach(), Shaped, name)
@@ -202,15 +246,15 @@ def cell_numbers(values: object, name: str) -> Int[Tensor, " n"]:
 
     try:
         frame = _frame_of_values(values)
-        numbers = []
+        codes_of_columns = []
         for position in range(frame.shape[1]):
             codes, _ = pd.factorize(frame.iloc[:, position], use_na_sentinel=False)
-            numbers.append(codes)
+            codes_of_columns.append(codes)
     except UNREADABLE as error:
         raise ValueError(f"{name} holds lists, sets or the like: give text or numbers") from error
-    if not numbers:
+    if not codes_of_columns:
         raise ValueError(f"{name} has no columns: give text or numbers")
-    codes_of_rows, _ = pd.factorize(pd.MultiIndex.from_arrays(numbers))
+    codes_of_rows, _ = pd.factorize(pd.MultiIndex.from_arrays(codes_of_columns))
     return torch.from_numpy(codes_of_rows.astype(np.int64))
 
 
@@ -229,7 +273,16 @@ def _frame_of_values(values: object) -> pd.DataFrame:
 
 
 def _frame(X: object) -> tuple[pd.DataFrame, bool]:
-    """Return a table as a DataFrame, and whether its columns have types of their own."""
+    """Return a table as a DataFrame, and whether its columns have types of their own.
+
+    They have none in an array or tensor of numbers, where a number may be a code: there the second
+    is False, and the columns are float64. In an array of text, columns that are all numbers are
+    read as such.
+
+    Raises:
+        ValueError: X is no table of two axes, is masked or huge, or has numbers that float64
+            cannot hold.
+    """
     if hasattr(X, "iloc") and hasattr(X, "columns"):
         table = cast(pd.DataFrame, X)
         _refuse_inexact_numbers(table)
@@ -249,7 +302,7 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
     if array.ndim != 2:
         raise ValueError(f"X has shape {array.shape}, not (stimuli, features)")
 
-    if array.dtype.kind in "US":  # numbers beside text have become text
+    if array.dtype.kind in "US":  # text or bytes: numbers beside text have become text
         texts = pd.DataFrame(array.astype(str), dtype=object)
         return texts.mask(texts.isin(EMPTY)).apply(_written_numbers), True
     frame = pd.DataFrame(array).infer_objects()
@@ -261,7 +314,11 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
 
 
 def _array_of_tensor(X: Tensor) -> np.ndarray:
-    """Return a tensor of features as an array of float64."""
+    """Return a tensor of features as an array of float64.
+
+    Raises:
+        ValueError: It has whole numbers that float64 cannot hold.
+    """
     values = tensor_of(X.detach(), Shaped, "X").cpu()
     if values.dtype == torch.int64 and values.ndim == 2:
         _refuse_inexact_numbers(pd.DataFrame(values.numpy()))
@@ -302,14 +359,17 @@ def _beyond_floats(label: str) -> ValueError:
 
 
 def _names(frame: pd.DataFrame) -> tuple[str, ...]:
-    """Return the names of the columns; empty if any is not text."""
+    """Return the names of the columns; empty if the name of any is not text, such as a number."""
     if all(isinstance(name, str) for name in frame.columns):
         return tuple(map(str, frame.columns))
     return ()
 
 
 def _written_numbers(column: pd.Series) -> pd.Series:
-    """Return a column of text as numbers, if all of it are numbers."""
+    """Return a column of text as numbers if all present values are written numbers.
+
+    Else it is returned as it is.
+    """
     numbers = pd.to_numeric(column, errors="coerce")
     if numbers.notna().equals(column.notna()):
         return numbers
@@ -317,7 +377,15 @@ def _written_numbers(column: pd.Series) -> pd.Series:
 
 
 def _kind_of_each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
-    """Return the kind that is asked for of each feature, "auto" for those left open."""
+    """Return the kind that is asked for of each feature, in order; "auto" for those left open.
+
+    Args:
+        kinds: As in `FeatureColumns.of`.
+        labels: What messages call each feature.
+
+    Raises:
+        ValueError: There are not as many kinds as features, or one is of no feature.
+    """
     if isinstance(kinds, str):
         return [kinds] * len(labels)
     if not isinstance(kinds, Mapping):
@@ -341,7 +409,14 @@ def _kind_of_each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
 
 
 def check_levels(levels: object, name: str) -> None:
-    """Raise a ValueError unless these are the different levels of an ordinal feature."""
+    """Raise a ValueError unless `levels` is a list of different levels, at least one.
+
+    Levels that are written alike, such as 1 and "1", are not different.
+
+    Args:
+        levels: The levels of an ordinal feature, in order.
+        name: What the error calls them.
+    """
     is_list = isinstance(levels, Sequence) and not isinstance(levels, str | bytes)
     if not is_list or not levels or len(set(map(str, levels))) < len(levels):  # type: ignore[arg-type, call-overload]
         raise ValueError(
@@ -353,11 +428,17 @@ def check_levels(levels: object, name: str) -> None:
 def _kind_and_levels(
     column: pd.Series, kind: Kind, label: str, has_types: bool
 ) -> tuple[str, tuple[Level, ...] | None]:
-    """Return the kind and the levels of a feature.
+    """Return the kind of a feature, and its levels in order; None for levels that are numbers.
 
     Args:
-        kind: what is asked for.
-        has_types: whether the columns of the table have types of their own.
+        column: Its values.
+        kind: What is asked for: "auto", one of `KINDS`, or the levels of an ordinal feature.
+        label: What errors call the feature.
+        has_types: Whether the columns of the table have types of their own; if not, numbers may be
+            codes, and "auto" takes those that are not continuous for nominal.
+
+    Raises:
+        ValueError: The kind does not fit the values.
     """
     if not isinstance(kind, str):
         return "ordinal", _checked_levels(column, kind, label)
@@ -385,7 +466,11 @@ def _kind_and_levels(
 
 
 def _checked_levels(column: pd.Series, levels: Sequence[Level], label: str) -> tuple[Level, ...]:
-    """Return the levels that are asked for, which have to include all values of the column."""
+    """Return the levels that are asked for, as Python has them.
+
+    Raises:
+        ValueError: They are no list of different levels, or lack a value of the column.
+    """
     check_levels(levels, f"kinds of feature {label}")
     plain_levels = tuple(map(_plain_level, levels))
     for value in _levels_of_rows(column):
@@ -405,7 +490,14 @@ def _rounded_fractions(values: np.ndarray) -> np.ndarray:
 
 
 def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n"]:
-    """Return a column of numbers; those of an object column may be of any size."""
+    """Return a column of numbers in float64, NaN where a value is missing.
+
+    Fractions are rounded to 12 digits unless the kind is continuous, so that levels are equal.
+
+    Raises:
+        ValueError: A value is no number, or is a whole number that float64 cannot hold, which a
+            column of objects may have.
+    """
     if column.dtype == object:
         for value in column:
             if isinstance(value, int) and abs(value) > EXACT:
@@ -425,7 +517,10 @@ def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n
 def _read_levels(
     column: pd.Series, known_levels: Sequence[Level]
 ) -> tuple[Float[Tensor, " n"], list[Level]]:
-    """Return a column as the numbers of its levels, and the levels with new ones at the end."""
+    """Return the number of the level of each row, NaN where it is missing, and all levels.
+
+    Levels of the column that are not known get the next numbers, in the order of their rows.
+    """
     number_of_level = {level: number for number, level in enumerate(known_levels)}
     codes = []
     for value in _levels_of_rows(column):
@@ -449,7 +544,7 @@ def _levels_of_rows(column: pd.Series) -> list[Level | None]:
 
 
 def _plain_level(value: object) -> Level:
-    """Return a level as Python has it; dates, intervals and the like as text."""
+    """Return a level as text, bool or number of Python; dates, intervals and the like as text."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Level):

@@ -165,7 +165,16 @@ class LayerMeans(Accumulator):
     def _values_without_parts(
         self, measure: AnyMeasure, layers: Sequence[Any], rows: BatchRows, blocks: Blocks
     ) -> dict[Pair, Float[Tensor, "a _ _"]]:
-        """Return the values of all rows, and then without each part of the documents."""
+        """Return the likenesses of all rows, and then without each part of the documents.
+
+        The first axis has a = 1 + `JACKKNIFE_PARTS` entries.
+
+        Args:
+            measure: The measure; given the token, the measure within the groups.
+            layers: The prepared layers.
+            rows: The rows that they were prepared from.
+            blocks: The layers of each model, and which models are compared.
+        """
         part_of_row = rows.documents % JACKKNIFE_PARTS
         if measure.leaves_out_parts:
             return measure.compare_without_parts(layers, blocks, sizes_of_parts(part_of_row))
@@ -178,7 +187,10 @@ class LayerMeans(Accumulator):
         return values
 
     def _is_first(self, number: int) -> bool:
-        """Return whether a batch comes before all batches whose null is stored so far."""
+        """Return whether a batch comes before all batches whose null is stored so far.
+
+        The null is that of the first batch, and batches may come in any order.
+        """
         return all(number < int(moved[0, 0]) for moved in self.moved)
 
     def compute(self) -> LayerPairEstimate:
@@ -238,8 +250,8 @@ class LayerMeans(Accumulator):
     def replicates(self) -> Float[Tensor, "r l m"]:
         """Return the values of `compute` across the models, then those without each document part.
 
-        There is nothing but the values of `compute` where the documents are too few, see
-        `finished`.
+        There is nothing but the values of `compute` where the documents are too few for an
+        interval, or where the measure refused the rows without some part.
         """
         states = self.gathered()
         values = self.finished(states)
@@ -257,7 +269,7 @@ class LayerMeans(Accumulator):
             states: The states of all batches, see `gathered`.
         """
         documents, counts = states["documents"].unique(return_counts=True)
-        indices = [0]  # in the second axis: all rows, and then without each part
+        indices = [0]  # in the axis a of all rows, and then without each part
         if has_interval(effective_number(counts), self.needed):
             indices += (1 + documents % JACKKNIFE_PARTS).unique().tolist()
         finish = self.measure.finish if self.measure.is_ratio else torch.Tensor.clone
@@ -285,7 +297,7 @@ class LayerMeans(Accumulator):
     def _reference(
         self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]
     ) -> Float[Tensor, "k k"] | None:
-        """Return the mean of the values without document parts, if rows were independent.
+        """Return what the mean of the values without document parts would be of independent rows.
 
         `jackknife` takes the bias of dependent rows from it. None if it is not known, because no
         batch told the bias.
@@ -312,10 +324,11 @@ class LayerMeans(Accumulator):
 def _joined_parts(
     values: Mapping[Pair, Float[Tensor, "a _ _"]], pair: Pair
 ) -> Float[Tensor, "a k k"]:
-    """Return the values of all layers of two models, each with each: k = l + m.
+    """Return the values of all k = l + m layers of two models with each other, in float64.
 
     Args:
-        values: The values of each pair of models, of all rows and without each part.
+        values: The values of each pair of models, of all rows and then without each part: a = 1 +
+            `JACKKNIFE_PARTS`.
         pair: The two models.
     """
     joint = []

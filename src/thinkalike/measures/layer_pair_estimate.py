@@ -76,7 +76,10 @@ class LayerPairEstimate(Estimate):
         return sample_size.why_no_interval(self.effective, self.documents, fewest=self.needed)
 
     def widest_interval(self) -> float:
-        """Return the width of the widest interval of the values across and within the models."""
+        """Return the width of the widest interval of the values across and within the models.
+
+        It is ∞ where there are no intervals.
+        """
         widths = []
         for estimate in (self, self.within_source, self.within_target):
             if estimate is not None:

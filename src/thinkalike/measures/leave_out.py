@@ -17,10 +17,13 @@ from thinkalike.measures.seeds import seeded
 
 
 def given_tokens(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowGroups | None]:
-    """Return the measure, within groups of rows of one token if rows have tokens.
+    """Return the measure that compares rows within groups of one token, if rows have tokens.
 
     Returns:
-        The measure, and the groups; None without tokens.
+        That measure and the groups; without tokens the given measure and None.
+
+    Raises:
+        ValueError: No token has as many rows as the measure needs.
     """
     if rows.tokens is None:
         return measure, None
@@ -29,7 +32,7 @@ def given_tokens(measure: AnyMeasure, rows: BatchRows) -> tuple[AnyMeasure, RowG
 
 
 def sizes_of_parts(part_of_row: Int[Tensor, " n"]) -> list[int]:
-    """Return how many rows each of the `JACKKNIFE_PARTS` parts has."""
+    """Return how many rows each of the `JACKKNIFE_PARTS` parts has, 0 for a part without any."""
     parts = torch.arange(JACKKNIFE_PARTS, device=part_of_row.device)
     is_in_part = part_of_row[:, None] == parts  # (n, parts)
     return is_in_part.sum(0).tolist()

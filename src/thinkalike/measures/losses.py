@@ -57,7 +57,7 @@ def token_loss(
         states: The last residuals.
         finish: The final norm and the unembedding.
         targets: The id of the token that follows each token.
-        chunk: How many tokens a chunk has; None: see `rows_of_logits`.
+        chunk: How many tokens a chunk has; None: `CHUNK`, or fewer if the vocabulary is large.
 
     Raises:
         ValueError: A target is not in the vocabulary, or `finish` does not return logits.
@@ -87,6 +87,10 @@ def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> No
     """Raise a ValueError if a target is no id of the vocabulary.
 
     Targets on a GPU are left to torch, as every chunk would wait for the answer.
+
+    Args:
+        targets: The ids of some tokens; there may be none.
+        vocabulary: How many ids there are, from 0.
     """
     if targets.device.type != "cpu" or not targets.numel():
         return
@@ -115,7 +119,7 @@ def token_kl(
         states: The last residuals, once or k times with the same reference.
         finish: The final norm and the unembedding.
         reference: The last residuals of the reference, which gets no gradient.
-        chunk: How many tokens a chunk has; None: see `rows_of_logits`.
+        chunk: How many tokens a chunk has; None: `CHUNK`, or fewer if the vocabulary is large.
 
     Raises:
         ValueError: `finish` does not return logits.
@@ -138,7 +142,11 @@ def token_kl(
 
 
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
-    """Return the logits of states, at least in float32."""
+    """Return the logits of states, in float32 or what is wider, by `finish`.
+
+    Raises:
+        ValueError: `finish` does not take the states, or returns something else.
+    """
     logits = _checked_logits(states, finish)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -153,7 +161,7 @@ def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Te
     try:
         logits = finish(states)
     except (RuntimeError, TypeError, ValueError) as error:
-        if "memory" in str(error):
+        if "memory" in str(error):  # too little memory is no flaw of `finish`
             raise
         raise ValueError(
             f"finish does not take states, {states.dtype} of shape {shape}: {one_line(error)}"
@@ -171,7 +179,10 @@ def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Te
 
 
 def rows_of_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
-    """Return how many tokens a chunk has: `CHUNK`, or fewer where the vocabulary is large."""
+    """Return how many tokens a chunk has: `CHUNK`, or fewer where the vocabulary is large.
+
+    The vocabulary is told by the logits of a single state.
+    """
     with torch.no_grad():
         first_state = states.detach().reshape(-1, states.shape[-1])[:1]
         vocabulary = _checked_logits(first_state, finish).shape[-1]
@@ -186,7 +197,14 @@ def bytes_of_logits(vocabulary: int) -> float:
 def _in_chunks(
     states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int | None
 ) -> Tensor:
-    """Return the loss of each state, (*k, n) for states (*k, n, d), differentiable once."""
+    """Return the loss of each state, (*k, n) for states (*k, n, d), differentiable once.
+
+    Args:
+        states: The last residuals.
+        finish: Maps them to logits.
+        loss_of_chunk: Takes the rows of a chunk to the loss of their log-probabilities.
+        chunk: How many rows a chunk has; None: by the size of the vocabulary.
+    """
     chunk = chunk or rows_of_logits(states, finish)
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
     if torch.is_grad_enabled() and states.requires_grad:
@@ -198,9 +216,9 @@ def _in_chunks(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """A loss whose forward pass takes the gradient of each chunk.
+    """A loss whose forward pass takes the gradient of each chunk, so that its logits can be freed.
 
-    The backward pass is then one product.
+    The backward pass is then one product of these gradients with the outer gradient.
     """
 
     @staticmethod
@@ -228,9 +246,16 @@ def _losses(
     *,
     needs_gradient: bool,
 ) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n d"] | None]:
-    """Return the losses, and, if needed, the gradient of each with respect to its state.
+    """Return the losses, and the gradient of each with respect to its state, or None.
 
     The log-probabilities of all chunks share one piece of memory.
+
+    Args:
+        states: The last residuals of k outputs.
+        finish: Maps them to logits.
+        loss_of_chunk: Takes the rows of a chunk to the loss of their log-probabilities.
+        chunk: How many rows a chunk has.
+        needs_gradient: Whether gradients are wanted.
     """
     gradient = torch.empty_like(states) if needs_gradient else None
     memory = states.new_empty(0)
@@ -262,9 +287,9 @@ def _losses(
 
 
 def unigram_entropy(tokens: Annotated[Int[Tensor, " n"], Within(least=0, fewest=1)]) -> float:
-    """Return the entropy in nats of the frequencies of these tokens.
+    """Return the entropy in nats of the frequencies of these tokens, at least 0.
 
-    It is the loss of the best model without context.
+    It is the least loss on them of any model that predicts without context.
     """
     _, counts = tokens.unique(return_counts=True)
     counts = counts.double()

@@ -107,7 +107,7 @@ def _decide(
 
 
 def _either(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
-    """Return the rows of either; None stands for no rows."""
+    """Return the rows that are in `rows` or in `more`; None stands for no rows."""
     if rows is None:
         return more
     return rows | more

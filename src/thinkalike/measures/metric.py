@@ -22,12 +22,12 @@ class CKAResult(LayerPairEstimate):
     Intervals are over documents.
 
     Attributes:
-        leverage_source, leverage_target: The largest leverage of any batch, (l,) and (m,), see
-            `leverage`.
+        leverage_source, leverage_target: The largest share of each layer's variance that a single
+            row of any batch decides, (l,) and (m,).
         hsics: The HSICs of each batch, in the order of their numbers, (b, k, k) with k = l + m.
         without: The value without each part of the documents, (p, l, m). p is 0 where there is no
             interval.
-        aggregate: How batches are combined, see `CKA`.
+        aggregate: How batches are combined: "ratio_of_means" or "mean_of_ratios".
         is_unbiased: Whether the bias of rows of one document is subtracted, see `jackknife`.
     """
 
@@ -101,12 +101,15 @@ class CKAResult(LayerPairEstimate):
         return self._interval(arc_length(value), arc_length(without))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
-        """Return the jackknife interval of a value, from those without each part."""
-        reference = value if self.is_unbiased else None
+        """Return a value with its jackknife interval, from the values without each part."""
+        reference = None
+        if self.is_unbiased:
+            # Of independent rows, values with and without a part have the same expectation.
+            reference = value
         return jackknife(value, without, reference)
 
     def convergence(self) -> Float[Tensor, "b l m"]:
-        """Return the CKA of the first batch, of the first two, and so on."""
+        """Return the CKA of the first batch, of the first two, and so on to that of all b."""
         depth = len(self.value)
         counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
         if self.aggregate == "ratio_of_means":

@@ -57,7 +57,7 @@ class PairStatistics(NamedTuple):
         return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
 
     def joined(self, other: PairStatistics) -> PairStatistics:
-        """Return the statistics of these rows and of other ones together.
+        """Return the statistics of these rows and of others, of the same layers, together.
 
         With δ the difference of the two means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al.
         1979).
@@ -77,7 +77,10 @@ class PairStatistics(NamedTuple):
         )
 
     def about_zero(self) -> PairStatistics:
-        """Return the statistics with products about 0, and not the means, for a map without b."""
+        """Return the statistics with products about 0, and not the means, for a map without b.
+
+        `yy` stays about its mean.
+        """
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),
             mean_y=torch.zeros_like(self.mean_y),
@@ -87,10 +90,10 @@ class PairStatistics(NamedTuple):
 
 
 def different_pairs(pairs: object) -> list[LayerPair]:
-    """Return the different pairs of layers, in their order.
+    """Return the different pairs of layers, in the order in which they first occur.
 
     Raises:
-        ValueError: Something is not a pair, or there is none.
+        ValueError: Something is not a tuple of two, or there is none.
     """
     try:
         different = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
@@ -221,7 +224,10 @@ class Moments:
 def _check_means(
     means: Mapping[ModelLayer, Tensor], means_before: Mapping[ModelLayer, Tensor]
 ) -> None:
-    """Raise a ValueError if a mean is not finite, or its width is not that of earlier batches."""
+    """Raise a ValueError if a mean is not finite, or its width is not that of earlier batches.
+
+    The mean of a layer is not finite if one of its states is not.
+    """
     # A single copy from the device, as each makes a GPU wait.
     are_finite = torch.stack([mean.isfinite().all() for mean in means.values()]).tolist()
     for ((side, layer), mean), is_finite in zip(means.items(), are_finite, strict=True):

@@ -99,7 +99,8 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
 
     def compare(self, first: Neighbours, second: Neighbours) -> Float[Tensor, ""]:
         """Return the mean cosine of the similarities to the neighbours in either layer."""
-        neighbours_in_either = torch.cat([first.numbers, second.numbers], 1)
+        neighbours_in_either = torch.cat([first.numbers, second.numbers], 1)  # (n, 2 k)
+        # A neighbour in both layers stands there twice, and counts the first time only.
         counts_once = torch.ones_like(neighbours_in_either, dtype=torch.bool)
         counts_once[:, first.numbers.shape[1] :] = ~first.member.gather(1, second.numbers)
         in_first = first.cosine.gather(1, neighbours_in_either).double() * counts_once
@@ -116,6 +117,10 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
 
 
 def _members(numbers: Int[Tensor, "n k"]) -> Bool[Tensor, "n n"]:
-    """Return which rows are among the neighbours of each."""
+    """Return a matrix that is True at [i, j] where row j is a neighbour of row i.
+
+    Args:
+        numbers: The numbers of the k neighbours of each of n rows.
+    """
     n = len(numbers)
     return torch.zeros(n, n, dtype=torch.bool, device=numbers.device).scatter_(1, numbers, True)

@@ -88,16 +88,21 @@ def mutual_knn(
 
 
 def neighbours(k: int) -> str:
-    """Return the subject of a sentence about how many rows are needed."""
+    """Return the subject of an error about too few rows, such as "k=10 neighbours of a row"."""
     return f"k={k} neighbours of a row"
 
 
 def directions(
     features: Float[Tensor, "n d"], groups: RowGroups, name: str
 ) -> Float[Tensor, "kept d"]:
-    """Return the rows in the order of their groups, each of length 1.
+    """Return the rows in the order of their groups, each of length 1, without gradients.
 
-    They are in float64 where cosines need its digits.
+    They are in float64 where cosines need its digits: where all rows point nearly the same way.
+
+    Args:
+        features: The states of one layer.
+        groups: Groups of its rows; rows of no group are left out.
+        name: What errors call the layer.
 
     Raises:
         ValueError: A value is not finite, a row is zero, or all rows are the same, or all rows of
@@ -224,7 +229,16 @@ def in_order(
 def neighbour_numbers_of(
     features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
 ) -> Int[Tensor, "kept k"]:
-    """Return the k nearest neighbours of each row, by their numbers in its group."""
+    """Return the k nearest neighbours of each row, by their numbers in its group, nearest first.
+
+    Rows are in the order of their groups; those of no group are left out.
+
+    Args:
+        features: The states of one layer.
+        name: What errors call the layer.
+        k: How many neighbours each row has.
+        groups: Groups of rows, within which neighbours are; None: all rows are one group.
+    """
     if groups is None:
         groups = RowGroups.whole(len(features), features.device)
     rows = directions(features, groups, name)
@@ -233,7 +247,11 @@ def neighbour_numbers_of(
 
 @dataclass(frozen=True)
 class OfNeighbours(LayerMeasure[Prepared]):
-    """What measures of the nearest neighbours of rows have in common."""
+    """What measures of the nearest neighbours of rows have in common: k, and what follows from it.
+
+    Attributes:
+        neighbours: k, how many nearest neighbours of each row are compared.
+    """
 
     # number of nearest neighbours, k
     neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)
@@ -251,7 +269,7 @@ class OfNeighbours(LayerMeasure[Prepared]):
 
     @property
     def needed_by(self) -> str:
-        """What needs so many rows."""
+        """The subject of an error that says that rows are fewer than `fewest`."""
         return neighbours(self.neighbours)
 
 
@@ -290,7 +308,7 @@ class MutualKNN(OfNeighbours[Tensor]):
     def compare(
         self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
     ) -> Float[Tensor, ""]:
-        """Return the share of neighbours that two layers have in common."""
+        """Return the share of neighbours that two layers have in common, in [0, 1]."""
         shares = self.compare_all([first, second], Blocks([[0], [1]], [(0, 1)]))
         return shares[0, 1][0, 0]
 
@@ -303,7 +321,10 @@ class MutualKNN(OfNeighbours[Tensor]):
     def compare_all(
         self, layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return the share of neighbours that any two layers have in common.
+        """Return the share of neighbours that every two layers of compared models have in common.
+
+        A row's k neighbours are written as a 0/1 vector over its group, so that the inner product
+        of two layers counts the neighbours that they share.
 
         Args:
             layers: The neighbours of each row in each layer.

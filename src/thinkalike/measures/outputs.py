@@ -45,9 +45,9 @@ class _Outputs(NamedTuple):
     """The outputs of a model for n tokens.
 
     Attributes:
-        values: the logits, or the position of the largest.
-        vocabulary: how many logits a token has.
-        name: what an error calls them.
+        values: The logits, (n, v), or the position of the largest, (n).
+        vocabulary: How many logits a token has.
+        name: What an error calls them.
     """
 
     values: Shaped[Tensor, "n ..."]
@@ -56,6 +56,12 @@ class _Outputs(NamedTuple):
 
 
 def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
+    """Raise a ValueError if a value is not finite.
+
+    Args:
+        largest: The largest logit of each row, or anything that is finite just where that is.
+        name: What the error calls the outputs.
+    """
     if not largest.isfinite().all():
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
@@ -70,18 +76,23 @@ def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
 
 
 def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
-    """Return the divergence of each row from the exponentials P and Q of the logits.
+    """Return the Jensen-Shannon divergence of each row, in float64, from the logits.
+
+    P and Q are the exponentials of the logits less the largest one of the row.
 
     With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is
 
         ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T.
 
     It is least for this w, so the rounding of w adds next to nothing.
+
+    Raises:
+        ValueError: The vocabularies differ, a logit is NaN or +∞, or all of a row are -∞.
     """
     _check_same_vocabulary(source, target)
     first = source.values
     n, width = first.shape
-    if source is target:
+    if source is target:  # exactly 0, without the rounding of the formula
         _refuse_flawed(first.amax(1), source.name)
         return first.new_zeros(n, dtype=torch.float64)
 
@@ -107,9 +118,9 @@ def _strip(
     """Return for each row Σ P (log P - M) / S + Σ Q (log Q - M) / T, and S, T and w.
 
     Args:
-        x: the logits of the source.
-        y: the logits of the target.
-        memory: what is computed is written there, unless it needs gradients.
+        x: The logits of the source.
+        y: The logits of the target.
+        memory: What is computed is written there, unless it needs gradients.
     """
     out: list[Tensor | None] = [None] * len(memory)
     if not x.requires_grad and not y.requires_grad:
@@ -154,7 +165,13 @@ class MeanOfRows(LayerMeasure[_Outputs]):
     def compare_without_parts(
         self, layers: Sequence[_Outputs], blocks: Blocks, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the means of all rows and without each part; NaN if no row remains."""
+        """Return the means of all rows, and then without each part; NaN if no row remains.
+
+        Args:
+            layers: The outputs.
+            blocks: The outputs of each model, and which models are compared.
+            sizes: How many rows each part has; the parts follow one another.
+        """
 
         def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
             values_by_part = self.of_rows(first, second).split([*sizes])
@@ -198,7 +215,11 @@ class Disagreement(MeanOfRows):
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
-        """Return the token with the largest logit of each row."""
+        """Return the position of the largest logit of each row.
+
+        Raises:
+            ValueError: A logit is NaN or +∞, or all of a row are -∞.
+        """
         if layer.is_cpu:
             # NumPy compares with vector instructions, in a fifth of the time
             largest = torch.from_numpy(np.argmax(layer.detach().numpy(), 1))

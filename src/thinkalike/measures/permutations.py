@@ -45,10 +45,12 @@ def permuted_within(
 ) -> Int[Tensor, " kept"]:
     """Return an order of rows in which documents changed places within each group.
 
+    Entry i is the row, in the order of `groups`, that comes to place i.
+
     Args:
         documents: The number of the document of each row, for rows in the order of `groups`.
         groups: The groups of rows, such as those of one token.
-        seed: See `permuted_rows`.
+        seed: The seed of the permutation, the same for all groups.
     """
     row_numbers = torch.arange(len(documents))
     numbers_by_size = groups.blocks(row_numbers)
@@ -71,12 +73,13 @@ def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     """
     _, labels, counts = documents.unique(return_inverse=True, return_counts=True)
 
-    # For each number of documents, of the longest ones, the rows that are kept of them together.
+    # How many rows remain if the d longest documents are cut to the length of the shortest of
+    # them, for each d; 0 for a d that is too small.
     sizes = counts.sort(descending=True).values
-    kept_rows = torch.arange(1, len(sizes) + 1, device=sizes.device) * sizes
+    rows_remaining = torch.arange(1, len(sizes) + 1, device=sizes.device) * sizes
     fewest = min(FEWEST_GROUPS, len(sizes))
-    kept_rows[: fewest - 1] = 0
-    rows_per_document = int(sizes[kept_rows.argmax()])
+    rows_remaining[: fewest - 1] = 0
+    rows_per_document = int(sizes[rows_remaining.argmax()])
 
     order = labels.argsort(stable=True)  # rows document by document
     first_row = counts.cumsum(0) - counts  # of each document in `order`

@@ -9,16 +9,16 @@ from torch import Tensor
 
 def power_of_two_below(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return the greatest power of two up to each size, or 1 for 0."""
-    power = size / (2 * torch.frexp(size).mantissa)
+    power = size / (2 * torch.frexp(size).mantissa)  # the mantissa is in [½, 1)
     return power.where(size > 0, 1.0)
 
 
 def size_of(features: Float[Tensor, "..."], over: tuple[int, ...] = ()) -> Float[Tensor, "*l"]:
-    """Return the power of two below the largest absolute value.
+    """Return the greatest power of two up to the largest absolute value, or ½ if all are 0.
 
     Args:
         features: The values.
-        over: The axes over which the largest value is taken; by default all.
+        over: The axes over which the largest value is taken; (): all.
     """
     largest = torch.maximum(-features.amin(over), features.amax(over))
     exponent = torch.frexp(largest).exponent - 1

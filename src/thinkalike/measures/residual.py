@@ -123,7 +123,10 @@ class ResidualStates:
         return self._covariates.residuals(residuals)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return the predictor of what is left of states from what is left of these."""
+        """Return a predictor from what is left of these states.
+
+        It is to predict what is left of others, which `of` returns, on the same rows.
+        """
         return Predictor(self.of(states), self.documents)
 
     def plain_predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
@@ -143,7 +146,7 @@ class ResidualStates:
 
 
 def fewest_rows(width: int, covariates: int) -> int:
-    """Return how many rows must be compared for a number.
+    """Return how many rows must be compared before a number is given.
 
     With fewer rows, a map does not find what one model predicts of the other, or the covariates
     explain everything.
@@ -156,9 +159,10 @@ def fewest_rows(width: int, covariates: int) -> int:
 
 
 def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Return the leading `COMPONENTS_OF_BAG` principal components of centred states.
+    """Return the leading `COMPONENTS_OF_BAG` principal components of centred states, or all d.
 
-    The sum of their squares is 1 for the mean row.
+    They are scaled together so that the mean over rows of their sum of squares is 1; states that
+    are all 0 stay 0.
     """
     directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS_OF_BAG:]
     components: Tensor = states @ directions
@@ -169,9 +173,10 @@ def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
 
 
 def functions_of(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
-    """Return functions of a position t: t, log, roots and indicators.
+    """Return f = `POSITION_FUNCTIONS` functions of a position t from 0, in float64.
 
-    Each has standard deviation 1 or is constant.
+    They are t, log (1 + t), 1 / (1 + t), 1 / √(1 + t), the indicators of the first positions, and
+    those of ranges of later ones. Each has standard deviation 1 over the rows, or is constant.
     """
     t = position.double()
     smooth = [t, (1 + t).log(), 1 / (1 + t), (1 + t).rsqrt()]

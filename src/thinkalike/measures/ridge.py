@@ -30,8 +30,11 @@ FEWEST_FOLDS = 3
 def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the fold, 0..`FOLDS` - 1, of each row.
 
+    The rows of one document are in one fold.
+
     Args:
-        documents: The number of the document of each row, by `numbered_by_part`.
+        documents: The number of the document of each row, by `numbered_by_part`, so that folds
+            have nearly equal sizes.
     """
     return documents % JACKKNIFE_PARTS % FOLDS
 
@@ -133,7 +136,10 @@ class Predictor:
         self._folds = [self._fold_states(fold) for fold in range(FOLDS)]
 
     def _fold_states(self, fold: int) -> _FoldStates:
-        """Return the states that predict, seen from one fold."""
+        """Return the mean, the basis and the products of the states, seen from one fold.
+
+        The mean and the basis are those of the rows outside of the fold, which fit its maps.
+        """
         is_inside = (fold_of(self.documents) == fold).to(self.states.device)
         rows = is_inside.nonzero()[:, 0]
         outside = self.states[~is_inside]
@@ -144,7 +150,11 @@ class Predictor:
 
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
-        """Return how well y is predicted on held-out documents."""
+        """Return how well y, states of the same rows, is predicted on held-out documents.
+
+        Raises:
+            ValueError: y has another number of rows, or a state is not finite.
+        """
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
         for rows, residuals, targets in self._residuals(_of_unit_size(y)):
             squares = torch.stack([residuals.square().sum(1), targets.square().sum(1)], 1).cpu()
@@ -154,9 +164,13 @@ class Predictor:
 
     @takes_arrays
     def residuals(self, y: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
-        """Return y - ŷ, where each row is predicted by the map of the other documents.
+        """Return y - ŷ, where each row is predicted by the map of the other folds' documents.
 
-        It is in float64 and in units of the largest entry of y less its mean.
+        It is in float64 and in units of the largest entry of y less its mean, in the order of the
+        rows.
+
+        Raises:
+            ValueError: y has another number of rows, or a state is not finite.
         """
         y = _of_unit_size(y)
         residuals = torch.zeros_like(y)
@@ -165,7 +179,11 @@ class Predictor:
         return residuals
 
     def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each fold its rows, y - ŷ and y - ȳ, by maps and means of the rows outside."""
+        """Yield for each fold its rows, y - ŷ (k, e) and y - ȳ (k, e) of these k rows.
+
+        ŷ and ȳ come from the rows outside of the fold, and the penalty from the gains on the other
+        folds.
+        """
         if len(y) != len(self.states):
             raise ValueError(
                 f"y has {len(y)} rows, but x has {len(self.states)}: "
@@ -180,7 +198,7 @@ class Predictor:
             yield fold.rows, fit.targets - predicted, fit.targets
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
-        """Return what the rows outside of each fold say of y."""
+        """Return what the rows outside of each fold say of y, fold by fold."""
         total = y.sum(0)
         products = self.states.T @ y  # over all rows, from which those of a fold are subtracted
         fits = []
@@ -202,7 +220,10 @@ class Predictor:
 
 
 def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicates"]:
-    """Return the held-out R² of the second states from the first, and in reverse."""
+    """Return the held-out R² of the second states from the first, and in reverse.
+
+    The value of all documents comes first, then those without each part of the documents.
+    """
     return torch.stack([first.of(second.states).shares, second.of(first.states).shares])
 
 
@@ -217,7 +238,7 @@ def bytes_of_predictor(rows: int, width: int) -> float:
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Return states less their mean, in float64 and units of their largest entry.
 
-    R² keeps its value.
+    R² keeps its value, and squares stay within the range of float64. Constant states become 0.
 
     Raises:
         ValueError: A state is not finite.

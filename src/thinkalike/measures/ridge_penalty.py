@@ -46,12 +46,15 @@ class Basis(NamedTuple):
             rows: How many rows were summed, which is the highest rank of the basis; None: d.
         """
         values, vectors = torch.linalg.eigh(products)
-        rank = min(rows or len(values), len(values))
+        rank = min(rows or len(values), len(values))  # further eigenvalues are only rounding
         return cls(values[-rank:].clamp(min=0), vectors[:, -rank:])
 
     @property
     def unit(self) -> Float[Tensor, ""]:
-        """The mean variance, times the number of rows."""
+        """The mean variance of the d states, times the number of rows; above 0.
+
+        Penalties are in this unit.
+        """
         smallest = torch.finfo(self.values.dtype).tiny
         return (self.values.sum() / len(self.vectors)).clamp(min=smallest)
 
@@ -115,6 +118,9 @@ def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
     Args:
         halves: The statistics of each half. The statistics of all rows alone are also accepted;
             then no bases of halves are returned.
+
+    Returns:
+        The basis of all rows, and for each half its basis with the products of the other half.
     """
     joint = reduce(PairStatistics.joined, halves)
     basis_of_all = Basis.of(joint.xx, joint.n)

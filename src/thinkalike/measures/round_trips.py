@@ -67,7 +67,12 @@ def both_directions(x_to_y: PairStatistics, ridge: float = RIDGE) -> BothDirecti
 
 
 def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
-    """Return the map from the source's states to the target's."""
+    """Return the ridge map from the source's states to the target's, with a bias.
+
+    Args:
+        statistics: The statistics of the rows to fit on.
+        ridge: The ridge, as a share of the mean variance of the source's states.
+    """
     return least_squares_of(statistics, ridge * float(statistics.xx.diagonal().mean()))
 
 

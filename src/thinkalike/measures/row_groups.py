@@ -50,8 +50,9 @@ class _PositionEffects:
 
     Attributes:
         positions: The position of each row of the batch.
-        indices: For each row in `order`, the index of its position among the different ones.
-        inverse: The pseudo-inverse of the products of the positions' indicators within groups.
+        indices: For each row in `order`, the index of its position among the p different ones.
+        inverse: The pseudo-inverse of Z'Z, where Z are the indicators of the p positions less
+            their means within groups.
     """
 
     positions: Int[Tensor, " n"]
@@ -158,7 +159,10 @@ class RowGroups:
         return residuals.masked_fill_(all_alike(spread, offset, precision), 0)
 
     def _effects_of(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
-        """Return the effects of these positions, computed once for the same tensor."""
+        """Return what `without_means` needs to know of these positions.
+
+        It is computed once for the same tensor object, which is compared by identity.
+        """
         if self._last_effects and self._last_effects[0].positions is positions:
             return self._last_effects[0]
         _, indices = positions[self.order].unique(return_inverse=True)

@@ -68,7 +68,7 @@ def rows_of(
 
 
 def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
-    """Return the indices of the tokens that count.
+    """Return the flat indices of the tokens that count, in rising order.
 
     With a boolean index in place of these, the host would wait for a GPU at every layer.
 
@@ -91,8 +91,16 @@ def labels_of_rows(
 ) -> Int[Tensor, " n"]:
     """Return the label, such as its token, of each row that a mask leaves of a batch of states.
 
+    Each token is a row; the labels are on the device of the states.
+
+    Args:
+        labels: A label for each token, of the states' shape without the width.
+        mask: Which tokens count; None: all of them.
+        states: The states of one layer.
+        name: What errors call the labels.
+
     Raises:
-        ValueError: Labels do not fit the states; `name` is what the error calls them.
+        ValueError: Labels do not fit the states.
     """
     if labels.shape != states.shape[:-1]:
         raise ValueError(

@@ -45,6 +45,7 @@ def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
 
     Args:
         worth: How many documents of equal length they are worth, see `effective_number`.
+        fewest: How many they must be worth, up to rounding.
     """
     return worth >= fewest * (1 - RELATIVE_ROUNDING)
 
@@ -52,7 +53,14 @@ def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
 def why_no_interval(
     worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS
 ) -> str:
-    """Return why `count` documents, worth `worth` of equal length, have no interval."""
+    """Return why documents have no interval, as a message for users.
+
+    Args:
+        worth: How many documents of equal length they are worth.
+        count: How many there are.
+        unit: What the message calls them.
+        fewest: How many they must be worth.
+    """
     return (
         f"no intervals: effective sample size {worth:.1f} {unit} (of {count:,}); "
         f"intervals need {fewest}"

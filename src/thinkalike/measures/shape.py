@@ -30,7 +30,11 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return rows less their mean, in float64, in units of their typical norm."""
+    """Return rows less their mean, in float64, in units of their typical norm.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same; `name` is the layer's name.
+    """
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 
@@ -54,6 +58,7 @@ class Procrustes(LayerMeasure[Tensor]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
         """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions."""
         rows = centred_rows(layer, name)
+        # A rotation of the rows changes no singular value of X'Y. Gradients go through the rows.
         if rows.shape[1] > len(rows) and not rows.requires_grad:
             rows = torch.linalg.qr(rows.T).R.T
         norm: Tensor = rows.norm()

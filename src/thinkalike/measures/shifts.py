@@ -18,17 +18,26 @@ from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
 class ShiftEstimate(LayerPairEstimate):
-    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); elsewhere NaN."""
+    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); elsewhere NaN.
+
+    Attributes:
+        cosine: The mean cosine of x and y, on the diagonal of (l, l); elsewhere NaN.
+        norm_source, norm_target: The mean ‖x‖ and the mean ‖y‖, likewise.
+    """
 
     def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
         super().__init__(**estimates)
-        self.cosine = cosine  # (l, l), as the norms
+        self.cosine = cosine
         self.norm_source = norm_source
         self.norm_target = norm_target
 
 
 def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
-    """Return the means of four values from their sums and, as the last of each, the count."""
+    """Return the means of four values of each of l layers.
+
+    Args:
+        sums: The sums over tokens of the four values, and as the last entry how many tokens.
+    """
     return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
 
 
@@ -47,7 +56,12 @@ class LayerShifts(Accumulator):
     batch_states: ClassVar[tuple[str, ...]] = ("sums",)
 
     def gather(self, batch: Batch) -> None:
-        """Add a batch: sums of distances, cosines, norms and counts by part of the documents."""
+        """Add a batch: sums of distances, cosines, norms and counts by part of the documents.
+
+        Raises:
+            ValueError: The batch has other layers than announced, states of a layer differ in
+                shape, or documents do not fit.
+        """
         source, target = batch.states
         self.check(source, target, batch.groups)
         assert batch.documents is not None
@@ -78,7 +92,7 @@ class LayerShifts(Accumulator):
         """Return the means over all batches so far, with intervals.
 
         Raises:
-            ValueError: there is no batch.
+            ValueError: There is no batch.
         """
         gathered = self.gathered()
         batch_sums = gathered["sums"]
@@ -87,7 +101,7 @@ class LayerShifts(Accumulator):
         means = _means(sums.sum(0))  # (4, l)
         means_without = _means(without_parts(sums, documents))  # (r, 4, l)
         value, low, high = jackknife(means[0], means_without[:, 0])
-        low = torch.where(low.isfinite(), low.clamp(min=0), low)
+        low = torch.where(low.isfinite(), low.clamp(min=0), low)  # a distance is not below 0
         distance = Estimate(_on_diagonal(value), _on_diagonal(low), _on_diagonal(high))
         cosine, norm_source, norm_target = means[1:]
         return ShiftEstimate(

@@ -50,25 +50,34 @@ class SVCCA(LayerMeasure[Tensor]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n r"]:
-        """Return the left singular vectors of the largest singular values, in float64."""
+        """Return the left singular vectors of the largest singular values, in float64.
+
+        They are as many as hold the share `kept` of the variance, but none that is only rounding.
+        """
         rows = centred_rows(layer, name)
+        # The smaller of the two Gram matrices has the same eigenvalues but for zeros.
         is_wide = rows.shape[1] >= len(rows)
-        values, vectors = torch.linalg.eigh(rows @ rows.T if is_wide else rows.T @ rows)
-        values = values.flip(0).clamp(min=0)
+        if is_wide:
+            gram = rows @ rows.T
+        else:
+            gram = rows.T @ rows
+        values, vectors = torch.linalg.eigh(gram)
+        values = values.flip(0).clamp(min=0)  # in falling order; rounding may leave less than 0
         vectors = vectors.flip(1)
         shares = values.cumsum(0) / values.sum()
         rounding = max(
             max(rows.shape) * torch.finfo(rows.dtype).eps,
             (SUM_ROUNDING * torch.finfo(layer.dtype).eps) ** 2,
         )
-        count = min(
-            int((shares < self.kept).sum()) + 1, int((values > rounding * values[0]).sum())
-        )
+        count_of_share = int((shares < self.kept).sum()) + 1
+        count_above_rounding = int((values > rounding * values[0]).sum())
+        count = min(count_of_share, count_above_rounding)
         top: Tensor = vectors[:, :count]
         if is_wide:
             return top
-        scaled: Tensor = rows @ top / values[:count].sqrt()
-        return scaled
+        # From right singular vectors V to left ones: U = X V / σ.
+        left_vectors: Tensor = rows @ top / values[:count].sqrt()
+        return left_vectors
 
     def compare(
         self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]

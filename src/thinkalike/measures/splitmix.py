@@ -25,5 +25,8 @@ def shift_right(codes: Int[Tensor, "*b"], bits: int) -> Int[Tensor, "*b"]:
 
 
 def random_codes(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
-    """Return a pseudo-random code for each number; equal numbers have equal codes."""
+    """Return a pseudo-random 64-bit code for each number; equal numbers have equal codes.
+
+    Another seed gives other codes.
+    """
     return splitmix(numbers.long() + (seed + 1) * SPLITMIX_STEP % 2**63)

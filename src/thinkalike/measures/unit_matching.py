@@ -42,6 +42,7 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     scores = likeness.detach().cpu().numpy()
     if size > MOST_COPIES:
         return torch.from_numpy(_transported(scores)).to(likeness.device)
+    # A square of copies of units: size // d of each row, and size // e of each column.
     copies = scores.repeat(size // d, 0).repeat(size // e, 1)
     rows, columns = linear_sum_assignment(copies, maximize=True)
     plan = np.zeros((d, e))
@@ -50,7 +51,9 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
 
 
 def _transported(scores: np.ndarray) -> np.ndarray:
-    """Return the transport plan of the greatest score, by linear programming.
+    """Return the transport plan of the greatest total score, by linear programming.
+
+    Its rows sum to 1/d and its columns to 1/e.
 
     Args:
         scores: The score of each of d units with each of e units, (d, e).
@@ -59,9 +62,10 @@ def _transported(scores: np.ndarray) -> np.ndarray:
     from scipy.sparse import eye_array, kron, vstack
 
     d, e = scores.shape
-    sums = vstack(
-        [kron(eye_array(d), np.ones((1, e))), kron(np.ones((1, d)), eye_array(e))]
-    ).tocsr()
+    # One equation for the sum of each row and of each column of the plan, which is laid out flat.
+    row_sums = kron(eye_array(d), np.ones((1, e)))
+    column_sums = kron(np.ones((1, d)), eye_array(e))
+    sums = vstack([row_sums, column_sums]).tocsr()
     weights = np.concatenate([np.full(d, 1 / d), np.full(e, 1 / e)])
     solution = linprog(-scores.ravel(), A_eq=sums, b_eq=weights, method="highs")
     plan: np.ndarray = solution.x.reshape(d, e)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, short
 from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.checkpoints import (
     JsonObject,
@@ -33,7 +33,7 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
         place: The folder, GGUF file or repository, while `reached` keeps it open.
 
     Raises:
-        ModelError: It names code of the hub, or no sizes.
+        ModelError: It names code of the hub, or no sizes, or its architectures are no list.
     """
     import huggingface_hub
 
@@ -47,6 +47,12 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
         raise ModelError(
             f"config.json of {path} says {code}, which is code of the hub and is never run; "
             "remove it"
+        )
+    class_names = config_json.get("architectures") or []
+    if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
+        raise ModelError(
+            f"config.json of {path} says architectures={short(class_names)}, which must be a list "
+            'of names of classes, such as ["GPT2LMHeadModel"]'
         )
     has_sizes = any(SIZES.search(name) for name in config_json)
     if "model_type" in config_json and not has_sizes:

@@ -26,6 +26,7 @@ from thinkalike.code_text import (
     content_of,
     globals_read,
     is_installed,
+    is_installed_function,
     is_of_library,
     is_own_class,
     names_in_library,
@@ -177,12 +178,12 @@ class Description:
         if isinstance(value, enum.Enum):
             return f"{type(value).__name__}.{value.name}"
         if isinstance(value, PLAIN):
-            return _brief(repr(value))
+            return _shortened(repr(value))
         if id(value) in self.described or len(self.described) >= DEEPEST:
             return type(value).__name__
         self.described.append(id(value))
         try:
-            return _brief(self._text_of_contents(value))
+            return _shortened(self._text_of_contents(value))
         finally:
             self.described.pop()
 
@@ -325,7 +326,8 @@ class Description:
             functions.append(f"{owner.__qualname__}.{self(function)}")
         self.steps = steps_outside
         if functions:
-            self.classes[described_class] = f"{name} ({_digest(' '.join(sorted(functions)))})"
+            digest = _text_digest(" ".join(sorted(functions)))
+            self.classes[described_class] = f"{name} ({digest})"
         return self.classes[described_class]
 
     def function_text(self, function: FunctionType) -> str:
@@ -336,7 +338,7 @@ class Description:
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
-        if is_installed(function.__module__):
+        if is_installed_function(function):
             if not is_defined_inside:
                 return name
         else:
@@ -350,7 +352,7 @@ class Description:
             if not is_of_library(value):
                 own_globals[name_of_global] = value
         texts = [code_text(function.__code__), self(defaults), self(closure), self(own_globals)]
-        return f"{name} ({_digest(' '.join(texts))})"
+        return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
         """Return the functions that replace some of the libraries that define the modules.
@@ -363,15 +365,31 @@ class Description:
         # A list, since describing a function may add classes.
         for described_class in list(self.classes):
             libraries |= {owner.__module__ for owner in described_class.__mro__}
+        libraries = set(filter(is_installed, libraries))
+        libraries |= _libraries_read(libraries)
         patches: dict[Trait, str] = {}
-        for library in sorted(filter(is_installed, libraries)):
+        for library in sorted(libraries):
             names = names_in_library(library)
             for name, value in vars(sys.modules[library]).items():
-                if not isinstance(value, FunctionType) or name not in names:
+                # isinstance asks deprecated values of torch for their class, which warn.
+                if type(value) is not FunctionType or name not in names:
                     continue
-                if not is_installed(value.__module__):
+                if not is_installed_function(value):
                     patches[library, name] = self(value, f"{library} {name}")
+        for _, function in added_functions(Tensor):
+            name = function.__qualname__
+            patches["torch.Tensor", name] = self(function, f"torch.Tensor {name}")
         return patches
+
+
+def _libraries_read(libraries: Collection[str]) -> set[str]:
+    """Return the libraries that libraries have among their globals: F is torch.nn.functional."""
+    read = set()
+    for library in libraries:
+        for value in list(vars(sys.modules[library]).values()):
+            if isinstance(value, ModuleType) and is_installed(value.__name__):
+                read.add(value.__name__)
+    return read & sys.modules.keys()
 
 
 def _values_of_slots(value: object) -> dict[str, object]:
@@ -440,13 +458,13 @@ def bytes_of(values: Tensor | np.ndarray) -> bytes:
     return cast(bytes, octets.numpy().tobytes())
 
 
-def _brief(text: str) -> str:
+def _shortened(text: str) -> str:
     """Return a text, or its beginning and its digest if it has more than `LONGEST` letters."""
     if len(text) <= LONGEST:
         return text
-    return f"{text[: LONGEST // 3]}... ({_digest(text)})"
+    return f"{text[: LONGEST // 3]}... ({_text_digest(text)})"
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     """Return the first 8 hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

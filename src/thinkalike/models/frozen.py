@@ -51,7 +51,7 @@ from thinkalike.models.module_facts import (
     persistent_buffers,
     tensors_of,
 )
-from thinkalike.models.proof import prove
+from thinkalike.models.proof import output_error_of, prove
 from thinkalike.models.survey import survey
 
 if TYPE_CHECKING:
@@ -130,6 +130,10 @@ class FrozenModel:
 
     corpus: str | None = None
     sites: StateSites | None = None
+    # Whether its output for the next rows is proved too, as it runs code of its user.
+    proves_next_rows = False
+    # Why its output is not what its head makes of states; states are right all the same.
+    output_error: ModelError | None = None
 
     def __init__(
         self,
@@ -245,6 +249,10 @@ class FrozenModel:
         self.check_layers(layers)
         states: dict[Layer, Tensor] = {}
         deepest = max(after(layer) for layer in layers)
+        is_text = tokens.shape[1] > 1
+        if self.proves_next_rows and is_text and deepest == self.n_layers:
+            self.proves_next_rows = False
+            self.output_error = output_error_of(self, tokens, mask, types)
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(alone(self.module))
             for layer in set(layers):
@@ -340,7 +348,12 @@ class FrozenModel:
         """Return the model's output for the last block's residual.
 
         It is logits, (b, t, v) or (b, v) of a classifier, or the states of a model without a head.
+
+        Raises:
+            ModelError: Code of the user outside of the blocks makes another output of a text.
         """
+        if self.output_error is not None:
+            raise self.output_error
         return self._continued(residual, self.n_layers, mask)
 
     def full(

@@ -181,7 +181,7 @@ def _checked_reading(path: Path) -> _Reading:
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
 
     _check_is_model(fields, path)
-    _check_token_ids(header, path)
+    _check_special_tokens(header, path)
     file_count = cast(int, fields.get("split.count", 1))
     if file_count > 1:
         raise ModelError(
@@ -239,7 +239,7 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
         )
 
 
-def _check_token_ids(header: Header, path: Path) -> None:
+def _check_special_tokens(header: Header, path: Path) -> None:
     """Raise a ModelError if a special token has an id beyond the tokens of a GGUF file."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 

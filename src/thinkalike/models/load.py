@@ -43,14 +43,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @runtime_checkable
-class Named(Protocol):
+class HasName(Protocol):
     """Something that is loaded under a name."""
 
     @property
     def name(self) -> str: ...
 
 
-Source = TypeVar("Source", bound=Named)
+Source = TypeVar("Source", bound=HasName)
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from thinkalike.code_text import module_of
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.families import EMBED, Layer, after, heads_of
@@ -40,6 +41,9 @@ BEYOND_WINDOW = 8
 
 # The logits of so many last tokens of a row are compared: those of long rows take gigabytes.
 LAST_TOKENS = 16
+
+# About so many tokens of a text are compared where a model runs code of its user.
+PROVED_TOKENS = 1024
 
 # At most so many entries of a tensor show whether it changed.
 SAMPLED_ENTRIES = 2**12
@@ -187,6 +191,37 @@ def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
     return states
 
 
+def output_error_of(
+    model: CutModel, tokens: Tensor, mask: Tensor | None, types: Tensor | None
+) -> ModelError | None:
+    """Return the error that last states and head do not compose to the full pass for a text.
+
+    Code of a user may act on some tokens alone, which the samples at loading may not have. The
+    first rows of the text are compared.
+
+    Returns:
+        None: they compose.
+    """
+    rows = slice(max(PROVED_TOKENS // tokens.shape[1], 1))
+    tokens = tokens[rows]
+    if mask is not None:
+        mask = mask[rows]
+    if types is not None:
+        types = types[rows]
+    with torch.no_grad(), passing(model.name):
+        full = model.full(tokens, mask, types).clone()
+        (last_states,) = model.residuals(tokens, [model.n_layers - 1], mask, types)
+        composed = model.output(last_states, mask)
+    error = relative_error(composed, full)
+    if error <= TOLERANCE[model.dtype]:
+        return None
+    return ModelError(
+        f"{model.name}: its output for this text is not what its head makes of its last states: "
+        f"they differ by {error:.1e} of the largest logit. Code outside of its blocks acts on "
+        "some of these tokens; move it into a block or the head, or compare states alone"
+    )
+
+
 def check_finite_weights(module: nn.Module, name: str) -> None:
     """Raise a ModelError for a weight that is NaN or infinite.
 
@@ -266,7 +301,7 @@ def may_change_states(hook: object) -> bool:
 
     Those of transformers, accelerate and this package only move states, or record them.
     """
-    library = str(getattr(hook, "__module__", "")).partition(".")[0]
+    library = module_of(hook).partition(".")[0]
     return library not in ("transformers", "accelerate", "thinkalike")
 
 

@@ -231,7 +231,6 @@ def read_weights(
     module, loading = _read_by_transformers(model_class, config, place, options)
     check_one_set(Path(place))
     _warn_of_unknown_classes(module, config.called)
-    _warn_of_two_embeddings(module, config.called)
 
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
     # The beginnings of the names of weights that must be complete; "" begins every name.
@@ -251,9 +250,12 @@ def read_weights(
     is_body = module.base_model is module
     if is_body:
         missing = [name for name in missing if not POOLERS.search(name)]
+    module_names = {path for path, _ in module.named_modules()}
     unexpected = set()
     for name in loading["unexpected_keys"]:
-        if not BUFFERS.search(name) and not HEADS.search(name):
+        # A tensor of a head that the model has is none of another class.
+        is_of_other_head = HEADS.search(name) and name.rpartition(".")[0] not in module_names
+        if not BUFFERS.search(name) and not is_of_other_head:
             unexpected.add(name)
     faults = {
         "missing": {name for name in missing if name.startswith(needed)},
@@ -264,6 +266,7 @@ def read_weights(
     }
     if any(faults.values()):
         _refuse_faults(faults, missing, module, config, place)
+    _warn_of_two_embeddings(module, config.called)
     if lacks_head:
         log.warning(
             "%s has no weights of a head, so it predicts no tokens, and has states alone",
@@ -380,6 +383,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
 
     convert = modeling_utils.convert_and_load_state_dict_in_model
     draw_missing = PreTrainedModel._move_missing_keys_from_meta_to_device
+    are_equal = modeling_utils._tied_params_are_equal
 
     def convert_checked(
         model: PreTrainedModel,
@@ -391,9 +395,10 @@ def _checked_while_read(place: str) -> Iterator[None]:
             last_names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, last_names)
         # A GGUF file states no quantisation as a whole: each of its tensors has a type.
-        elif not is_gguf(place):
+        if not is_gguf(place):
             _warn_of_plain_weights(model, state_dict, place)
-        return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
+        with _one_source_of_each_weight(state_dict, place):
+            return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
     def draw_bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
         # A tied weight that is missing is the other one's memory, and takes none of its own.
@@ -403,10 +408,43 @@ def _checked_while_read(place: str) -> Iterator[None]:
         check_claimed_size(sum(tensor.numel() for tensor in drawn), Path(place))
         draw_missing(model, missing, *options)
 
+    def can_be_tied(source: Tensor, target: Tensor) -> bool:
+        # A weight of another shape than config.json describes was not read, and has no values.
+        if source.is_meta or target.is_meta:
+            return False
+        return are_equal(source, target)
+
     with (
+        patch.object(modeling_utils, "_tied_params_are_equal", can_be_tied),
         patch.object(modeling_utils, "convert_and_load_state_dict_in_model", convert_checked),
         patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", draw_bounded),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -> Iterator[None]:
+    """Check that tensors of several names that become one weight have equal values.
+
+    transformers gives "ln_f.weight" and "transformer.ln_f.weight" to the same module, and takes
+    one of them.
+    """
+    from transformers.core_model_loading import WeightRenaming
+
+    convert = WeightRenaming.convert
+
+    def checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
+        for sources in renaming.layer_targets.values():
+            first, *others = sorted(sources)
+            for other in others:
+                if not torch.equal(stored[first][...], stored[other][...]):
+                    raise ModelError(
+                        f"{place}: {first} and {other} are one weight of the model, and differ; "
+                        "remove one of them"
+                    )
+        return convert(renaming, *arguments, **options)
+
+    with patch.object(WeightRenaming, "convert", checked):
         yield
 
 

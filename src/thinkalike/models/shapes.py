@@ -268,7 +268,7 @@ def _published_sizes(name: str) -> dict[str, object]:
     return cast(dict[str, object], table["models"].get(base, {}))
 
 
-class _Sizes(NamedTuple):
+class _ModelSizes(NamedTuple):
     """The sizes of a model that was built without weights.
 
     Attributes:
@@ -289,7 +289,7 @@ class _Sizes(NamedTuple):
 
 
 @cache
-def _sizes_on_meta_device(config_json: str) -> _Sizes | None:
+def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
     """Return the sizes of a model and the operations of a pass, or None if it cannot be built.
 
     It is built and run on the meta device, which holds no weights.
@@ -319,7 +319,7 @@ def _sizes_on_meta_device(config_json: str) -> _Sizes | None:
         # Two operations for each weight, and none that grow with the row.
         of_blocks = tuple(2.0 * count for count in weights_of_blocks)
         operations = Operations(of_blocks, (0.0,) * len(blocks), 2.0 * len(embedding) * width)
-    return _Sizes(
+    return _ModelSizes(
         layers=len(blocks),
         width=width,
         vocabulary=len(embedding),

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import Protocol, cast, runtime_checkable
 from zipfile import is_zipfile
 
@@ -33,6 +34,21 @@ class TensorSlice(Protocol):
     """A tensor of a file of safetensors that is not read yet."""
 
     def get_dtype(self) -> str: ...
+
+    def __getitem__(self, index: EllipsisType) -> Tensor: ...
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """The weights of a model by name."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each weight."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Return a weight as it is stored."""
+        ...
 
 
 StoredTensor = Tensor | TensorSlice

@@ -170,7 +170,7 @@ def _is_too_large(grid: Grid) -> bool:
     return max(rows, columns) > MOST_LABELS or rows * columns > MOST_CELLS
 
 
-def rounded(values: Sequence[object]) -> list[Cell]:
+def plain_values(values: Sequence[object]) -> list[Cell]:
     """Return values as a page holds them, see `plain_value`."""
     return [plain_value(value) for value in values]
 
@@ -233,7 +233,7 @@ def _layer_grids(table: Columns) -> Iterator[Grid]:
             role = "profile"
 
         # Without label columns, all rows have the same empty label.
-        features = [" × ".join(map(_label, key)) for key in rows.keys(label_columns)]
+        features = [" × ".join(map(_label_text, key)) for key in rows.keys(label_columns)]
         labelled = rows.without(label_columns).with_column("feature", "text", features)
         for variant, cells in _variants(labelled, ["feature", "layer"]):
             yield _grid(role, [_model_name(model)], variant, cells, "feature", "layer")
@@ -242,7 +242,7 @@ def _layer_grids(table: Columns) -> Iterator[Grid]:
 def _step_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
     layer_names = [""] * len(table)
     if table.has("layer"):
-        layer_names = [f"layer {_label(layer)}" for layer in table.values["layer"]]
+        layer_names = [f"layer {_label_text(layer)}" for layer in table.values["layer"]]
     named = table.with_column("layer", "text", layer_names)
     if not table.has("feature"):
         for variant, cells in _variants(named, ["layer", "step"]):
@@ -256,7 +256,7 @@ def _step_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
             yield _grid("steps", [trained_model], full_variant, cells, "feature", "step")
 
 
-def _label(value: object) -> str:
+def _label_text(value: object) -> str:
     if value is None:
         return "nan"
     return str(value)
@@ -294,7 +294,7 @@ def _variants(rows: Columns, locations: Sequence[str]) -> Iterator[tuple[str, Co
     for values, cells in rows.groups(distinguishing).items():
         names = []
         for name, value in zip(distinguishing, values, strict=True):
-            names.append(f"{name} {_label(value)}")
+            names.append(f"{name} {_label_text(value)}")
         yield ", ".join(names), cells
 
 
@@ -357,11 +357,11 @@ def _grid(
     number_names = _number_columns(cells)
     numbers = []
     for name in number_names:
-        numbers.append(_numbers_of(cells, name, ends_of_column.get(name)))
+        numbers.append(_grid_numbers(cells, name, ends_of_column.get(name)))
     words = []
     for name in _text_columns(cells, LOCATIONS):
         if name != REPETITION:
-            words.append(GridWords(name=name, v=rounded(cells.values[name])))
+            words.append(GridWords(name=name, v=plain_values(cells.values[name])))
     main = 0
     for name in MAIN_COLUMNS:
         if name in number_names:
@@ -391,18 +391,18 @@ def _sorted_labels(values: Sequence[Cell]) -> list[Cell]:
 
 def _axis(labels: Sequence[Cell]) -> list[Cell]:
     """Return the labels of the rows or columns of a grid, rounded if they stay different."""
-    short = rounded(labels)
+    short = plain_values(labels)
     if len(set(short)) == len(labels):
         return short
-    return [_label(label) for label in labels]
+    return [_label_text(label) for label in labels]
 
 
-def _numbers_of(cells: Columns, name: str, ends: Ends | None) -> GridNumbers:
+def _grid_numbers(cells: Columns, name: str, ends: Ends | None) -> GridNumbers:
     """Return a column of numbers with its interval, and how its colours run."""
-    numbers = GridNumbers(name=name, v=rounded(cells.values[name]), colours=_colours(name))
+    numbers = GridNumbers(name=name, v=plain_values(cells.values[name]), colours=_colours(name))
     if ends:
-        numbers["low"] = rounded(cells.values[ends.low])
-        numbers["high"] = rounded(cells.values[ends.high])
+        numbers["low"] = plain_values(cells.values[ends.low])
+        numbers["high"] = plain_values(cells.values[ends.high])
     return numbers
 
 

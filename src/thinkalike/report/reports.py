@@ -22,12 +22,13 @@ from thinkalike.errors import (
     StoreError,
     ThinkalikeError,
     checked_path,
+    in_home,
     one_line,
     plain,
     plain_line,
 )
 from thinkalike.listing import (
-    Entry,
+    ListedResult,
     ListRecord,
     Query,
     StoreContent,
@@ -39,7 +40,7 @@ from thinkalike.listing import (
     stores_and_settings,
 )
 from thinkalike.processes import counted
-from thinkalike.report.grids import Cell, Grid, grids_of, plain_value, rounded
+from thinkalike.report.grids import Cell, Grid, grids_of, plain_value, plain_values
 from thinkalike.screen import watched
 from thinkalike.store import Result, is_sealed, open_result
 from thinkalike.store.manifest import MOST_LISTED_BYTES
@@ -149,10 +150,10 @@ def write_report(arguments: Sequence[str]) -> None:
     for sentence in report["left_out"]:
         print(plain_line(f"left out: {sentence}"), file=sys.stderr)
     title = options.title or ", ".join(Path(folder).resolve().name for folder in folders)
-    page = Path(options.out).expanduser()
+    page = in_home(options.out)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(page_of(report, title), encoding="utf-8", errors="replace")
+        page.write_text(report_page(report, title), encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = one_line(error)
         raise StoreError(
@@ -170,8 +171,8 @@ def gather(folders: Sequence[str | Path], query: Query | None = None) -> StoreCo
     the job that computed it. Damaged results are left out and named in `skipped`.
     """
     content = StoreContent(Path(", ".join(map(str, folders))))
-    entry_of_folder: dict[Path, Entry] = {}
-    paths = [Path(checked_path("store", folder)).expanduser() for folder in folders]
+    entry_of_folder: dict[Path, ListedResult] = {}
+    paths = [in_home(checked_path("store", folder)) for folder in folders]
     for folder in dict.fromkeys(paths):
         if is_sealed(folder):
             inside = StoreContent(folder, [_single_entry(folder)])
@@ -188,11 +189,11 @@ def gather(folders: Sequence[str | Path], query: Query | None = None) -> StoreCo
     return content
 
 
-def _single_entry(folder: Path) -> Entry:
+def _single_entry(folder: Path) -> ListedResult:
     """Return the result in a folder; a StoreError says why it cannot be read."""
     result = open_result(folder)
     try:
-        return Entry.of(result)
+        return ListedResult.of(result)
     except ThinkalikeError:
         raise
     except Exception as error:  # a result may come from anywhere
@@ -200,7 +201,7 @@ def _single_entry(folder: Path) -> Entry:
         raise StoreError(f"{folder} cannot be read ({reason})") from error
 
 
-def page_of(report: Report, title: str) -> str:
+def report_page(report: Report, title: str) -> str:
     """Return the HTML of a page, with its styles, its scripts and its data inside."""
     template = (PAGE_FOLDER / "page.html").read_text()
     scripts = [(PAGE_FOLDER / f"{name}.js").read_text() for name in SCRIPTS]
@@ -305,7 +306,7 @@ def _holds_claims(table: Columns) -> bool:
     return table.has("claim", "verdict") and len(table) <= MOST_CLAIMS
 
 
-def report_row(entry: Entry, record: ListRecord) -> ReportRow:
+def report_row(entry: ListedResult, record: ListRecord) -> ReportRow:
     """Return the row of one result in the list of a page.
 
     Its command line is empty unless it is one of this program; a part of an experiment has that of
@@ -357,7 +358,7 @@ def _add_claims(report: Report, table: Columns) -> None:
     columns = [column for column in CLAIM_COLUMNS if table.has(column)]
     result_number = len(report["results"]) - 1
     for values in table.keys(columns):
-        claim = dict(zip(columns, rounded(values), strict=True))
+        claim = dict(zip(columns, plain_values(values), strict=True))
         claim["result"] = result_number
         report["claims"].append(claim)
 
@@ -405,7 +406,7 @@ def _add_plain_table(report: Report, name: str, table: Columns) -> None:
         result=len(report["results"]) - 1,
         name=name,
         columns=table.names,
-        rows=[rounded(row) for row in table.rows(MOST_ROWS)],
+        rows=[plain_values(row) for row in table.rows(MOST_ROWS)],
         length=len(table),
     )
     report["tables"].append(plain_table)

@@ -88,6 +88,15 @@ def span(value: object, low: object, high: object, form: str = "+.3f") -> str:
     return f"{number_text(value, form)} [{ends}]"
 
 
+def range_text(least: object, greatest: object, form: str) -> str:
+    """Return two numbers as a range, "0.1 to 0.3", or one of them if they round to the same."""
+    first = number_text(least, form)
+    last = number_text(greatest, form)
+    if first == last:
+        return first
+    return f"{first} to {last}"
+
+
 def _is_nan(number: object) -> bool:
     return bool(number != number)
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
 from thinkalike.processes import counted
 from thinkalike.shards.index import (
@@ -471,7 +472,18 @@ class StoredRows:
         arrays = _opened([path], self.index)
         if not {TOKEN_IDS, "embedding"} <= arrays.keys():
             raise DataError(f"{path} must have the arrays {TOKEN_IDS} and embedding; {REWRITE}")
-        return arrays[TOKEN_IDS].whole().long(), arrays["embedding"].whole()
+        ids = arrays[TOKEN_IDS].whole()
+        embedding = arrays["embedding"].whole()
+        fits = embedding.dim() == 2 and ids.shape == embedding.shape[:1] and len(ids) > 0
+        if not fits or embedding.shape[1] not in self.index.hooks.values():
+            raise DataError(
+                f"{path}: {TOKEN_IDS} and embedding have the shapes {tuple(ids.shape)} and "
+                f"{tuple(embedding.shape)}, not (tokens,) and (tokens, width); {REWRITE}"
+            )
+        self._check_ids(ids, str(path))
+        if not embedding.is_floating_point() or not embedding.isfinite().all():
+            raise DataError(f"{path}: embedding must hold finite floating numbers; {REWRITE}")
+        return ids.long(), embedding
 
     # ---- what lies where
 
@@ -516,18 +528,21 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
+        self._check_ids(ids, self._name(shard))
+        return ids.to(torch.int64)
+
+    def _check_ids(self, ids: Tensor, place: str) -> None:
+        """Raise a DataError unless tensors are ids of tokens; `place` is what errors name."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
-            )
+            raise DataError(f"{place}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers")
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
+        if not ids.numel():
+            raise DataError(f"{place}: {TOKEN_IDS} is empty; leave out rows without tokens")
         for token_id in (int(ids.min()), int(ids.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
-                    f"{self._name(shard)}: {TOKEN_IDS} has {token_id}, "
-                    f"which is no id from 0 to {last_id}"
+                    f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
                 )
-        return ids.to(torch.int64)
 
     def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
         """Check that a shard has what the index says: the arrays, their shapes and dtypes.
@@ -557,10 +572,10 @@ class StoredRows:
             if name not in arrays:  # token ids, which may be missing
                 continue
             shape = arrays[name].shape
-            if not _fits(shape, expected):
+            if not _has_shape(shape, expected):
                 raise DataError(
-                    f"{self._name(shard)}: {name} has the shape {_as_text(shape)}, "
-                    f"not {_as_text(expected)} as {INDEX} says"
+                    f"{self._name(shard)}: {name} has the shape {_shape_in_words(shape)}, "
+                    f"not {_shape_in_words(expected)} as {INDEX} says"
                 )
             if name == TOKEN_IDS:
                 continue
@@ -609,7 +624,7 @@ class StoredRows:
                 yield _parsed_line(line, f"{path} line {number}")
 
 
-def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
+def _has_shape(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     """Return whether a shape is as expected, where None stands for any size."""
     if len(shape) != len(expected):
         return False
@@ -619,7 +634,7 @@ def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     return True
 
 
-def _as_text(shape: Sequence[int | None]) -> str:
+def _shape_in_words(shape: Sequence[int | None]) -> str:
     """Return a shape as a message has it: "any x 3 x 768"."""
     sizes = ["any" if size is None else str(size) for size in shape]
     return " x ".join(sizes)
@@ -652,7 +667,7 @@ def _parsed_line(line: bytes, place: str) -> _RowLine:
     if len(line) > LARGEST_LINE:
         raise DataError(f"{place} has more than {LARGEST_LINE:,} bytes: divide the row")
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=with_unique_names)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON object ({one_line(error)})") from error
     if not isinstance(record, dict):

@@ -51,6 +51,24 @@ from thinkalike.files import is_there, read_bytes
 INDEX = "states.json"
 FORMAT = 1
 
+# The names of the entries of an index.
+ENTRIES = {
+    "format",
+    "model",
+    "revision",
+    "tokenizer",
+    "tokenizer_fingerprint",
+    "vocabulary",
+    "blocks",
+    "dtype",
+    "layout",
+    "bos",
+    "hooks",
+    "rows",
+    "embedding",
+    "shards",
+}
+
 # The most bytes of an index; a million files of vLLM take half of it.
 LARGEST_INDEX = 2**28
 
@@ -161,7 +179,7 @@ def read_index(folder: str | Path) -> Index:
             "thinkalike.index_states"
         )
     try:
-        content = json_object(read_bytes(path, LARGEST_INDEX), path.name, unique=True)
+        content = json_object(read_bytes(path, LARGEST_INDEX), path.name)
     except (ValueError, OSError) as error:
         raise DataError(f"{path} is no index of states ({one_line(error)}); {REWRITE}") from error
     return _Reader(path, content).index()
@@ -183,12 +201,16 @@ class _Reader:
 
     def index(self) -> Index:
         """Return the index, with defaults for the entries that may be left out."""
-        if self.content.get("format") != FORMAT:
+        stated_format = self.content.get("format")
+        if not _is_count(stated_format, least=1) or stated_format != FORMAT:
             raise self.wrong(
                 "format",
-                self.content.get("format"),
+                stated_format,
                 f"must be {FORMAT}, the only one that is known",
             )
+        unknown = sorted(self.content.keys() - ENTRIES)
+        if unknown:
+            raise self.wrong(unknown[0], self.content[unknown[0]], "is no entry of an index")
         layout = self.choice("layout", get_args(Layout))
         hooks = self.hooks(layout)
         vocabulary = 0
@@ -207,7 +229,7 @@ class _Reader:
             tokenizer=self.text("tokenizer", is_needed=False),
             tokenizer_fingerprint=self.text("tokenizer_fingerprint", is_needed=False),
             vocabulary=vocabulary,
-            bos=self.content.get("bos") is True,
+            bos=self.truth("bos"),
             rows=self.file("rows"),
             embedding=self.file("embedding"),
             digest=hashlib.sha256(content_as_text.encode()).hexdigest(),
@@ -226,6 +248,13 @@ class _Reader:
         if not is_text or (is_needed and not value):
             raise self.wrong(name, value, "must be a text")
         return cast(str, value)
+
+    def truth(self, name: str) -> bool:
+        """Return an entry that is true or false; false if there is none."""
+        value = self.content.get(name, False)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "must be true or false")
+        return value
 
     def count(self, name: str, least: int) -> int:
         """Return an entry that is a whole number of at least `least`."""

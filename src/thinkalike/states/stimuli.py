@@ -182,7 +182,7 @@ def _of_model(
     if not is_cached:
         entry = compute()
     else:
-        path = cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors"
+        path = cache / f"{_key_of_states(config, stimuli.fingerprint(), embed)}.safetensors"
         entry = read_or_compute(path, compute, LARGEST_CACHE)
     layer_count = len(entry.tensors) - 1  # beside HAS_OWN
     return StimulusStates(
@@ -202,7 +202,7 @@ def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource])
     return load_source(config, name)
 
 
-def _key(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
+def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states, as 32 hexadecimal digits.
 
     Args:

@@ -478,7 +478,7 @@ def _layout_of_vllm(
             f"layers={list(layers)} has a layer twice: give those that vLLM was asked for, in "
             "order"
         )
-    _check_token_ids(arrays, path)
+    _check_has_token_ids(arrays, path)
     token_count = int(arrays[TOKEN_IDS].shape[0])
     shape = tuple(arrays[HIDDEN_STATES].shape)
     if shape[:2] == (token_count, len(layers)):
@@ -496,7 +496,7 @@ def _layout_of_vllm(
     return _Layout(dict.fromkeys(hook_points, width), name)
 
 
-def _check_token_ids(arrays: Mapping[str, StoredArray], path: Path) -> None:
+def _check_has_token_ids(arrays: Mapping[str, StoredArray], path: Path) -> None:
     """Raise a DataError if a file of vLLM has no token ids."""
     if TOKEN_IDS not in arrays:
         raise DataError(
@@ -517,7 +517,7 @@ def _files_of_prompts(
     files_by_ids: dict[tuple[int, ...], list[Path]] = {}
     for files in shards:
         arrays = arrays_of(files[0])
-        _check_token_ids(arrays, files[0])
+        _check_has_token_ids(arrays, files[0])
         token_ids = tuple(arrays[TOKEN_IDS].whole().tolist())
         files_by_ids.setdefault(token_ids, files)
 

@@ -2,6 +2,6 @@
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
-KINDS = ("identity", *TRAINED)  # of `Stitch`; a plugin adds others
+KINDS = ("identity", *TRAINED)  # of `StitchModule`; a plugin adds others
 NORMS = ("none", "pre", "post")
 MOST_SEEDS = 1000

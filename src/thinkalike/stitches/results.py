@@ -19,7 +19,7 @@ from thinkalike.plugins import digest, is_plugin, trust
 from thinkalike.stitches.errors import explaining_file_errors, in_file
 from thinkalike.stitches.kinds import CLOSED, KINDS, MOST_SEEDS, NORMS
 from thinkalike.stitches.site import Site
-from thinkalike.stitches.stitch import NAME, Stitch
+from thinkalike.stitches.stitch import NAME, StitchModule
 from thinkalike.stitches.stitch_map import StitchMap
 from thinkalike.store import Result, open_result
 
@@ -198,7 +198,7 @@ def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
 
 def _stitch_of_tensors(
     kind: str, widths: Sequence[int], norm: str, rank: object, tensors: Mapping[str, Tensor]
-) -> Stitch:
+) -> StitchModule:
     """Return the stitch of tensors by name, with the widths and the rank that their file claims.
 
     The claim is compared with the tensors before any weights are made: a file of a kilobyte can
@@ -229,7 +229,7 @@ def _stitch_of_tensors(
                 f"it claims a stitch of {claimed:,} weights or more "
                 f"({kind} from width {width_in:,} to {width_out:,}), and holds {stored:,}"
             )
-    stitch = Stitch(kind, width_in, width_out, norm, rank)
+    stitch = StitchModule(kind, width_in, width_out, norm, rank)
     stitch.load_state_dict(dict(tensors))
     return stitch
 
@@ -396,7 +396,7 @@ def stitch_modules(
     seed: int = 0,
     is_back: bool = False,
     plugin: str | None = None,
-) -> dict[LayerPair, Stitch]:
+) -> dict[LayerPair, StitchModule]:
     """Return the trained φ of every layer pair of a result of task=stitch, or of its folder.
 
     Args:

@@ -24,7 +24,7 @@ NAME = "stitch.safetensors"
 PROBE_SHAPE = (2, 3)
 
 
-class Stitch(nn.Module):
+class StitchModule(nn.Module):
     """A trainable map φ from width d to width e.
 
     | kind | φ(h) | parameters |
@@ -44,7 +44,7 @@ class Stitch(nn.Module):
         ValueError: The kind or norm is unknown, an identity or orthogonal map is to go between
             different widths, or the rank of low_rank is more than a width.
 
-    >>> phi, states = Stitch("linear", 4, 4), torch.randn(2, 4)
+    >>> phi, states = StitchModule("linear", 4, 4), torch.randn(2, 4)
     >>> torch.equal(phi(states), states)  # it starts at the identity
     True
     """

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from thinkalike.arguments import tensor_of
 from thinkalike.arguments.tensors import WHOLE
 from thinkalike.digests import read_json, regular
-from thinkalike.errors import StitchError, plain
+from thinkalike.errors import StitchError, in_home, plain
 from thinkalike.files import is_folder
 from thinkalike.hub import reading, resolved
 from thinkalike.measures.closed_forms import AffineMap
@@ -83,7 +83,7 @@ class StitchMap(nn.Module):
         Raises:
             StitchError: States have another width than the source's, or are no real numbers.
         """
-        states = _real_numbers(states, "states")
+        states = _real_tensor(states, "states")
         width = self.weight.shape[1]
         if not states.dim() or states.shape[-1] != width:
             raise StitchError(
@@ -159,7 +159,7 @@ class StitchMap(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write weights, sites and a model card into a folder, which is made if necessary."""
-        folder = Path(folder).expanduser()
+        folder = in_home(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
         for name, tensor in self.named_parameters():
@@ -176,7 +176,7 @@ class StitchMap(nn.Module):
         Raises:
             StitchError: A file is missing or damaged, or holds something else than a stitch.
         """
-        folder = Path(folder).expanduser()
+        folder = in_home(folder)
         with explaining_file_errors(
             f"{folder} does not hold one stitch as StitchMap.save writes it"
         ):
@@ -214,7 +214,7 @@ class StitchMap(nn.Module):
                 damaged.
         """
         name = os.fspath(pretrained_model_name_or_path)
-        if is_folder(Path(name).expanduser()):
+        if is_folder(in_home(name)):
             return cls.load(name)
         with explaining_file_errors(f"cannot get the stitch {name}", name, revision):
             commit = resolved("model", name, revision).sha  # both files must be of one commit
@@ -243,7 +243,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
         raise StitchError(
             f"the {name} of a stitch is of whole numbers ({tensor.dtype}), and maps are trained"
         )
-    return _real_numbers(tensor, f"the {name} of a stitch")
+    return _real_tensor(tensor, f"the {name} of a stitch")
 
 
 def _check_site(site: object, name: str) -> None:
@@ -260,7 +260,7 @@ def _check_finite(tensor: Tensor, name: str) -> None:
         raise StitchError(f"the {name} of a stitch is not of finite numbers ({tensor.dtype})")
 
 
-def _real_numbers(value: object, name: str) -> Tensor:
+def _real_tensor(value: object, name: str) -> Tensor:
     """Return a tensor, or what NumPy makes an array of, as a tensor of real numbers.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinkalike.errors import StoreError, TrainingError, short
+from thinkalike.errors import StoreError, TrainingError, in_home, short
 from thinkalike.processes import locked
 from thinkalike.store.manifest import RECORD, is_sealed, seal, sync_to_disk
 from thinkalike.store.result import HOW_TO_REDO, Result, undamaged, write_content
@@ -41,10 +41,11 @@ class StoredJob:
     def __init__(self, store: str, kind: str, key: str):
         self.kind = kind
         self.key = key
-        self.store = Path(store).expanduser()
+        self.store = in_home(store)
         self.folder = self.store / kind / key
         self.partial = self.folder.with_name(f"{key}.partial")
         self.states = self.partial / "checkpoints"
+        self.lock = self.partial / "lock"
 
     @property
     def done(self) -> bool:
@@ -100,8 +101,7 @@ class StoredJob:
         with contextlib.ExitStack() as lock:
             try:
                 self._check_leftovers()
-                lock_file = self.partial / "lock"
-                lock.enter_context(locked(lock_file, f"computing {self.folder}", wait))
+                lock.enter_context(locked(self.lock, f"computing {self.folder}", wait))
             except OSError as error:
                 reason = f"the store {self.folder.parent} cannot be written: {error.strerror}"
                 raise StoreError(f"{reason}; choose store=DIR") from error
@@ -148,8 +148,9 @@ class StoredJob:
                 f"{path} is a link, and links inside a store are not followed; remove it"
             )
         if stat.S_ISDIR(status.st_mode):
-            if path.parent in (self.states, self.partial / "curves"):
-                raise StoreError(f"{path} is a folder, and states and curves are files; remove it")
+            holds_files = path.parent in (self.states, self.partial / "curves")
+            if holds_files or path == self.lock:
+                raise StoreError(f"{path} is a folder, and a file has its place; remove it")
         elif not stat.S_ISREG(status.st_mode):
             raise StoreError(
                 f"{path} is not a regular file, and reading it may never end; remove it"

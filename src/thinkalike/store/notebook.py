@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 
 
-def page_of(
+def notebook_html(
     sentences: Iterable[str], picture: bytes | None, table: pd.DataFrame, location: str
 ) -> str:
     """Return HTML for a notebook.
@@ -29,12 +29,12 @@ def page_of(
     if picture is not None:
         content = base64.b64encode(picture).decode()
         blocks.append(f'<img style="max-width:100%" src="data:image/png;base64,{content}">')
-    blocks.append(_rows_of(table))
+    blocks.append(_html_of_first_rows(table))
     blocks.append(f"<p><small>{html.escape(location)}</small></p>")
     return f'<div class="thinkalike">{"".join(blocks)}</div>'
 
 
-def _rows_of(table: pd.DataFrame) -> str:
+def _html_of_first_rows(table: pd.DataFrame) -> str:
     """Return the first rows of a table as HTML, followed by how many there are if not all."""
     rows = table.head(MOST_ROWS).to_html(
         index=False, border=0, na_rep="", float_format="{:.4g}".format

@@ -139,7 +139,7 @@ def read_json_of_result(file: Path) -> dict[str, object]:
         ValueError: It is too large, or no JSON object.
     """
     content = read_bytes(file, MOST_JSON_BYTES, follow=False)
-    value = json_object(content, file.name, unique=True)
+    value = json_object(content, file.name)
 
     # JSON can hold half of a surrogate pair, which neither files nor tables can.
     may_have_surrogates = b"\\ud" in content.lower()

@@ -17,7 +17,7 @@ import yaml
 from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
 from thinkalike.columns import MOST_COLUMNS, Columns
 from thinkalike.digests import digest_of
-from thinkalike.errors import StoreError, checked_path, one_line, plain_line
+from thinkalike.errors import StoreError, checked_path, in_home, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.former_columns import (
     FormerColumns,
@@ -39,7 +39,7 @@ from thinkalike.store.manifest import (
     is_sealed,
     manifest_entries,
 )
-from thinkalike.store.notebook import page_of
+from thinkalike.store.notebook import notebook_html
 from thinkalike.store.record import (
     MOST_JSON_BYTES,
     HeadlineRecord,
@@ -375,7 +375,7 @@ class Result:
         Raises:
             StoreError: The folder exists or cannot be written, or the result is damaged.
         """
-        destination = Path(checked_path("folder", folder)).expanduser()
+        destination = in_home(checked_path("folder", folder))
         names = [*manifest_entries(undamaged(self).folder), MANIFEST]
         make_new_folder(destination)
         try:
@@ -407,7 +407,7 @@ class Result:
         if self.instrument is None:
             return None
         sentences = self.instrument.sentences(self)
-        return page_of(sentences, self.instrument.picture(self), self.table, self.location)
+        return notebook_html(sentences, self.instrument.picture(self), self.table, self.location)
 
 
 class TemporaryResult(Result):
@@ -491,7 +491,7 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     Traceback (most recent call last):
     thinkalike.errors.StoreError: ...
     """
-    result = Result(Path(checked_path("folder", folder)).expanduser().absolute())
+    result = Result(in_home(checked_path("folder", folder)).absolute())
     if not is_sealed(result.folder):
         raise StoreError(
             f"{result.folder} holds no finished result, which would have a {MANIFEST}"

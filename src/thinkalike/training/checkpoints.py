@@ -36,7 +36,7 @@ class StateFiles(CheckpointIO):
     """Lets Lightning keep its states as all jobs do: with digests, renamed into place, no code.
 
     Attributes:
-        loaded: what Lightning is resuming from, until the training begins.
+        loaded: What Lightning is resuming from, until the training begins; empty otherwise.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class StateFiles(CheckpointIO):
 
 
 def invalid_state(path: Path, reason: str) -> StoreError:
-    """Return the error that a file is not a state of this training."""
+    """Return the error that a file is not a state of this training, for a reason in words."""
     return StoreError(f"{path} is no state of this training ({reason}); remove it")
 
 
@@ -69,9 +69,9 @@ class KeptState:
     """The state of an earlier run, from which a training resumes.
 
     Attributes:
-        path: its file.
-        step: how many steps were done.
-        has_settings: whether its rates must be those of the settings; a callback of the user may
+        path: The file of the state.
+        step: How many steps were done.
+        has_settings: Whether its rates must be those of the settings; a callback of the user may
             change them.
     """
 
@@ -81,7 +81,16 @@ class KeptState:
 
     @classmethod
     def read(cls, path: Path, steps: int, *, has_settings: bool) -> KeptState:
-        """Return the state of a training of so many steps; a StoreError if it is not one."""
+        """Return the state in a file.
+
+        Args:
+            path: The file.
+            steps: How many steps the training has in all.
+            has_settings: Whether the rates of the state must be those of the settings.
+
+        Raises:
+            StoreError: The file is no state, or is not one of a training of so many steps.
+        """
         step = read_state(path).get("global_step")
         if type(step) is not int or not 0 < step <= steps:
             raise invalid_state(
@@ -92,7 +101,9 @@ class KeptState:
         return cls(path, step, has_settings)
 
     def check(self, state: Mapping[str, object], trainer: pl.Trainer) -> None:
-        """Check that this very training would have written a state, before Lightning takes it up.
+        """Raise a StoreError unless this very training would have written a state.
+
+        Lightning has read it, and has not taken it up yet.
 
         Its entries have the names, types, shapes and dtypes of this training's, and weights and
         momenta are finite. Optimizers and schedules have the values that they have after these
@@ -112,9 +123,8 @@ class KeptState:
         yield _weight_not_finite(weights, module)
 
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch says that a schedule moved before its optimizer
+            # torch warns that a schedule moved before its optimizer
+            warnings.simplefilter("ignore")
             schedules = []
             for entry in trainer.lr_scheduler_configs:
                 schedules.append(_state_after_steps(entry.scheduler, self.step))
@@ -150,16 +160,26 @@ class KeptState:
 
 
 def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, Any]:
-    """Return the state of a schedule after so many steps; its optimizer gets the rate of then."""
+    """Move a schedule by so many steps, and return its state.
+
+    Its optimizer gets the learning rate that it has after these steps.
+    """
     for _ in range(steps):
         scheduler.step()
     return scheduler.state_dict()
 
 
 def _difference(stored: object, expected: object, name: str, *, with_values: bool = False) -> str:
-    """Return how a stored value differs from an expected one; an empty text if it does not.
+    """Return in words how a stored value differs from an expected one; "" if it does not.
 
-    Names, types, shapes and dtypes are compared, and numbers only `with_values`.
+    Names, types, shapes and dtypes are compared, and numbers only `with_values`. Only the first
+    difference is told.
+
+    Args:
+        stored: A value of the state.
+        expected: What this training has in its place.
+        name: What the words call the value, as a path of keys.
+        with_values: Whether numbers and texts must be equal, too; the entries of tensors need not.
     """
     if isinstance(expected, dict):
         return _difference_of_mappings(stored, expected, name, with_values)
@@ -228,7 +248,7 @@ def _difference_of_tensors(stored: object, expected: Tensor, name: str) -> str:
 
 
 def _weight_not_finite(weights: object, module: pl.LightningModule) -> str:
-    """Return which weight is not finite; an empty text if none is.
+    """Return in words which weight of a module has values that are not finite; "" if none has.
 
     Buffers, such as curves, have NaN for steps that are yet to come.
     """
@@ -242,23 +262,35 @@ def _weight_not_finite(weights: object, module: pl.LightningModule) -> str:
 
 
 def _count_beyond(progress: object, steps: int, name: str = "fit_loop") -> str:
-    """Return which count of the loops is impossible after so many steps; an empty text if none."""
+    """Return in words which count of the loops is impossible after so many steps; "" if none is.
+
+    Args:
+        progress: The counts of Lightning's loops: mappings in each other, whose whole numbers are
+            counts.
+        steps: How many steps were done.
+        name: What the words call the counts.
+    """
     if isinstance(progress, dict):
         for key, entry in progress.items():
             reason = _count_beyond(entry, steps, f"{name}.{key}")
             if reason:
                 return reason
         return ""
-    if type(progress) is int and not 0 <= progress <= max(steps, 1):
+    if type(progress) is int and not 0 <= progress <= max(steps, 1):  # a bool is no count
         return f"{name} is {progress}, and should be a number from 0 to {steps}"
     return ""
 
 
 def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int) -> str:
-    """Return which state of a weight this optimizer cannot have after so many steps.
+    """Return in words which momenta this optimizer cannot have after so many steps; "" if none.
 
     Each is finite and has the shape and dtype of its weight. Adam's `step` is a count, and so a
-    single number. The text is empty if all are possible.
+    single number.
+
+    Args:
+        state: What is stored of each weight, by the number of the weight and then by name.
+        optimizer: The optimizer.
+        steps: How many steps were done.
     """
     weights = _weights_of(optimizer)
     if not isinstance(state, dict):
@@ -305,6 +337,7 @@ def _invalid_momentum(momentum: object, weight: Tensor) -> str:
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the weights of all groups of an optimizer, in the order of their numbers."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
@@ -316,15 +349,15 @@ class KeepStates(Checkpoint):
     half written.
 
     Args:
-        folder: of the states; None keeps none.
-        name: of the state.
-        every: how many steps are between two states.
-        activity: shows the steps done.
-        files: what Lightning reads the states with.
-        resumed: the state of an earlier run.
+        folder: The folder of the states; None keeps none.
+        name: The name of the state.
+        every: How many steps are between two states.
+        activity: Shows the steps done.
+        files: What Lightning reads the states with.
+        resumed: The state of an earlier run; None if there is none.
 
     Attributes:
-        has_begun: whether the state of an earlier run, if there is one, was taken up without
+        has_begun: Whether the state of an earlier run, if there is one, was taken up without
             error.
     """
 
@@ -394,7 +427,10 @@ class KeepStates(Checkpoint):
             stop(f"at step {step} of {trainer.max_steps}")
 
     def _is_due(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
-        """Return whether a state is small, or the last one is old; all processes agree."""
+        """Return whether a state is to be written now: it is small, or the last one is old.
+
+        If one process finds the last one old, all do.
+        """
         size = sum(weight.nbytes for weight in module.state_dict().values())
         for optimizer in trainer.optimizers:
             for entries in optimizer.state.values():
@@ -408,7 +444,7 @@ class KeepStates(Checkpoint):
 
 
 def _momenta_names(trainer: pl.Trainer) -> list[list[str]]:
-    """Return, for each weight, the names of what its optimizer keeps for it."""
+    """Return, for each weight, the names of what its optimizer keeps for it, in sorted order."""
     names = []
     for optimizer in trainer.optimizers:
         for weight in _weights_of(optimizer):

@@ -27,9 +27,10 @@ MOST_COLUMNS = 10_000
 
 
 def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
-    """Return Lightning's loggers of the curves of a run, by `logger.kind`.
+    """Return Lightning's loggers of the curves of a run, by `logger.kind`; at most one.
 
-    The job's tracker closes what it opened.
+    There is none for the further processes of a job, for csv and tensorboard without a folder, and
+    for any kind but these and wandb. The job's tracker closes what it opened.
     """
     if rank(run):
         return []
@@ -50,13 +51,19 @@ def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
 
 
 def move_to_earlier(folder: Path, steps_done: int) -> None:
-    """Add what the last run wrote to the earlier curves, up to the step of its state."""
+    """Add what the last run wrote to the earlier curves, up to the step of its state.
+
+    What it wrote after its last state is dropped, as those steps are done again.
+    """
     _join_curves(folder, EARLIER_CURVES_FILE, before=float(steps_done))
     (folder / CURVES_FILE).unlink(missing_ok=True)
 
 
 def join_all(folder: Path) -> None:
-    """Write the curves of all runs as `CURVES_FILE`, when the training has ended."""
+    """Write the curves of all runs as `CURVES_FILE`, when the training has ended.
+
+    Nothing is done where there was a single run.
+    """
     if not (folder / EARLIER_CURVES_FILE).exists():
         return
     _join_curves(folder, CURVES_FILE)
@@ -64,7 +71,10 @@ def join_all(folder: Path) -> None:
 
 
 def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
-    """Write the curves of all runs to one file, for steps before a number."""
+    """Write the curves of all runs to one file, for the steps below `before`.
+
+    The file is replaced at once, so that a kill leaves it whole. Without curves there is no file.
+    """
     tables = read_curves(folder)
     if not tables:
         return

@@ -29,14 +29,17 @@ class StepData(pl.LightningDataModule):
     many are read.
 
     Args:
-        tokens_per_step: of all processes.
-        context: how many tokens of a row count; all, unless a row holds more than tokens; see
+        rows: All rows of text.
+        tokens_per_step: How many tokens all processes together read in a step.
+        steps: How many steps the training has.
+        seed: Decides the order of the rows in each epoch.
+        context: How many tokens of a row count; all, unless a row holds more than tokens; see
             `PackedLayout`.
-        repeats: how many steps read the same rows.
-        setting: what warnings and errors call the number of tokens.
+        repeats: How many steps read the same rows.
+        setting: What warnings and errors call the number of tokens.
 
     Raises:
-        DataError: a step has less than one row.
+        DataError: A step has less than one row.
     """
 
     def __init__(
@@ -93,7 +96,10 @@ class StepData(pl.LightningDataModule):
         return self.rows[row_numbers].long()
 
     def _row_number(self, position: int) -> int:
-        """Return which row is read at a position, counted over all epochs."""
+        """Return the index of the row that is read at a position, counted over all epochs.
+
+        The order of one epoch is kept, as positions come epoch after epoch.
+        """
         epoch, position_in_epoch = divmod(position, len(self.rows))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + epoch)

@@ -50,9 +50,10 @@ class SummedLosses:
     """The losses of some stitches on some rows.
 
     Attributes:
-        sums: the summed loss of each stitch.
-        count: over how many values each is summed.
-        gradients: of these sums, for all weights of the stitches, one stitch after another.
+        sums: The summed loss of each stitch.
+        count: Over how many values each is summed.
+        gradients: The gradients of these sums in all weights of the stitches, one stitch after
+            another.
     """
 
     sums: Float[Tensor, " p"]
@@ -63,7 +64,14 @@ class SummedLosses:
 def _summed_losses(
     losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int]
 ) -> SummedLosses:
-    """Return the summed losses of the chosen stitches on some rows, and their gradients."""
+    """Return the summed losses of the chosen stitches on some rows, and their gradients.
+
+    Args:
+        losses: Returns the loss of each token for each chosen stitch.
+        weights: The weights of each stitch.
+        rows: The rows.
+        chosen: The numbers of the stitches.
+    """
     with torch.enable_grad():
         values = losses(rows, chosen)
         sums = torch.stack([token_losses.sum() for token_losses in values])
@@ -135,6 +143,12 @@ def mean_losses(
     """Return the mean loss of every stitch on a step's rows.
 
     It can be differentiated once in the weights of each stitch.
+
+    Args:
+        losses: Returns the loss of each token for each chosen stitch.
+        weights: The weights of each stitch.
+        rows: The rows of the step.
+        size: How many rows and stitches are in memory at once.
     """
     if len(rows) <= size.rows and len(weights) <= size.stitches:
         all_losses = losses(rows, range(len(weights)))
@@ -155,17 +169,18 @@ def largest_microbatch(
     """Return the largest microbatch of a step that fits into memory.
 
     Each size is tried once, forward and backward: first fewer rows, then fewer stitches on one
-        row.
-    The stitches with the longest tails are tried, as they need most memory.
+    row. The stitches with the longest tails are tried, as they need most memory.
 
     Args:
-        limits: how much memory may be used.
-        rows: those of a step.
-        tails: for each stitch, the number of blocks after it.
-        momenta: how many numbers the optimiser keeps of each weight.
+        limits: How much memory may be used.
+        losses: Returns the loss of each token for each chosen stitch.
+        weights: The weights of each stitch.
+        rows: The rows of a step.
+        tails: For each stitch, the number of blocks after it.
+        momenta: How many numbers the optimiser keeps of each weight.
 
     Raises:
-        ResourceError: not even one row and one stitch fit.
+        ResourceError: Not even one row and one stitch fit.
     """
     free_cached_memory(rows.device)
     budget = _budget(limits, rows.device)
@@ -212,6 +227,7 @@ def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) 
     if limits.strategy == "ddp":
         copies += 1  # the gradients that processes exchange
     weight_bytes = sum(weight.nbytes for stitch_weights in weights for weight in stitch_weights)
+    # in the unit of `Budget.room`, which is divided by this as well
     return copies * weight_bytes / FRAGMENTATION
 
 

@@ -26,8 +26,8 @@ class SteppedModule(pl.LightningModule):
     """A LightningModule that is trained for some steps, and stops at a loss that is not finite.
 
     Attributes:
-        latest: the loss of the last step, on the device.
-        last_read: the loss that was last read from the device; None before the first reading.
+        latest: The mean loss of the last step, on the device.
+        last_read: The loss that was last read from the device; None before the first reading.
     """
 
     latest: Float[Tensor, ""]
@@ -55,8 +55,9 @@ class SteppedModule(pl.LightningModule):
         read.
 
         Args:
-            names: of the first losses.
-            remedy: what the user can do where a loss is not finite.
+            losses: The losses of this step.
+            names: The names of the first losses, which are logged; the others are only checked.
+            remedy: What the user can do where a loss is not finite, as words of an error.
         """
         self._unread.append(UnreadLosses(self.global_step, losses, remedy))
         logged = losses
@@ -80,7 +81,7 @@ class SteppedModule(pl.LightningModule):
         self._unread = []
         if not unread:
             return
-        sums = [entry.losses.sum() for entry in unread]
+        sums = [entry.losses.sum() for entry in unread]  # not finite if one loss is not
         *totals, self.last_read = torch.stack([*sums, self.latest]).tolist()
         for entry, total in zip(unread, totals, strict=True):
             if not math.isfinite(total):
@@ -89,5 +90,5 @@ class SteppedModule(pl.LightningModule):
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep no state of a training that has failed unnoticed."""
+        """Check the losses before a state is written, as none is kept of a failed training."""
         self.check_losses()

@@ -61,8 +61,13 @@ def inverse_moments(
     """Return E[x̃ x̃ᵀ]⁻¹ of the inputs of a linear map: x̃ is x, or [x 1] if it has a `constant`.
 
     c is d or d + 1. Small directions are noise, and their inverse is large, so no direction counts
-    as smaller than `smallest` times the largest; 0 inverts exactly. Mean and covariance are
-    divided by n and not n - 1.
+    as smaller than `smallest` times the largest; 0 inverts exactly.
+
+    Args:
+        mean: E[x].
+        covariance: The covariance of x, divided by n and not n - 1.
+        constant: Whether the map has a bias.
+        smallest: The least moment of a direction, as a share of the largest.
     """
     moments = covariance
     if not constant:
@@ -83,7 +88,14 @@ def inverse_moments(
 
 
 def pull_to_starts(starts: Starts, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Move each weight of `starts` by the share lr × pull of the way to its start, at most 1."""
+    """Move each weight of `starts` in place by the share lr × pull of the way to its start.
+
+    The share is at most 1, and 0 for a group without a `pull`.
+
+    Args:
+        starts: The start of each weight; weights without one stay as they are.
+        groups: The parameter groups of an optimiser.
+    """
     for group in groups:
         share = min(group["lr"] * group.get("pull", 0.0), 1.0)
         if share == 0:
@@ -94,9 +106,14 @@ def pull_to_starts(starts: Starts, groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) -> None:
-    """Multiply the gradient of [W b] by `inverse`.
+    """Multiply the gradient of [W b] by `inverse`, in place; nothing without a gradient.
 
     Its norm in whitened coordinates is at most `clip`, unless `clip` is 0.
+
+    Args:
+        layer: The linear map, with or without a bias b.
+        inverse: E[x̃ x̃ᵀ]⁻¹ of its inputs, with x̃ = [x 1] if it has a bias.
+        clip: The largest norm; 0: none.
     """
     weights = []
     gradients = []
@@ -200,7 +217,10 @@ class WhitenedSGD(torch.optim.Optimizer):
     def _move(
         self, weight: Tensor, gradient: Tensor, *, lr: float, momentum: float, weight_decay: float
     ) -> None:
-        """Take the step of one weight with Nesterov momentum."""
+        """Take the step of one weight with Nesterov momentum, in place.
+
+        In the first step the velocity is the gradient, as in `torch.optim.SGD`.
+        """
         step = gradient
         if weight_decay:
             step = step.add(weight, alpha=weight_decay)
@@ -261,9 +281,10 @@ def optimizer_of(
     """Return the optimiser that a configuration names.
 
     Args:
-        groups: the parameters; with `starts`, the weight decay of a group pulls to these.
-        inverses: see `WhitenedSGD`.
-        starts: see `WhitenedSGD`.
+        config: The settings of the stitch.
+        groups: The parameters; with `starts`, the weight decay of a group pulls to these.
+        inverses: For SGD, E[x̃ x̃ᵀ]⁻¹ of the inputs of each map that is whitened; None: none is.
+        starts: The value that decay pulls each parameter to; None: zero.
     """
     torch_groups: list[dict[str, Any]] = []
     for group in groups:
@@ -288,13 +309,18 @@ def optimizer_of(
 def scheduled(
     optimizer: torch.optim.Optimizer, share: Callable[[int], float]
 ) -> ScheduledOptimizer:
-    """Return an optimiser, as Lightning takes it, with a `share` of its peak rate at each step."""
+    """Return an optimiser and its schedule, as Lightning takes them.
+
+    Args:
+        optimizer: The optimiser, whose groups have their peak rates.
+        share: Returns the share of the peak rate at a step, which counts from 0.
+    """
     schedule = Schedule(scheduler=LambdaLR(optimizer, share), interval="step")
     return ScheduledOptimizer(optimizer=optimizer, lr_scheduler=schedule)
 
 
 def rate(step: int, config: StitchConfig) -> float:
-    """Return the learning rate at a step, as a share of the peak.
+    """Return the learning rate at a step, which counts from 0, as a share of the peak.
 
     With N steps and W warm-up steps:
 

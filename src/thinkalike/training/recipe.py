@@ -41,7 +41,10 @@ WHITENED_RATE = 10.0
 
 
 def whole_rows(tokens: int, context: int) -> int:
-    """Return how many of these tokens are in whole rows; a training reads no part of a row."""
+    """Return how many of these tokens are in whole rows of `context` tokens.
+
+    A training reads no part of a row.
+    """
     return tokens // context * context
 
 
@@ -137,7 +140,11 @@ class StitchConfig(Checked, part="stitch"):
         self._decide_steps()
 
     def _decide_init(self) -> None:
-        """Replace auto by the closed form of the kind, or by the identity if it has none."""
+        """Replace init=auto by the closed form of the kind, or by the identity if it has none.
+
+        Raises:
+            ConfigError: A closed form was asked for, and the map has none.
+        """
         has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
         if self.init == "auto":
             self.init = "identity"
@@ -149,7 +156,13 @@ class StitchConfig(Checked, part="stitch"):
             )
 
     def _decide_floor(self) -> None:
-        """Fit the target to itself where the optimum of that is not known to be the identity."""
+        """Decide whether the target is also stitched into itself, where that was left open.
+
+        It is where the best such map is not known to be the identity.
+
+        Raises:
+            ConfigError: It was asked for, and the identity is known to be best.
+        """
         identity_is_best = (
             self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
         )
@@ -162,7 +175,13 @@ class StitchConfig(Checked, part="stitch"):
             self.floor = not identity_is_best
 
     def _decide_steps(self) -> None:
-        """Set steps and warmup to 0 where nothing is trained, and refuse too few steps."""
+        """Set warmup to 0 where nothing is trained, and steps to 0 where nothing is read either.
+
+        Closed forms read `steps` batches.
+
+        Raises:
+            ConfigError: There are no steps, or not more than those of the warm-up.
+        """
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
@@ -184,7 +203,7 @@ class StitchConfig(Checked, part="stitch"):
 
     @property
     def _is_isometry(self) -> bool:
-        """Whether adam trains the stitch by the project's recipe."""
+        """Whether φ is an isometry or of low rank; the project's recipe trains these by adam."""
         return self.kind in ("orthogonal", "low_rank")
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
@@ -224,7 +243,7 @@ class StitchConfig(Checked, part="stitch"):
             if self._is_isometry or self.kind == "identity":
                 tokens_per_step = 4096
 
-        asked_steps = steps
+        asked_steps = steps  # the warm-up is a tenth of the steps at most
         if self.steps is not None:
             asked_steps = self.steps
         return {
@@ -292,8 +311,8 @@ def fewest_steps(warmup: int | None = None) -> int:
     """Return the number of steps from which on all are enough for `has_settled`.
 
     Args:
-        warmup: the steps in which the rate rises; None: the recipe decides them, a tenth of all
-        steps.
+        warmup: The steps in which the rate rises; None: the recipe decides them, a tenth of all
+            steps.
     """
     if warmup is not None:
         return 4 * (warmup + SETTLING_STEPS)

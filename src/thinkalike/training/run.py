@@ -21,11 +21,11 @@ class TrainingRun:
     """Where and how a module is trained.
 
     Attributes:
-        partial: the folder of the running job; None keeps no state and no curves.
-        device: where it is trained.
-        trainer: the settings of the trainer.
-        tracker: what logs to W&B, if the job does.
-        name: the name of this training, if a job has several; the first has none.
+        partial: The folder of the running job; None keeps no state and no curves.
+        device: Where the module is trained.
+        trainer: The settings of the trainer.
+        tracker: What logs to W&B, if the job does.
+        name: The name of this training, if a job has several; the first has none.
     """
 
     partial: Path | None

@@ -20,11 +20,11 @@ class StitchedBatch:
     """What the losses of some stitches are computed from.
 
     Attributes:
-        target: the model that the stitches enter.
-        depths: for each stitch, the layer of the target after which it enters.
-        mapped: for each stitch, the states that φ has brought there.
-        target_states: the target's own states of these tokens, by layer.
-        tokens: the tokens that the target reads.
+        target: The model that the stitches enter.
+        depths: For each stitch, the layer of the target after which it enters.
+        mapped: For each stitch, the states that φ has brought there.
+        target_states: The target's own states of these tokens, by layer.
+        tokens: The tokens that the target reads.
     """
 
     target: FrozenModel
@@ -52,12 +52,12 @@ class StitchLoss(Protocol):
         """Return the layers of the target whose own states the loss reads.
 
         Args:
-            depths: for each stitch, the layer of the target after which it enters.
-            layer_count: how many layers the target has.
+            depths: For each stitch, the layer of the target after which it enters.
+            layer_count: How many layers the target has.
         """
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return the loss of every token, for each stitch."""
+        """Return for each stitch the loss of every token, row by row, in one axis."""
 
 
 class CrossEntropy:
@@ -82,8 +82,8 @@ class KullbackLeibler:
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
         """Return the divergence from the target's prediction at each token for each stitch."""
         last = torch.stack(last_states(batch.target, batch.entering))  # (p, b, t, d)
-        own_last = batch.last_target_states.flatten(0, 1)  # (n, d)
-        return list(token_kl(last.flatten(1, 2), batch.target.finish, own_last))
+        reference = batch.last_target_states.flatten(0, 1)  # (n, d)
+        return list(token_kl(last.flatten(1, 2), batch.target.finish, reference))
 
 
 class MeanSquaredError:

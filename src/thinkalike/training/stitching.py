@@ -27,7 +27,7 @@ from thinkalike.data.rows import PackedLayout
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair, PairStatistics
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.stitches.stitch import Stitch
+from thinkalike.stitches.stitch import StitchModule
 from thinkalike.training.microbatches import Microbatch, largest_microbatch, mean_losses
 from thinkalike.training.module import SteppedModule
 from thinkalike.training.optimizers import (
@@ -50,10 +50,10 @@ class Fit(NamedTuple):
     """A stitch to train.
 
     Attributes:
-        reads: the model whose states it reads.
-        layer: the layer that it reads.
-        depth: the layer of the target after which it enters.
-        factor: multiplies the learning rate.
+        reads: The model whose states it reads.
+        layer: The layer that it reads.
+        depth: The layer of the target after which it enters.
+        factor: Multiplies the learning rate.
     """
 
     reads: FrozenModel
@@ -76,14 +76,18 @@ class StitchAveraging(Callback):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, module: StitchTraining, *_: object
     ) -> None:
-        """Add the weights after this step to their running mean."""
+        """Add the weights after this step to their running mean, which begins again at half.
+
+        At half of the steps the mean becomes `halfway`, and at the end, with schedule=average, the
+        stitches.
+        """
         done = trainer.global_step
         half = module.steps // 2
-        start = half // 2
+        start = half // 2  # the step after which the present mean begins
         if done > half:
             start = half
         if done > start:
-            averaged = done - start
+            averaged = done - start  # with this step; the first one replaces the mean
             weights = module.stitches.parameters()
             for mean, weight in zip(module.means.parameters(), weights, strict=True):
                 mean.lerp_(weight, 1 / averaged)
@@ -146,7 +150,7 @@ class StitchTraining(SteppedModule):
 
         self.stitches = nn.ModuleList()
         for fit in self.fits:
-            phi = Stitch(
+            phi = StitchModule(
                 config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed
             )
             self.stitches.append(phi)
@@ -157,21 +161,25 @@ class StitchTraining(SteppedModule):
         self._inverses: dict[nn.Linear, Float[Tensor, "c c"]] = {}
 
     def start_from(self, starts: Sequence[tuple[int, AffineMap]]) -> None:
-        """Let stitches, given by number, begin with affine maps; decay pulls them there."""
+        """Let some stitches begin with affine maps; decay pulls all stitches to their beginnings.
+
+        Args:
+            starts: The number of each such stitch, and its map.
+        """
         for number, start in starts:
             self._stitch(number).start_from(start.weight, start.bias)
         self.began = copy.deepcopy(self.stitches).requires_grad_(False)
         starts_of_pairs = self.began[: len(self.layer_pairs)]
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
-    def _stitch(self, number: int) -> Stitch:
-        """Return the stitch of a number."""
+    def _stitch(self, number: int) -> StitchModule:
+        """Return the stitch of this number, in the order of `fits`."""
         phi = self.stitches[number]
-        assert isinstance(phi, Stitch)
+        assert isinstance(phi, StitchModule)
         return phi
 
     @property
-    def _stitches(self) -> Iterator[Stitch]:
+    def _stitches(self) -> Iterator[StitchModule]:
         """All stitches; `nn.ModuleList` knows them as modules only."""
         for number in range(len(self.fits)):
             yield self._stitch(number)
@@ -180,7 +188,7 @@ class StitchTraining(SteppedModule):
         """Let SGD step in coordinates in which the states that each φ reads are white.
 
         Args:
-            statistics: for each φ, those of the states that it reads.
+            statistics: For each φ, the statistics of the states that it reads, as the source.
         """
         has_constant = self.config.kind == "affine"
         for phi, of_states in zip(self._stitches, statistics, strict=True):
@@ -192,7 +200,12 @@ class StitchTraining(SteppedModule):
     def losses(
         self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None
     ) -> list[Float[Tensor, " n"]]:
-        """Return the loss of every φ, or of chosen ones, at each token of the target."""
+        """Return the loss of every φ, or of chosen ones, at each token of the target.
+
+        Args:
+            rows: The rows of a step.
+            chosen: The numbers of the stitches; None: all of them.
+        """
         target = self.models[1]
         layout = self.layout or PackedLayout(rows.shape[1])
         loss = STITCH_LOSSES[self.config.loss]
@@ -223,7 +236,14 @@ class StitchTraining(SteppedModule):
         """Return what each stitch reads, and the target's own states, from one pass of each model.
 
         Args:
-            loss_layers: the layers of the target whose own states the loss reads.
+            fits: The stitches.
+            rows: The rows of a step.
+            layout: Which columns of a row each model reads.
+            loss_layers: The layers of the target whose own states the loss reads.
+
+        Returns:
+            For each stitch what it reads, at the target's tokens; and the target's states by
+            layer.
         """
         target = self.models[1]
         read_models = dict.fromkeys([target, *(fit.reads for fit in fits)])
@@ -248,7 +268,10 @@ class StitchTraining(SteppedModule):
         return [states_by_site[fit.reads, fit.layer] for fit in fits], target_states
 
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Float[Tensor, ""]:
-        """Return the sum of the losses of all stitches on some rows."""
+        """Return the sum of the mean losses of all stitches on the rows of a step.
+
+        Each φ gets its own gradient from it. The losses are added to `curve` and are logged.
+        """
         assert self.microbatch
         # Lightning would hold the gradients of the last step through the next forward pass.
         for weight in self.parameters():
@@ -263,6 +286,7 @@ class StitchTraining(SteppedModule):
 
     @property
     def _weights(self) -> list[list[nn.Parameter]]:
+        """The weights of each stitch."""
         return [list(phi.parameters()) for phi in self.stitches]
 
     def configure_callbacks(self) -> list[Callback]:
@@ -329,6 +353,7 @@ class StitchTraining(SteppedModule):
             )
 
     def _first_rows(self) -> Int[Tensor, "b width"]:
+        """Return the rows that this process reads in the first step, on its device."""
         rows: Tensor = self.trainer.datamodule.batch(0)  # type: ignore[attr-defined]
         return rows.to(self.device)
 

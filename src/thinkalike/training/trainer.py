@@ -41,14 +41,18 @@ def fit(
     """Train a module on rows to its last step, from the state of an earlier run if there is one.
 
     Args:
-        loggers: see `loggers_of`.
+        module: The module, whose weights are changed.
+        data: The rows of each step.
+        run: Where and how it is trained.
+        loggers: The loggers of its curves, as `loggers_of` the run; () keeps no curves.
+        callbacks: Callbacks besides those of the user's settings.
 
     Raises:
-        ShareDone: this is not the first of the processes that share the job, and its share is
+        ShareDone: This is not the first of the processes that share the job, and its share is
             done.
-        TrainingError: the loss is not finite.
-        StoreError: the state or the curves of an earlier run are not those of this training.
-        Interrupted: a signal came; a state is kept.
+        TrainingError: The loss is not finite.
+        StoreError: The state or the curves of an earlier run are not those of this training.
+        Interrupted: A signal came; a state is kept.
     """
     resumed = _resumed_state(run, module.steps)
     curve_folder = None
@@ -73,7 +77,11 @@ def fit(
 
 
 def _resumed_state(run: TrainingRun, steps: int) -> KeptState | None:
-    """Return the state of an earlier run, if there is one."""
+    """Return the newest state of an earlier run of a training of so many steps; None without one.
+
+    Raises:
+        StoreError: The newest state is not one of this training.
+    """
     if run.state_folder is None:
         return None
     path = newest_state(run.state_folder, run.state_name)
@@ -92,7 +100,13 @@ def _train_by_lightning(
     resumed: KeptState | None,
     activity: Activity,
 ) -> None:
-    """Let Lightning train a module."""
+    """Let Lightning train a module to its last step.
+
+    Args:
+        module, data, run, loggers, callbacks: See `fit`.
+        resumed: The state of an earlier run; None: training begins at the first step.
+        activity: Shows the steps done.
+    """
     files = StateFiles()
     keep_states = KeepStates(
         run.state_folder,
@@ -143,7 +157,10 @@ def _train_by_lightning(
 
 
 def _callback_of_user(name: str) -> Callback:
-    """Return the callback that the class or function FILE.py:NAME of a user makes."""
+    """Return the callback that the class or function FILE.py:NAME of a user makes.
+
+    Errors of the user's code are told as such.
+    """
     function = plugins.load(name)
     with plugins.blaming(f"callback {name}"):
         assert callable(function), "it is neither a class nor a function"
@@ -177,7 +194,11 @@ def _process_options(run: TrainingRun) -> ProcessOptions:
 
 @contextlib.contextmanager
 def _matmul_precision(precision: str) -> Iterator[None]:
-    """Let torch multiply float32 matrices with this precision while this is open."""
+    """Let torch multiply float32 matrices with this precision while this is open.
+
+    Args:
+        precision: As `torch.set_float32_matmul_precision` takes it.
+    """
     earlier = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

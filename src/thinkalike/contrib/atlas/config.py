@@ -15,7 +15,7 @@ from thinkalike.registry import CORE, OF_OUTPUTS, layer_measures
 
 
 @cache
-def measures_of_states() -> tuple[str, ...]:
+def measures_of_atlas() -> tuple[str, ...]:
     """Return the measures of states that an atlas has, in the order of its columns."""
     kinds = []
     for entry in CORE.measures:
@@ -30,7 +30,7 @@ class AtlasConfig(LayerPairsConfig):
 
     kind: str = "atlas"
     # measures that are compared: of states; and jsd, disagreement, of predictions
-    measures: list[str] = field(default_factory=lambda: [*measures_of_states()])
+    measures: list[str] = field(default_factory=lambda: [*measures_of_atlas()])
     # whether results of the measures have the values that chance gives
     null: bool = False
     # permutations of null
@@ -44,7 +44,7 @@ class AtlasConfig(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_states = measures_of_states()
+        of_states = measures_of_atlas()
         of_outputs = [entry.kind for entry in layer_measures(OF_OUTPUTS)]
         for name in self.measures:
             one_of("measure.measures", name, (*of_states, *of_outputs))

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 
 from thinkalike.contrib.court.bags_and_shifts import (
-    bag,
     shifted,
+    token_and_bag,
 )
 from thinkalike.contrib.court.changed_states import (
     beside_stranger,
-    components,
+    components_between,
     distorted,
-    log_probabilities,
-    rounded,
+    projected_log_probabilities,
+    rounded_states,
     superset,
     with_noisy_states,
     without_small_direction,
@@ -28,13 +28,13 @@ from thinkalike.contrib.court.changed_weights import (
     SHORT_TRAINING,
     TUNING,
     WEIGHT_NOISE,
-    changed,
     other_layer,
-    perturbed,
     reverted,
     sibling,
+    states_after_change,
     token_alone,
     trained_on,
+    with_noisy_weights,
 )
 from thinkalike.contrib.court.invertible_maps import (
     CONDITION,
@@ -58,7 +58,7 @@ from thinkalike.contrib.court.token_means import (
     code,
     gaussian,
     means,
-    mixture,
+    mixture_with_other_context,
     other_context,
     reweighted,
     with_means_of_other_tokens,
@@ -67,10 +67,12 @@ from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
 from thinkalike.models.variants import fresh, randomised, twin
 
 
-class Entry(NamedTuple):
+class SourceRecipe(NamedTuple):
     """A source before it is made.
 
     Attributes:
+        name: The name of the source.
+        kind: Its similarity to the target, in a word.
         make: Returns the source's states.
     """
 
@@ -79,11 +81,13 @@ class Entry(NamedTuple):
     make: Callable[[Materials], States]
 
     def made(self, materials: Materials) -> Source:
+        """Return the source, which keeps the states that it has computed."""
         states = CachedStates(self.make(materials))
         return Source(self.name, self.kind, states, materials.target)
 
 
 def _embedding(materials: Materials) -> States:
+    """Return the target's states before its first block: layer -1."""
     return other_layer(materials, -1 - materials.layer)
 
 
@@ -93,80 +97,99 @@ def _signed_power(x: torch.Tensor) -> torch.Tensor:
 
 
 SOURCES = (
-    Entry("rotated", "same", rotated),
-    Entry("rescaled and permuted", "same", rescaled),
-    Entry("affine", "same", partial(through_affine, condition=CONDITION)),
-    Entry("affine, condition 1000", "same", partial(through_affine, condition=1000.0)),
-    Entry("whitened", "same", whitened),
-    Entry(
-        "noisy weights", "near", changed(partial(perturbed, share=WEIGHT_NOISE), "noisy weights")
+    SourceRecipe("rotated", "same", rotated),
+    SourceRecipe("rescaled and permuted", "same", rescaled),
+    SourceRecipe("affine", "same", partial(through_affine, condition=CONDITION)),
+    SourceRecipe("affine, condition 1000", "same", partial(through_affine, condition=1000.0)),
+    SourceRecipe("whitened", "same", whitened),
+    SourceRecipe(
+        "noisy weights",
+        "near",
+        states_after_change(partial(with_noisy_weights, share=WEIGHT_NOISE), "noisy weights"),
     ),
-    Entry(
+    SourceRecipe(
         "partly untrained weights",
         "near",
-        changed(partial(reverted, share=REVERTED_SHARE), "reverted"),
+        states_after_change(partial(reverted, share=REVERTED_SHARE), "reverted"),
     ),
-    Entry("trained on", "near", partial(trained_on, config=SHORT_TRAINING, name="trained on")),
-    Entry("tuned", "near", partial(trained_on, config=TUNING, name="tuned")),
-    Entry("noisy states", "near", partial(with_noisy_states, share=0.1)),
-    Entry("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
-    Entry("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
-    Entry("6 bits", "near", partial(rounded, bits=6)),
-    *(Entry(f"{bits} bits", "distorted", partial(rounded, bits=bits)) for bits in (3, 2)),
-    Entry("power 1.5", "distorted", partial(distorted, function=_signed_power)),
-    Entry("tanh", "distorted", partial(distorted, function=torch.tanh)),
-    Entry("log-probabilities", "answers", log_probabilities),
-    Entry("top components", "part", partial(components, first=0.0, last=1 / 2)),
-    Entry("top 9/16 of the components", "part", partial(components, first=0.0, last=9 / 16)),
-    Entry("top 3/4 of the components", "part", partial(components, first=0.0, last=3 / 4)),
-    Entry("all but the top tenth", "part", partial(components, first=1 / 10, last=1.0)),
-    Entry("without a small direction", "part", without_small_direction),
-    Entry("less the token mean", "scaled", partial(reweighted, token=0.0, rest=1.0)),
-    Entry(
+    SourceRecipe(
+        "trained on", "near", partial(trained_on, config=SHORT_TRAINING, name="trained on")
+    ),
+    SourceRecipe("tuned", "near", partial(trained_on, config=TUNING, name="tuned")),
+    SourceRecipe("noisy states", "near", partial(with_noisy_states, share=0.1)),
+    SourceRecipe("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
+    SourceRecipe("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
+    SourceRecipe("6 bits", "near", partial(rounded_states, bits=6)),
+    *(
+        SourceRecipe(f"{bits} bits", "distorted", partial(rounded_states, bits=bits))
+        for bits in (3, 2)
+    ),
+    SourceRecipe("power 1.5", "distorted", partial(distorted, function=_signed_power)),
+    SourceRecipe("tanh", "distorted", partial(distorted, function=torch.tanh)),
+    SourceRecipe("log-probabilities", "answers", projected_log_probabilities),
+    SourceRecipe("top components", "part", partial(components_between, first=0.0, last=1 / 2)),
+    SourceRecipe(
+        "top 9/16 of the components", "part", partial(components_between, first=0.0, last=9 / 16)
+    ),
+    SourceRecipe(
+        "top 3/4 of the components", "part", partial(components_between, first=0.0, last=3 / 4)
+    ),
+    SourceRecipe(
+        "all but the top tenth", "part", partial(components_between, first=1 / 10, last=1.0)
+    ),
+    SourceRecipe("without a small direction", "part", without_small_direction),
+    SourceRecipe("less the token mean", "scaled", partial(reweighted, token=0.0, rest=1.0)),
+    SourceRecipe(
         "a tenth of the departure from the token mean",
         "scaled",
         partial(reweighted, token=1.0, rest=0.1),
     ),
-    Entry("other tokens' means", "wrong tokens", with_means_of_other_tokens),
-    Entry("superset", "superset", superset),
-    Entry("beside a stranger", "superset", partial(beside_stranger, share=1.0)),
-    Entry("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
-    Entry("token mean", "token", partial(means, kind=TokenMeans)),
-    Entry("bigram mean", "n-gram", partial(means, kind=BigramMeans)),
-    Entry("trigram mean", "n-gram", partial(means, kind=TrigramMeans)),
-    *(Entry(f"{name} code", "token", partial(code, of=name)) for name in NGRAM_CODES),
-    Entry("other context", "token", other_context),
-    Entry("Gaussian given the token", "token", gaussian),
-    Entry("position mean", "position", partial(at_position, token=0.0)),
-    Entry("token and position means", "position", partial(at_position, token=1.0)),
-    Entry(
+    SourceRecipe("other tokens' means", "wrong tokens", with_means_of_other_tokens),
+    SourceRecipe("superset", "superset", superset),
+    SourceRecipe("beside a stranger", "superset", partial(beside_stranger, share=1.0)),
+    SourceRecipe("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
+    SourceRecipe("token mean", "token", partial(means, kind=TokenMeans)),
+    SourceRecipe("bigram mean", "n-gram", partial(means, kind=BigramMeans)),
+    SourceRecipe("trigram mean", "n-gram", partial(means, kind=TrigramMeans)),
+    *(SourceRecipe(f"{name} code", "token", partial(code, of=name)) for name in NGRAM_CODES),
+    SourceRecipe("other context", "token", other_context),
+    SourceRecipe("Gaussian given the token", "token", gaussian),
+    SourceRecipe("position mean", "position", partial(at_position, token=0.0)),
+    SourceRecipe("token and position means", "position", partial(at_position, token=1.0)),
+    SourceRecipe(
         "token and position means, noisy", "position", partial(at_position, token=1.0, noise=1.0)
     ),
-    Entry("embedding", "position", _embedding),
+    SourceRecipe("embedding", "position", _embedding),
     *(
-        Entry(f"bag of the last {last}", "bag", partial(bag, last=float(last)))
+        SourceRecipe(f"bag of the last {last}", "bag", partial(token_and_bag, last=float(last)))
         for last in (4, 8, 32)
     ),
-    Entry("bag of all", "bag", partial(bag, last=math.inf)),
-    Entry("bag of the last 8, random codes", "bag", partial(bag, last=8.0, of="code")),
-    Entry("state of the last token", "delay", partial(shifted, steps=-1)),
-    Entry("state of the next token", "leak", partial(shifted, steps=1)),
-    Entry("next token", "leak", next_token),
-    Entry("next token, half of the tokens", "leak", half_of_the_tokens),
-    Entry("next token, half of the variance", "leak", half_of_the_variance),
-    Entry("own and a tenth of the next token", "leak", partial(with_next_token, share=0.1)),
-    Entry("own and three tenths of the next token", "leak", partial(with_next_token, share=0.3)),
-    Entry(
+    SourceRecipe("bag of all", "bag", partial(token_and_bag, last=math.inf)),
+    SourceRecipe(
+        "bag of the last 8, random codes", "bag", partial(token_and_bag, last=8.0, of="code")
+    ),
+    SourceRecipe("state of the last token", "delay", partial(shifted, steps=-1)),
+    SourceRecipe("state of the next token", "leak", partial(shifted, steps=1)),
+    SourceRecipe("next token", "leak", next_token),
+    SourceRecipe("next token, half of the tokens", "leak", half_of_the_tokens),
+    SourceRecipe("next token, half of the variance", "leak", half_of_the_variance),
+    SourceRecipe("own and a tenth of the next token", "leak", partial(with_next_token, share=0.1)),
+    SourceRecipe(
+        "own and three tenths of the next token", "leak", partial(with_next_token, share=0.3)
+    ),
+    SourceRecipe(
         "own and a tenth of the next token's code",
         "leak",
         partial(with_next_token, share=0.1, of="code"),
     ),
-    Entry("fresh weights", "untrained", changed(fresh, "fresh")),
-    Entry("fresh weights, own embedding", "untrained", changed(twin, "fresh")),
-    Entry("redrawn matrices", "untrained", changed(randomised, "redrawn")),
-    Entry("token alone", "shortcut", token_alone),
+    SourceRecipe("fresh weights", "untrained", states_after_change(fresh, "fresh")),
+    SourceRecipe("fresh weights, own embedding", "untrained", states_after_change(twin, "fresh")),
+    SourceRecipe("redrawn matrices", "untrained", states_after_change(randomised, "redrawn")),
+    SourceRecipe("token alone", "shortcut", token_alone),
     *(
-        Entry(f"{share} % own", "dose", partial(mixture, share=share / 100))
+        SourceRecipe(
+            f"{share} % own", "dose", partial(mixture_with_other_context, share=share / 100)
+        )
         for share in (0, 20, 40, 60, 80, 100)
     ),
 )
@@ -179,12 +202,12 @@ OTHER_LAYERS = {
 }
 
 
-def entries(materials: Materials) -> list[Entry]:
+def entries(materials: Materials) -> list[SourceRecipe]:
     """Return all sources that can be made: those of the list, other layers, and siblings."""
     listed = list(SOURCES)
     for name, steps in OTHER_LAYERS.items():
         if 0 <= materials.layer + steps < materials.target.n_layers:
-            listed.append(Entry(name, "layer", partial(other_layer, steps=steps)))
+            listed.append(SourceRecipe(name, "layer", partial(other_layer, steps=steps)))
     for name in materials.siblings:
-        listed.append(Entry(name, "real", partial(sibling, name=name)))
+        listed.append(SourceRecipe(name, "real", partial(sibling, name=name)))
     return listed

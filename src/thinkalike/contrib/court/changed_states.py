@@ -26,7 +26,7 @@ def with_noisy_states(materials: Materials, share: float) -> States:
     return lambda rows: materials.target_states(rows) + size * noise(rows)
 
 
-def rounded(materials: Materials, bits: int) -> States:
+def rounded_states(materials: Materials, bits: int) -> States:
     """Return the target's states, with each dimension rounded to 2^bits levels.
 
     The levels lie between the 1st and the 99th percentile of the dimension.
@@ -44,14 +44,20 @@ def rounded(materials: Materials, bits: int) -> States:
 
 
 def distorted(materials: Materials, function: Callable[[Tensor], Tensor]) -> States:
-    """Return a function of each standardised dimension of the target's states."""
+    """Return a function of each dimension of the target's states, less its mean, over its spread.
+
+    Args:
+        materials: The materials of a court.
+        function: The function, entry by entry.
+    """
     return lambda rows: function(materials.centred_states(rows) / materials.spread)
 
 
-def components(materials: Materials, first: float, last: float) -> States:
+def components_between(materials: Materials, first: float, last: float) -> States:
     """Return some principal components of the target's states on the fit rows.
 
     Args:
+        materials: The materials of a court.
         first, last: The shares of the components, largest first, between which they lie.
     """
     start = round(first * materials.width)
@@ -108,6 +114,7 @@ def beside_stranger(materials: Materials, share: float) -> States:
     The untrained model's states are scaled to the total variance of the target's.
 
     Args:
+        materials: The materials of a court.
         share: How many dimensions of each, as a share of the width.
     """
     n_dimensions = round(share * materials.width)
@@ -126,7 +133,7 @@ def beside_stranger(materials: Materials, share: float) -> States:
     return states
 
 
-def log_probabilities(materials: Materials) -> States:
+def projected_log_probabilities(materials: Materials) -> States:
     """Return a random projection of the target's log-probabilities of the next token.
 
     These are the target's answers, not its states.

@@ -163,6 +163,13 @@ def _materials(
 ) -> Materials:
     """Return what sources are made from.
 
+    Args:
+        config: The configuration of the court.
+        target: The target.
+        siblings: Separately trained models, by what differs.
+        corpus: Text for all parts.
+        work: The job, in whose folder sources are trained.
+
     Raises:
         DataError: The text is too short.
     """
@@ -185,6 +192,7 @@ def _materials(
             )
 
     def train(module: SteppedModule, data: StepData, name: str) -> None:
+        """Train a module of a source; a resumed job takes it up at its last state."""
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
         fit(module, data, TrainingRun(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
@@ -205,7 +213,10 @@ def _materials(
 def _rows_of_different_documents(
     rows: TokenRows, fit_tokens: int, other_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of rows to fit on, and of rows that share no document with them."""
+    """Return the tokens of rows to fit on, and of rows that share no document with them.
+
+    There are as many whole rows as the tokens fill, or fewer where the text is too short.
+    """
     n_fit_rows = fit_tokens // rows.context
     n_other_rows = other_tokens // rows.context
     fit_documents = rows.documents[:n_fit_rows].unique()
@@ -224,7 +235,17 @@ def _spread_rows(rows: TokenRows, tokens: int) -> TokenRows:
 def _judged_sources(
     bench: Bench, names: list[str] | None, work: Work
 ) -> list[dict[str, str | float]]:
-    """Return a row for each source. Rows are kept one by one, and a resumed job repeats none."""
+    """Return a row for each source. Rows are kept one by one, and a resumed job repeats none.
+
+    Args:
+        bench: The sources' materials and the judges.
+        names: The names of the sources; None: all.
+        work: The job.
+
+    Raises:
+        ConfigError: A name is not that of a source.
+        DataError: A source or a judge refuses the data.
+    """
     chosen = entries(bench.materials)
     if names is not None:
         all_names = [entry.name for entry in chosen]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from thinkalike.figures.layers import band
+from thinkalike.figures.layers import draw_band
 from thinkalike.figures.style import (
     canvas,
     colour_of,
@@ -38,7 +38,7 @@ def draw_subject_scores(
             of_recorded = table[table["recorded"] == name]
             by_model = of_recorded.groupby("model", sort=False)
             for number, (model, rows) in enumerate(by_model):
-                band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
+                draw_band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
                 ticks(axes.xaxis, list(rows["layer"]))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set(title=str(name), xlabel="layer")

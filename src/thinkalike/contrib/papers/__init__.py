@@ -18,7 +18,7 @@ PAPERS = {
 }
 
 
-def experiment_named(name: str) -> Experiment:
+def paper_experiment(name: str) -> Experiment:
     """Return an experiment by its name, such as brown2023/figure1.
 
     Raises:

@@ -48,9 +48,14 @@ LAST_BLOCK = 2
 
 
 def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
-    """Return a statistic with its jackknife interval over documents.
+    """Return a statistic of some results with its jackknife interval over documents.
 
-    All results are about the same text.
+    All results are about the same text, so that their parts of the documents are the same.
+
+    Args:
+        statistic: Takes the matrices of the results, (l, m) or (parts, l, m) each.
+        results: The results.
+        level: The probability with which the interval covers.
     """
     cells = [torch.from_numpy(result.arrays["value"]) for result in results]
     cells_without = [torch.from_numpy(result.arrays["without"]) for result in results]
@@ -58,10 +63,12 @@ def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0
 
 
 def early(n_layers: int) -> slice:
+    """Return the early layers: the first eighth, at least one."""
     return slice(0, max(n_layers // 8, 1))
 
 
 def middle(n_layers: int) -> slice:
+    """Return the middle layers: all but the first and the last quarter."""
     return slice(n_layers // 4, n_layers - n_layers // 4)
 
 
@@ -73,7 +80,10 @@ def off_diagonal(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
 
 
 def block_structure(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
-    """Return the mean CKA of two different layers of one block, minus that across blocks."""
+    """Return the mean CKA of two different layers of one block, minus that across blocks.
+
+    The blocks are the early layers, the last layer, and all others.
+    """
     n_layers = cells.shape[-1]
     block = torch.full((n_layers,), MIDDLE_BLOCK)
     block[early(n_layers)] = EARLY_BLOCK
@@ -86,7 +96,10 @@ def block_structure(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
 
 
 def one_sidedness(cells: Float[Tensor, "*b l m"]) -> Float[Tensor, "*b"]:
-    """Return the mean over i < j of CKA(source i, target j) - CKA(source j, target i)."""
+    """Return the mean over i < j of CKA(source i, target j) - CKA(source j, target i).
+
+    Both models have as many layers.
+    """
     upper_rows, upper_columns = torch.triu_indices(cells.shape[-2], cells.shape[-1], 1)
     return (cells - cells.mT)[..., upper_rows, upper_columns].mean(-1)
 
@@ -110,6 +123,7 @@ def _jobs_with_largest(case: Case) -> list[InnerJob]:
 
 
 def _jobs(case: Case, pairs: Sequence[Names]) -> list[InnerJob]:
+    """Return the job of each pair of a source and a target, labelled by both names."""
     return [
         InnerJob(f"{source}, {target}", (case.models[source], case.models[target]))
         for source, target in pairs
@@ -117,6 +131,7 @@ def _jobs(case: Case, pairs: Sequence[Names]) -> list[InnerJob]:
 
 
 def _result(case: Case, names: Names) -> Result:
+    """Return the result of the job of a source and a target."""
     return case.results[", ".join(names)]
 
 
@@ -124,13 +139,22 @@ def _result(case: Case, names: Names) -> Result:
 
 
 def _units(result: Result) -> str:
+    """Say what intervals of a result are over."""
     return f"{len(result.arrays['without'])} parts of the documents"
 
 
 def _greater(
     claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], words: str
 ) -> Claim:
-    """Return the claim that a statistic of some pairs of models is above 0."""
+    """Return the claim that a statistic of some pairs of models is above 0.
+
+    Args:
+        claim: The claim in words.
+        statistic: Takes the matrices of these pairs, in their order.
+        case: The experiment with its results.
+        pairs: The names of the source and the target of each pair.
+        words: What the number is, in words.
+    """
     results = [_result(case, names) for names in pairs]
     value = jackknifed(statistic, results)
     numbers = f"{words}: {value:+.4f}"
@@ -138,13 +162,21 @@ def _greater(
 
 
 def _listed_pairs(pairs: Sequence[Names]) -> str:
+    """Return the names of pairs of models as words."""
     return " and ".join(f"({source}, {target})" for source, target in pairs)
 
 
 def _odd_one_out(
     claim: str, case: Case, pairs_without: Sequence[Names], pairs_with: Sequence[Names]
 ) -> Claim:
-    """Return the claim that middle layers are more similar without the odd model than with it."""
+    """Return the claim that middle layers are more similar without the odd model than with it.
+
+    Args:
+        claim: The claim in words.
+        case: The experiment with its results.
+        pairs_without: Pairs of models without the odd one.
+        pairs_with: Pairs with it.
+    """
 
     def difference(cells: Sequence[Tensor]) -> Tensor:
         means = []
@@ -236,7 +268,13 @@ def _tilt(case: Case) -> Claim:
 
 
 def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
-    """Return the table of all pairs of models, with heatmaps of those that are drawn."""
+    """Return the table of all pairs of models, with heatmaps of those that are drawn.
+
+    Args:
+        case: The experiment with its results.
+        claims: What is claimed.
+        drawn: The names of the source and the target of each heatmap.
+    """
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables = []
@@ -287,7 +325,11 @@ def _figure_of_activations(case: Case) -> Conclusion:
 
 
 def _head_dimensions(config: ModelConfig) -> dict[str, int]:
-    """Return the sizes of a Hugging Face model by its configuration alone."""
+    """Return the sizes of a Hugging Face model by its configuration alone, without its weights.
+
+    They are its layers, its width, its heads, the dimensions of a head, and how many of these
+    rotary embeddings turn: 0 if the configuration says nothing of these.
+    """
     from transformers import AutoConfig
 
     with explaining_loading_errors(config), reached(config) as (place, commit):
@@ -310,7 +352,7 @@ def _table1(case: Case) -> Conclusion:
     table = pd.DataFrame(rows)
     name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
     row = table.index[table["model"] == name][0]
-    about_its_size = table[row - 2 :]
+    about_its_size = table[row - 2 :]  # from the second smaller model on
     odd = table.loc[row]
     others = about_its_size[about_its_size["model"] != name]
     has_smaller_heads = (odd["d_head"] < others["d_head"]).all()
@@ -326,10 +368,12 @@ def _table1(case: Case) -> Conclusion:
 
 
 def _pythia(*sizes: str) -> list[str]:
+    """Return the names of deduplicated Pythia models of these sizes."""
     return [f"pythia-{size}-deduped" for size in sizes]
 
 
 def _activations(depth: int) -> dict[str, list[str]]:
+    """Return the names of the SoLU and the GeLU model of a depth, by scale."""
     return {
         "paper": [f"solu-{depth}l", f"gelu-{depth}l"],
         "mini": [f"solu-{depth}l-mini", f"gelu-{depth}l-mini"],

@@ -1,9 +1,8 @@
 """Where groups of classifiers part: figures 2, 7 and 8 of Brown et al. 2023.
 
-One group generalizes, the other one uses a heuristic.
-At mini scale the answer is planted: children of two parents, taught apart from one block on.
-    Beside
-them is the null that the paper lacks, children of two parents that differ in nothing but the seed.
+One group generalizes, the other one uses a heuristic. At mini scale the answer is planted:
+children of two parents, taught apart from one block on. Beside them is the null that the paper
+lacks, children of two parents that differ in nothing but the seed.
 
 A cut is the last layer of the source in an identity stitch, -1 its embedding. Early are the cuts
 with at most half of the source's blocks. Late are those with more than three quarters, but not all
@@ -40,7 +39,12 @@ from thinkalike.contrib.populations.clusters import (
     adjusted_rand_index_p,
     cluster,
 )
-from thinkalike.contrib.populations.group_means import Grouped, grouped, onset, symmetric
+from thinkalike.contrib.populations.group_means import (
+    Grouped,
+    grouped,
+    onset_of_difference,
+    symmetric,
+)
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
 # Of an accuracy: "almost no penalty" is at most this.
@@ -65,6 +69,7 @@ FIRST_LAYER = 0
 
 
 def _job(case: Case, side: Side) -> list[InnerJob]:
+    """Return the one job of a figure: the comparison of its population on one side's pairs."""
     return [InnerJob(side, changes={**population_parts(case, side)})]
 
 
@@ -121,13 +126,24 @@ def _figure8(case: Case) -> Conclusion:
 
 
 def _by_depth(panels: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
+    """Return the conclusion of a figure with panels of values by depth.
+
+    Args:
+        panels: The table of each panel, by its title.
+        claims: What is claimed.
+    """
     with_titles = [table.assign(panel=title) for title, table in panels.items()]
     table = pd.concat(with_titles, ignore_index=True)
     return Conclusion(table, claims, partial(draw_groups_by_depth, panels))
 
 
 def _stitch_panels(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return what identity stitches cost and flip, by the title of a panel."""
+    """Return two tables, of what identity stitches cost and flip, by the title of their panel.
+
+    Args:
+        population: The result of a population.
+        ending: The end of both titles, which says what is special.
+    """
     penalties = population.grouped(population.penalties, examples=True)
     flips = population.grouped(population.flips, examples=True)
     axis = "last layer of the source"
@@ -140,6 +156,7 @@ def _stitch_panels(population: PopulationResult, ending: str) -> dict[str, pd.Da
 
 
 def _cka_panel(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
+    """Return a table of the mean CKA of each two groups by layer, by the title of its panel."""
     means = population.grouped(population.likeness)
     return {f"CKA{ending}": _panel(means, population, FIRST_LAYER, "value", "layer")}
 
@@ -147,7 +164,15 @@ def _cka_panel(population: PopulationResult, ending: str) -> dict[str, pd.DataFr
 def _panel(
     means: Grouped, population: PopulationResult, first: int, column: str, axis: str
 ) -> pd.DataFrame:
-    """Return the means of each pair of groups at each depth, where the first depth is `first`."""
+    """Return a row with the mean of each pair of groups at each depth.
+
+    Args:
+        means: The means, with one depth for each index of their last axis.
+        population: The result that names the groups.
+        first: The depth of the first index.
+        column: What the values are called.
+        axis: What the depths are called.
+    """
     rows = []
     groups = list(enumerate(population.group_names))
     n_depths = means.cells.value.shape[-1]
@@ -169,7 +194,12 @@ LateClaim = tuple[str, Bound, Tensor, Kind, list[tuple[int, int]]]
 def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
     """Return the claims about stitches.
 
-    Each direction is judged by itself, as signed accuracies may cancel.
+    Each direction is judged by itself, as signed accuracies may cancel. In models of fewer than 5
+    blocks no cut is late, and the claims about late cuts are untestable.
+
+    Args:
+        population: The result of a population.
+        where: The end of each claim: on which pairs.
     """
     n_blocks = population.penalties.shape[2] - 1
     cuts = range(n_blocks + 1)
@@ -243,7 +273,13 @@ def _by_direction(
     """Return a claim about some directions between groups at some cuts.
 
     Args:
+        claim: The claim in words.
+        population: The result that the values are of.
+        bound: Where each number must be for the claim to hold.
+        values: A value of each pair of m models, at each of c cuts, for each of n examples.
         kind: "cells": about the means; "directed": about differences from the target's own group.
+        directions: The groups of the source and of the target, by number.
+        cuts: The indices of the cuts.
     """
     count = len(directions) * len(cuts)
     names = population.group_names
@@ -274,6 +310,7 @@ def gap_claim(population: PopulationResult) -> Claim:
         correct.append(population.correct_alone[is_member])
     first, second = correct[:2]
 
+    # Each entry of `correct` has the models of a group in rows, and the pairs in columns.
     over_models_variance = sum(group.mean(1).var() / len(group) for group in correct)
     over_texts_variance = (first.mean(0) - second.mean(0)).var() / first.shape[1]
     freedom = min(len(group) for group in correct) - 1
@@ -291,7 +328,7 @@ def gap_claim(population: PopulationResult) -> Claim:
 def null_flips_less(population: PopulationResult) -> Claim:
     """Return the claim that the null flips less than a third of what two strategies flip.
 
-    It is about the last cut but one.
+    It is about the last cut but one. It is untestable with fewer than three models in a group.
     """
     claim = (
         "the null: parents of one strategy flip under a third of what two strategies flip on the "
@@ -308,6 +345,7 @@ def null_flips_less(population: PopulationResult) -> Claim:
     flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m)
 
     def excess(models: list[int]) -> float:
+        """Return by how much the null's flips exceed their share of the strategies' flips."""
         groups = [group_of[model] for model in models]
         cells = grouped(flips[models][:, models, None], groups).cells.value[..., 0]
         means = symmetric(cells)
@@ -350,6 +388,7 @@ def late_layers_part(population: PopulationResult) -> Claim:
 
 
 def _null_is_not_told_apart(null: PopulationResult) -> Claim:
+    """Return the claim that CKA in the last layer does not tell the null's two parents apart."""
     gap = null.grouped(null.likeness[..., -1:]).difference
     parting = _where_groups_part(null.likeness, null, "layer", FIRST_LAYER)
     return judged_claim(
@@ -361,23 +400,31 @@ def _null_is_not_told_apart(null: PopulationResult) -> Claim:
 
 
 def _listed_depths(estimate: Estimate, indices: Sequence[int], first: int) -> str:
-    """Return the numbers at some indices of the last axis, which begins with depth `first`."""
+    """Return "depth: value [interval]" at some indices of an estimate's axis, as one text.
+
+    Args:
+        estimate: One number for each depth.
+        indices: The indices that are listed.
+        first: The depth of index 0.
+    """
     return ", ".join(f"{index + first}: {estimate[index]:+.3f}" for index in indices)
 
 
 def _where_groups_part(
     values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first: int
 ) -> str:
-    """Return the first depth that shows a difference, and the first that shows a clear one.
+    """Say at which depth groups first differ, and where they first do by more than `PARTED`.
 
     Args:
-        depth: "cut" or "layer".
+        values: A likeness of each pair of m models at each of l depths.
+        population: The result that the values are of.
+        depth: What a depth is called: "cut" or "layer".
         first: The number of the first one.
     """
     n_depths = values.shape[-1]
     gap = population.grouped(values, level=level_of_each(n_depths)).difference
     names = []
-    for index in (onset(gap), onset(gap, PARTED)):
+    for index in (onset_of_difference(gap), onset_of_difference(gap, PARTED)):
         names.append("none" if index is None else str(index + first))
     any_difference, clear_difference = names
     return (
@@ -404,7 +451,13 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
 def _cluster_claim(
     population: PopulationResult, source: str, distances: Float[Tensor, "m m"]
 ) -> Claim:
-    """Return the claim that clusters by some distances are the groups."""
+    """Return the claim that clusters by some distances are the groups.
+
+    Args:
+        population: The result of a population.
+        source: What the distances come from, in words.
+        distances: The distances of its models.
+    """
     partitions: dict[str, list[Hashable]] = {"the groups": list(population.group_of.values())}
     if population.config.cluster:
         prefix = "" if population.config.members == "local" else f"{population.config.members}-"
@@ -436,7 +489,14 @@ def _rand_index(
     partition: Sequence[Hashable],
     models: list[int],
 ) -> float:
-    """Return how well clusters of some models agree with a partition."""
+    """Return the adjusted Rand index of the clusters of some models and a partition of all.
+
+    Args:
+        distances: The distances of all m models.
+        n_clusters: How many clusters there are.
+        partition: The class of each model.
+        models: The indices of the models that count.
+    """
     labels = cluster(distances[models][:, models], n_clusters)
     return adjusted_rand_index(labels, [partition[model] for model in models])
 

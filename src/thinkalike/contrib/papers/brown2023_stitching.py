@@ -35,12 +35,14 @@ FIRST_STEPS = 10
 LAST_STEPS = 30
 
 
-class Direction(NamedTuple):
+class FigureDirection(NamedTuple):
     """One stitching job of a figure.
 
     Attributes:
         group: Names the jobs that are compared with each other.
-        activations: Of the source and of the target.
+        activations: The activation functions of the source and of the target.
+        source: The name of the source.
+        target: The name of the target.
     """
 
     group: str
@@ -50,26 +52,29 @@ class Direction(NamedTuple):
 
     @property
     def label(self) -> str:
+        """What its job and its curves are called."""
         return f"{self.source} → {self.target}"
 
 
-def _all_directions(depth: int, ending: str = "") -> list[Direction]:
+def _all_directions(depth: int, ending: str = "") -> list[FigureDirection]:
     """Return the four directions between and within the SoLU and the GeLU model of a depth."""
     names = {activation: f"{activation}-{depth}l{ending}" for activation in ("solu", "gelu")}
     directions = []
     for source, source_name in names.items():
         for target, target_name in names.items():
             activations = (source, target)
-            directions.append(Direction(f"{depth} layers", activations, source_name, target_name))
+            directions.append(
+                FigureDirection(f"{depth} layers", activations, source_name, target_name)
+            )
     return directions
 
 
 # What the paper could not do: there are no independent seeds of its models.
 OTHER_SEED = [
-    Direction("3 layers, other seed", ("solu", "gelu"), "solu-3l-mini", "gelu-3l-mini-s1"),
-    Direction("3 layers, other seed", ("gelu", "solu"), "gelu-3l-mini-s1", "solu-3l-mini"),
-    Direction("3 layers, other seed", ("solu", "solu"), "solu-3l-mini", "solu-3l-mini-s1"),
-    Direction("3 layers, other seed", ("gelu", "gelu"), "gelu-3l-mini", "gelu-3l-mini-s1"),
+    FigureDirection("3 layers, other seed", ("solu", "gelu"), "solu-3l-mini", "gelu-3l-mini-s1"),
+    FigureDirection("3 layers, other seed", ("gelu", "solu"), "gelu-3l-mini-s1", "solu-3l-mini"),
+    FigureDirection("3 layers, other seed", ("solu", "solu"), "solu-3l-mini", "solu-3l-mini-s1"),
+    FigureDirection("3 layers, other seed", ("gelu", "gelu"), "gelu-3l-mini", "gelu-3l-mini-s1"),
 ]
 DIRECTIONS = {
     "paper": [*_all_directions(3), *_all_directions(4)],
@@ -77,17 +82,19 @@ DIRECTIONS = {
 }
 
 
-def _names_in(directions: Sequence[Direction]) -> list[str]:
+def _models_of_directions(directions: Sequence[FigureDirection]) -> list[str]:
+    """Return the names of all models of some directions, each once, in order."""
     names: dict[str, None] = {}
     for direction in directions:
         names |= dict.fromkeys((direction.source, direction.target))
     return list(names)
 
 
-MODELS = {scale: _names_in(directions) for scale, directions in DIRECTIONS.items()}
+MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRECTIONS.items()}
 
 
 def _stitches(case: Case) -> list[InnerJob]:
+    """Return the stitching job of each direction of a scale."""
     words = ["stitch.floor=false"]  # the floor is that of the directions of a model into itself
     if case.config.recipe == "paper":
         words.append("stitch=affine")
@@ -99,7 +106,8 @@ def _stitches(case: Case) -> list[InnerJob]:
     ]
 
 
-def _penalties(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
+def _penalties(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFrame:
+    """Return the tables of some directions as one, with a column `group`."""
     tables = []
     for direction in directions:
         tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
@@ -107,6 +115,7 @@ def _penalties(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
 
 
 def _rows_of_same_layers(result: Result) -> pd.DataFrame:
+    """Return the rows of stitches between layers of the same number, with their indices."""
     return result.details[result.details["source_layer"] == result.details["target_layer"]]
 
 
@@ -114,8 +123,8 @@ class PenaltyDifferences(NamedTuple):
     """Differences of penalties, and what their intervals are over.
 
     Attributes:
-        differences: Of each pair of results at each layer, in nats per token.
-        token_counts: The tokens of each document.
+        differences: The difference of each pair of results at each layer, in nats per token.
+        token_counts: The number of tokens of each document.
     """
 
     differences: Estimate
@@ -130,6 +139,7 @@ def penalty_differences(
     The models share a tokenizer.
 
     Args:
+        pairs: Results of stitching jobs that report on the same documents.
         together: Whether the intervals hold for all differences together.
 
     Raises:
@@ -158,7 +168,7 @@ def _document_penalties(result: Result) -> Float[np.ndarray, "l documents"]:
     return result.arrays["stitch"][rows] - result.arrays["target"]
 
 
-def asymmetries(forward: Result, back: Result) -> pd.DataFrame:
+def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
     """Return the penalty of one direction minus that of the reverse at each layer, in nats."""
     columns = ["source", "target", "source_layer"]
     table = _rows_of_same_layers(forward)[columns].rename(columns={"source_layer": "layer"})
@@ -179,7 +189,7 @@ def _figure1(case: Case) -> Conclusion:
     for forward in directions:
         back = by_ends.get((forward.target, forward.source))
         if forward.activations[0] == "solu" and back is not None and back is not forward:
-            of_pair = asymmetries(case.results[forward.label], case.results[back.label])
+            of_pair = asymmetry_by_layer(case.results[forward.label], case.results[back.label])
             asymmetry_tables.append(of_pair.assign(group=forward.group))
     table = _penalties(case, directions)
     draw = partial(draw_directions, table)
@@ -224,7 +234,9 @@ def _claims(case: Case, group: str) -> list[Claim]:
     ]
 
 
-def _costs_more(case: Case, claim: str, pairs: Sequence[tuple[Direction, Direction]]) -> Claim:
+def _costs_more(
+    case: Case, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
+) -> Claim:
     """Return the claim that the first direction of each pair costs more at every layer."""
     results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
     differences, token_counts = penalty_differences(results)
@@ -252,7 +264,7 @@ def _figure6(case: Case) -> Conclusion:
     return Conclusion(_penalties(case, directions), [_learn(between_models)], draw)
 
 
-def _learn(curves: Mapping[Direction, Float[np.ndarray, "steps layers"]]) -> Claim:
+def _learn(curves: Mapping[FigureDirection, Float[np.ndarray, "steps layers"]]) -> Claim:
     """Return the claim that the losses of all stitches fall, by Welch's interval over steps."""
     losses = [torch.from_numpy(curve).double() for curve in curves.values()]
     first = torch.cat([curve[:FIRST_STEPS] for curve in losses], -1)

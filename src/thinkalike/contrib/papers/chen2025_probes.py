@@ -46,14 +46,26 @@ REFITTED_SHARE = 0.9
 
 @dataclass(frozen=True)
 class ProbedLayers:
-    """The accuracies of one layer pair, from the result of its job."""
+    """The accuracies of one layer pair, from the result of its job.
+
+    Attributes:
+        label: What claims call the models and their layers.
+        result: The result.
+        rows: The rows of its table that are of this layer pair, with their indices.
+    """
 
     label: str
     result: Result
     rows: pd.DataFrame
 
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
-        """Return the accuracy of a condition, or None if it was not measured."""
+        """Return the accuracy of a condition, or None if it was not measured.
+
+        Args:
+            feature: The feature that is probed.
+            condition: How the probe was made.
+            split: What was held out together: "sentence" or "word".
+        """
         selection = pd.Series({"feature": feature, "condition": condition, "split": split})
         matches = self.rows[(self.rows[list(selection.index)] == selection).all(axis=1)]
         if matches.empty:
@@ -83,14 +95,17 @@ class ProbedLayers:
 
     @property
     def features(self) -> list[str]:
+        """The features that were probed, in the order of the table."""
         return list(dict.fromkeys(self.rows["feature"]))
 
     @property
     def units(self) -> str:
+        """What intervals are over, in words."""
         return f"{self.rows['sentences'].max()} sentences"
 
 
 def _jobs(case: Case) -> list[InnerJob]:
+    """Return the job of each pair of models, at one layer pair."""
     return [
         InnerJob(pair.label, pair, (layers_word(case, pair, [PROBED_DEPTH]),))
         for pair in pairs_of(case)
@@ -98,6 +113,7 @@ def _jobs(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
+    """Return all claims about each layer pair, with the table of all jobs."""
     claims: list[Claim] = []
     for label, result in case.results.items():
         by_layers = result.details.groupby(["source_layer", "target_layer"], sort=False)
@@ -147,6 +163,10 @@ def _lexical(probed: ProbedLayers) -> Iterator[Claim]:
 
 
 def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -> Claim:
+    """Return a claim about the share of native accuracy above chance that a carried probe has.
+
+    It is untestable if the feature was not probed, or if the native probe is not above chance.
+    """
     share = probed.share(feature, probing.CARRIED)
     if share is None:
         reason = "is not among these stimuli's features"
@@ -199,7 +219,15 @@ def _claim_about_all(
     estimates: Mapping[str, Estimate],
     numbers: str,
 ) -> Claim:
-    """Return a claim about all features together."""
+    """Return a claim about all features together.
+
+    Args:
+        probed: The accuracies.
+        claim: The claim in words.
+        bound: Where the estimate of each feature must be.
+        estimates: The estimates by feature, whose intervals hold for all together.
+        numbers: What was found, in words.
+    """
     return judged_claim(
         f"{probed.label}: {claim}",
         [(bound, estimate) for estimate in estimates.values()],
@@ -209,6 +237,7 @@ def _claim_about_all(
 
 
 def _above_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
+    """Return how far an accuracy is above chance, with its interval."""
     interval = accuracy.interval(level)
     return Estimate(*(end - accuracy.chance for end in interval))
 

@@ -56,8 +56,8 @@ class Effects(NamedTuple):
     """Effects with their jackknife replicates.
 
     Attributes:
-        steered: Of the vector in each condition.
-        natural: Of the contrast itself.
+        steered: The effect of the vector in each condition.
+        natural: The effect of the contrast itself.
     """
 
     steered: Jackknifed
@@ -66,13 +66,26 @@ class Effects(NamedTuple):
 
 @dataclass(frozen=True)
 class Steered:
-    """The effects of one contrast between two models, from the result of its job."""
+    """The effects of one contrast between two models, from the result of its job.
+
+    Attributes:
+        pair: The two models.
+        result: The result.
+    """
 
     pair: Pair
     result: Result
 
     def effects(self, layers: Sequence[int], position: str, strength: float) -> Effects | None:
-        """Return the effects of all conditions at a layer pair, or None if one is missing."""
+        """Return the effects of all conditions at a layer pair.
+
+        None if the result has none, or if there is no natural effect that they are a share of.
+
+        Args:
+            layers: The layer of the source and that of the target.
+            position: Where the vector is added: "word" or "later".
+            strength: What the vector is multiplied by.
+        """
         source_layer, target_layer = layers
         selection = {
             "source_layer": source_layer,
@@ -110,11 +123,16 @@ class Steered:
 
     @property
     def units(self) -> str:
+        """What intervals are over, in words."""
         n_words = len(set(self.result.arrays["groups"].tolist()))
         return f"{self.result.scalars['pairs']:.0f} pairs of texts with {n_words} words"
 
 
 def _jobs(case: Case) -> list[InnerJob]:
+    """Return the jobs of both contrasts between each pair of models.
+
+    Questions are steered at later tokens alone, and at one strength more.
+    """
     number = case.config.measure_as(SteeringConfig)
     question = replace(
         number,
@@ -137,11 +155,12 @@ def _jobs(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
+    """Return all claims about each pair of models, with the table of both contrasts."""
     claims: list[Claim] = []
     for pair in pairs_of(case):
         number = Steered(pair, case.results[f"number, {pair.label}"])
         question = Steered(pair, case.results[f"question, {pair.label}"])
-        claims += [*_number(number), _late(number), *_question(question)]
+        claims += [*_claims_of_number(number), _late(number), *_question(question)]
     tables = []
     for label, result in case.results.items():
         contrast = label.partition(",")[0]
@@ -156,7 +175,7 @@ def _conclude(case: Case) -> Conclusion:
     return Conclusion(table, claims, draw, blank=BLANK)
 
 
-def _number(steered: Steered) -> Iterator[Claim]:
+def _claims_of_number(steered: Steered) -> Iterator[Claim]:
     """Yield what is claimed of the direction from singular to plural, at the noun."""
     for text, strength, condition, bound in (
         (
@@ -226,7 +245,17 @@ def _claim(
     condition: str,
     bound: Bound,
 ) -> Claim:
-    """Return a claim about the share of the natural effect that one condition has."""
+    """Return a claim about the share of the natural effect that one condition has.
+
+    Args:
+        steered: The effects of one contrast.
+        text: The claim in words.
+        depth: The relative depth of the layers after which vectors are added.
+        position: Where they are added: "word" or "later".
+        strength: What they are multiplied by.
+        condition: Which vector is added, or `BEYOND_RANDOM`.
+        bound: Where the share must be for the claim to hold.
+    """
     where = f"strength {strength:g}"
     effects = None
     layer_pairs = steered.pair.layers([depth])

@@ -57,6 +57,7 @@ class Bound:
     limit: float = 0.0
 
     def __str__(self) -> str:
+        """Return the bound in words, such as "above 0" or "within 0.1 of 0"."""
         if self.kind == "within":
             return f"within {self.limit:g} of 0"
         return f"{self.kind} {self.limit:g}"
@@ -91,7 +92,16 @@ def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
 def judged_claim(
     claim: str, bounded: Sequence[tuple[Bound, Estimate]], numbers: str, units: str
 ) -> Claim:
-    """Return the claim that all numbers of some estimates are in the bound beside them."""
+    """Return the claim that all numbers of some estimates are in the bound beside them.
+
+    Without any number it is untestable.
+
+    Args:
+        claim: The claim in words.
+        bounded: Bounds and estimates, whose intervals hold for all together.
+        numbers: What was found, in words.
+        units: What the intervals are over, in words.
+    """
     verdicts: list[Verdict] = []
     half_widths: list[float] = []
     for bound, estimate in bounded:
@@ -131,7 +141,7 @@ def level_of_each(count: int, level: float = 0.95) -> float:
 
 
 def bonferroni_note(count: int) -> str:
-    """Return what numbers say of intervals at `level_of_each`."""
+    """Return what is said beside intervals that hold together; "" for a single one."""
     if count <= 1:
         return ""
     return f"; intervals hold for all {count} together (Bonferroni)"
@@ -165,6 +175,7 @@ def over_models(
         statistic: Takes the indices of layers or models. It may raise a ValueError where these are
             too few; the interval is then (-∞, ∞).
         models: The model at each index. The layers of one model are left out together.
+        level: The probability with which the interval covers.
     """
     indices = list(range(len(models)))
     all_models = torch.as_tensor(statistic(indices)).double()

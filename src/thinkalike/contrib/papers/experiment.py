@@ -29,7 +29,7 @@ from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
-from thinkalike.instruments import passes, run_jobs
+from thinkalike.instruments import jobs_by_pass, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.labels import label
 from thinkalike.processes import doing
@@ -80,8 +80,9 @@ class Case:
     """An experiment with its configuration and its models.
 
     Attributes:
-        models: By what results call them.
-        results: The results of the inner jobs, by their labels.
+        config: The configuration of the experiment.
+        models: Its models, by what results call them.
+        results: The results of the inner jobs, by their labels; empty before these have run.
     """
 
     config: AnalyzeConfig
@@ -90,10 +91,12 @@ class Case:
 
     @property
     def scale(self) -> str:
+        """The scale of the models: "mini", or "paper" for any other."""
         return "mini" if self.config.scale == "mini" else "paper"
 
     @property
     def names(self) -> list[str]:
+        """What results call the models, in order."""
         return list(self.models)
 
     def fingerprint(self) -> str:
@@ -106,6 +109,8 @@ class Conclusion:
     """The conclusion from the results.
 
     Attributes:
+        table: The numbers of the figure.
+        claims: What the paper claims, with the verdicts.
         draw: Draws the figure into a folder.
         tables: Further tables by name.
         blank: Columns of the tables whose cells may be empty.
@@ -158,7 +163,12 @@ class Experiment(
         self.measures = inner_jobs is not None and measure is not None
 
     def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Job]]]:
-        """Return the case without results, and the jobs that it rests on with their labels."""
+        """Return the case without results, and the jobs that it rests on with their labels.
+
+        Raises:
+            ConfigError: A measure was named that the experiment is not about, or models that it
+                does not take.
+        """
         if config.measure.kind != (self.measure or "loss"):  # loss: the default of analyze.py
             fact = "has no measure"
             if self.measure:
@@ -166,7 +176,9 @@ class Experiment(
             raise ConfigError(f"experiment={config.experiment} {fact}; leave measure= out")
         config = self.completed(config)
         case = self.case(config)
-        labelled_jobs = [(inner.label, job_of(config, inner)) for inner in self.inner_jobs(case)]
+        labelled_jobs = [
+            (inner.label, inner_job_config(config, inner)) for inner in self.inner_jobs(case)
+        ]
         return case, labelled_jobs
 
     def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
@@ -176,6 +188,10 @@ class Experiment(
         """Return the configuration with its models.
 
         They are those of the command line if it names any, else the experiment's own.
+
+        Raises:
+            ConfigError: The command line names or changes models that the experiment does not
+                take.
         """
         own_names = self.models["mini" if config.scale == "mini" else "paper"]
         models = [model for model in (config.model, config.target) if model.name is not None]
@@ -217,7 +233,7 @@ class Experiment(
         read = super().as_read(completed(config, self.reads))
         if self.measure != "population":
             return read
-        first_job = job_of(config, self.inner_jobs(self.case(config))[0])
+        first_job = inner_job_config(config, self.inner_jobs(self.case(config))[0])
         assert isinstance(first_job, PopulationJob)
         return with_settings(read, {"population": first_job.population})
 
@@ -229,7 +245,7 @@ class Experiment(
         labels = [label for label, _ in labelled_jobs]
         jobs = [job for _, job in labelled_jobs]
         results: dict[str, Result] = {}
-        for indices in passes(jobs):
+        for indices in jobs_by_pass(jobs):
             labels_of_pass = [labels[index] for index in indices]
             n_done = len(results) + len(indices)
             with doing(f"{listed(labels_of_pass)}, up to job {n_done} of {len(jobs)}"):
@@ -268,7 +284,7 @@ class Experiment(
 
 
 def _column(cells: pd.Series) -> Column:
-    """Return the column of a printed table, with empty cells for missing values."""
+    """Return a column of a table as a printed one, with empty cells for missing values."""
     name = str(cells.name)
     if pd.api.types.is_numeric_dtype(cells):
         return number_column(name, ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
@@ -276,7 +292,10 @@ def _column(cells: pd.Series) -> Column:
 
 
 def _results(jobs: Sequence[Job]) -> list[Result]:
-    """Run jobs in one pass; one after the other where their models do not fit together."""
+    """Run jobs in one pass, and return their results in order.
+
+    They run one after the other where their models do not fit into memory together.
+    """
     try:
         return run_jobs(jobs, shown=False)
     except ResourceError as error:
@@ -287,10 +306,15 @@ def _results(jobs: Sequence[Job]) -> list[Result]:
     return [run_jobs([job], shown=False)[0] for job in jobs]
 
 
-def job_of(config: AnalyzeConfig, inner: InnerJob) -> Job:
-    """Return the configuration of an inner job, with what the experiment's own says of it."""
+def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
+    """Return the configuration of an inner job, with what the experiment's own says of it.
+
+    Args:
+        config: The configuration of the experiment.
+        inner: The inner job.
+    """
     words = [*inner.words, f"scale={Case(config, {}).scale}"]
-    run_settings = {}
+    run_settings = {}  # how models run, which the command line says of all of them
     if not config.model.name:
         for key in RUNS:
             value = getattr(config.model, key)

@@ -64,8 +64,8 @@ class Layers:
     """All layers of all models of a case, with their profiles.
 
     Attributes:
-        rows: model, layer.
-        by_fold: The importance of each feature.
+        rows: The columns model and layer of each of l layers.
+        by_fold: The importance of each of f features in each layer, on each of k folds.
         one_family: Which two layers are of models of one architecture.
     """
 
@@ -75,6 +75,7 @@ class Layers:
 
     @classmethod
     def of(cls, profiles: Sequence[Profiles]) -> Layers:
+        """Return the layers of some models, model after model."""
         tables = [model.result.tables["scores"][["model", "layer"]] for model in profiles]
         families = np.concatenate([[model.family] * model.n_layers for model in profiles])
         return cls(
@@ -85,6 +86,7 @@ class Layers:
 
     @property
     def profiles(self) -> Float[Tensor, "l f"]:
+        """The mean importance of each feature in each layer over folds."""
         return self.by_fold.mean(0)
 
 
@@ -95,6 +97,7 @@ class LayerOfModel(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
+        """Return such as "GPT-2 layer 8", which `_split_leader` takes apart again."""
         return f"{self.model} layer {self.layer}"
 
 
@@ -102,6 +105,10 @@ class LayerOfModel(NamedTuple):
 
 
 def _jobs_with_distances(case: Case) -> list[InnerJob]:
+    """Return the jobs of the profiles of each model, and of RSA between each two models.
+
+    RSA has the settings of the profiles, and keeps massive states, as these do.
+    """
     measure = case.config.measure_as(MLEMConfig)
     rsa_settings = RSAConfig(
         distance=measure.distance,
@@ -165,7 +172,10 @@ def _dissimilarity(likeness: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
 
 
 def _rsa_of_all_layers(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
-    """Return RSA of all layers with all, from the results of all pairs of models."""
+    """Return RSA of all layers with all, from the results of all pairs of models.
+
+    It is NaN for layers that no result compares.
+    """
     index_of = {
         layer: index for index, layer in enumerate(rows.itertuples(index=False, name=None))
     }
@@ -181,7 +191,13 @@ def _rsa_of_all_layers(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
 def _agree(
     feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]
 ) -> Claim:
-    """Return the claim that the two matrices rank pairs of layers alike."""
+    """Return the claim that the two matrices rank pairs of layers alike.
+
+    Args:
+        feature_based: The likeness of any two layers by their profiles.
+        agnostic: Their likeness by distances.
+        models: The model of each layer.
+    """
 
     def agreement(layers: list[int]) -> Tensor:
         rows, columns = torch.triu_indices(len(layers), len(layers), 1)
@@ -215,13 +231,19 @@ def _has_blocks(model: Profiles) -> Claim:
 
 
 def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
-    """Return the claim that architectures differ more than seeds, which only minis can test."""
+    """Return the claim that architectures differ more than seeds, which only minis can test.
+
+    Args:
+        matrices: Matrices of the likeness of any two layers, by their titles.
+        layers: The layers.
+    """
     models = np.array(layers.rows["model"].tolist())
     is_other_model = torch.from_numpy(models[:, None] != models)
     is_other_seed = layers.one_family & is_other_model
     is_other_family = ~layers.one_family
 
     def gain(indices: list[int]) -> Tensor:
+        """Return for each matrix the mean likeness of two seeds minus that of two families."""
         other_seed = is_other_seed[indices][:, indices]
         other_family = is_other_family[indices][:, indices]
         gains = []
@@ -311,7 +333,16 @@ def _contrast(
     layers: Layers,
     decisive: Float[Tensor, " f"],
 ) -> Contrast:
-    """Return two layers side by side; the most decisive feature colours their words."""
+    """Return two layers side by side; the most decisive feature colours their words.
+
+    Args:
+        case: The experiment, whose models are loaded.
+        stimuli: The words with their features.
+        title: The title of the panel.
+        pair: The indices of both layers.
+        layers: All layers.
+        decisive: How decisive each feature is.
+    """
     feature = stimuli.names[int(decisive.argmax())]
     first, second = (
         LayerOfModel(str(layers.rows["model"][index]), int(layers.rows["layer"][index]))
@@ -334,7 +365,11 @@ def _contrast(
 def _words_in_plane(
     case: Case, stimuli: Stimuli, where: LayerOfModel, feature: str
 ) -> pd.DataFrame:
-    """Return some words of a layer as points of a plane, with the levels of a feature."""
+    """Return at most `WORDS_SHOWN` words of a layer as points of a plane.
+
+    The columns are x, y, the level that the word has of the feature, and the stress of the plane,
+    the same in all rows.
+    """
     sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), case.config.seed)
     model = load_model(case.models[where.model])
     states = stimulus_states(model, sample)[where.layer].double()
@@ -352,6 +387,12 @@ def _tau_in(contrast: Contrast) -> str:
 
 
 def _shared_leader(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
+    """Return the claim that part of speech leads in both of the layers that are most alike.
+
+    Args:
+        contrast: The two layers.
+        leads: By how much it leads the next feature on each fold, in each of both layers.
+    """
     importance = contrast.importance.set_index("feature")
     first = str(importance["x"].idxmax())
     second = str(importance["y"].idxmax())
@@ -369,6 +410,15 @@ def _shared_leader(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
 def _split_leader(
     contrast: Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]
 ) -> Claim:
+    """Return the claim that the least alike layers differ most in part of speech.
+
+    It fails if neither layer is of a recurrent model, whatever the numbers are.
+
+    Args:
+        contrast: The two layers.
+        lead: By how much they differ more in it than in the next feature, on each fold.
+        recurrent: The names of recurrent models.
+    """
     importance = contrast.importance.set_index("feature").loc[contrast.feature]
     mean_lead = fold_interval(lead)
     claim = judged_claim(

@@ -49,7 +49,18 @@ SEED_STRIDE = 1_000_003  # a prime beyond any number of steps, so that no two se
 
 
 class Finetuning(WholeModel):
-    """Trains a classifier of pairs in an order that the seed decides; the rate falls to zero."""
+    """Trains a classifier of pairs in an order that the seed decides; the rate falls to zero.
+
+    Args:
+        model: The classifier, whose weights are changed.
+        pairs: The pairs to fit on.
+        labels: The class of each pair.
+        config: The settings.
+        seed: Decides the order of the pairs, and dropout.
+
+    Raises:
+        ModelError: More blocks are to be frozen than there are.
+    """
 
     config: NLIConfig
     model: transformers.BertForSequenceClassification
@@ -87,6 +98,7 @@ class Finetuning(WholeModel):
         return batch
 
     def training_step(self, pair_numbers: Int[Tensor, "b 1"], _: int) -> Tensor:
+        """Return the cross-entropy of some pairs, given by their numbers."""
         # Dropout depends on the step alone, as batches do, so a resumed training repeats it.
         torch.manual_seed(self.seed * SEED_STRIDE + self.global_step)
         batch = self.pairs.batch(pair_numbers[:, 0].tolist())
@@ -99,6 +111,7 @@ class Finetuning(WholeModel):
         return self.step_loss(cross_entropy(logits, labels), "nli.lr")
 
     def configure_optimizers(self) -> Any:
+        """Return AdamW, where the head may have a rate of its own, with warm-up and cosine."""
         config = self.config
         in_body = {id(weight) for weight in self.model.base_model.parameters()}
         body_weights = []
@@ -139,16 +152,14 @@ class ClassifierFinetuning(
         return inputs | fingerprints(config, ("model",))
 
     def unread(self, config: NLIJob) -> SettingValues:
-        whole_challenge = {
-            "pairs.heuristic": None,
-            "pairs.label": None,
-        }  # the report has all of it
+        # The report has all of the challenge, whichever of it a population reads.
+        whole_challenge = {"pairs.heuristic": None, "pairs.label": None}
         return {**left_in_key(config, OF_STITCHES), **whole_challenge}
 
     def seed(self, config: NLIJob) -> int:
         return config.nli.index
 
-    def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
         whole_challenge = replace(config.pairs, heuristic=None)
@@ -262,7 +273,7 @@ def _accuracy_table(
 
 @torch.no_grad()
 def _evaluate(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassLosses:
-    """Return the loss and the correctness of each pair."""
+    """Return the loss in nats and the correctness of each pair, in the order of the pairs."""
     losses = torch.zeros(len(pairs), dtype=torch.float64)
     correct = torch.zeros(len(pairs), dtype=torch.bool)
     for batch in batches(encoded, EVALUATED_AT_ONCE):

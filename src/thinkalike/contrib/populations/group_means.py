@@ -45,7 +45,10 @@ class Grouped(NamedTuple):
 
 
 def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return how much lower each value (source, target) is than the target's value with itself."""
+    """Return how much lower each value (source, target) is than the target's value with itself.
+
+    The diagonal is 0.
+    """
     models = torch.arange(len(values))
     with_itself = values[models, models][None]
     return with_itself - values
@@ -63,7 +66,7 @@ def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
 
 
 def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return (P + Pᵀ) / 2: penalties are directed, and distances are not."""
+    """Return (P + Pᵀ) / 2 over both axes of models: penalties are directed, distances are not."""
     return (penalties + penalties.transpose(0, 1)) / 2
 
 
@@ -87,6 +90,7 @@ def grouped(
     values may cancel; `directed` keeps them apart.
 
     Args:
+        values: The values of each pair of m models; those of a model with itself are not read.
         groups: The group of each model. There are at least two groups of at least two models.
         examples: Whether the last axis of the values holds examples, which means and intervals are
             then over as well.
@@ -143,7 +147,16 @@ def group_numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
 def _table_of_means(
     values: Float[Tensor, "m m *s"], is_member: Bool[Tensor, "m g"], weights: Float[Tensor, "r m"]
 ) -> Float[Tensor, "r k *s"]:
-    """Return the numbers of `Grouped` for r weightings of the models: k = 3 + 2 g² of g groups."""
+    """Return the numbers of `Grouped` for r weightings of the models: k = 3 + 2 g² of g groups.
+
+    They are the mean within groups, between groups and their difference, the g² cells, and the g²
+    directed differences.
+
+    Args:
+        values: The values of each pair of models.
+        is_member: Which models each group has.
+        weights: The weight of each model; 0 leaves it out. A pair has the product of both.
+    """
     n_groups = is_member.shape[1]
     values = values.double().clone()
     values.diagonal().fill_(0)  # a model with itself is no pair, and may be NaN
@@ -168,6 +181,9 @@ def _table_of_means(
 def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     """Return masks of pairs: within a group, between groups, and in each cell of two groups.
 
+    There are k = 2 + g² of g groups, each 1 where a pair (source, target) is of this kind, else 0.
+    A model with itself is no pair.
+
     Raises:
         ValueError: There are fewer than two groups, or fewer than two models in one.
     """
@@ -184,7 +200,7 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     return masks.double() * is_pair
 
 
-def onset(curve: Estimate, least: float = 0.0) -> int | None:
+def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
     """Return the first index of a curve of differences whose interval excludes 0, or None.
 
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 -

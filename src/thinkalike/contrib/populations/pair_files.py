@@ -36,6 +36,7 @@ class HubSet(NamedTuple):
     """A data set of the hub.
 
     Attributes:
+        repository: Its name on the hub.
         split: The split that results are reported on.
         revision: The revision that is read; None: the main branch.
     """
@@ -61,6 +62,7 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
     def records_by(
         read: Callable[[Path], Iterable[tuple[str, Record]]],
     ) -> Callable[[Path], list[Record]]:
+        """Return a reader of records alone, without what errors call each."""
         return lambda file: [record for _, record in read(file)]
 
     readers = {
@@ -77,6 +79,7 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
     """Return MNLI ("mnli") or HANS ("hans") from the hub.
 
     Args:
+        name: "mnli" or "hans".
         split: The split; None: the one that results are reported on.
     """
     hub_set = HUB[name]
@@ -113,7 +116,18 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str) -> Pairs:
-    """Return the pairs of a table, without those whose annotators did not agree."""
+    """Return the pairs of a table, without those whose annotators did not agree.
+
+    Columns are named as published or as on the hub, whichever has more of them.
+
+    Args:
+        records: The rows.
+        classes: The classes of MNLI or of HANS.
+        source: What messages call the table.
+
+    Raises:
+        DataError: The table is empty, lacks a column or a text, or has an unknown label.
+    """
     if not records:
         raise DataError(f"{source} is empty: it has no rows")
 
@@ -121,14 +135,14 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
         (PUBLISHED_COLUMNS, HUB_COLUMNS), key=lambda columns: len(set(columns) & set(records[0]))
     )
     premise_column, hypothesis_column, label_column = names
-    premises = _column(records, premise_column, source)
-    hypotheses = _column(records, hypothesis_column, source)
-    labels = _column(records, label_column, source)
+    premises = _cells_of_column(records, premise_column, source)
+    hypotheses = _cells_of_column(records, hypothesis_column, source)
+    labels = _cells_of_column(records, label_column, source)
     heuristics: list[str] = []
     subcases: list[str] = []
     if classes == HANS:
-        heuristics = _column(records, "heuristic", source)
-        subcases = _column(records, "subcase", source)
+        heuristics = _cells_of_column(records, "heuristic", source)
+        subcases = _cells_of_column(records, "subcase", source)
 
     # A label is the name of a class, or its number.
     class_number = {name: number for number, name in enumerate(classes)}
@@ -161,7 +175,7 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
     )
 
 
-def _column(records: Sequence[Record], name: str, source: str) -> list[str]:
+def _cells_of_column(records: Sequence[Record], name: str, source: str) -> list[str]:
     """Return the cells of a column as text; the hub has numbers for labels.
 
     Raises:

@@ -41,7 +41,13 @@ HASHES_OF_CHALLENGE = "01234567"  # the first digits of the hashes of half of al
 
 
 class Quota(NamedTuple):
-    """How many pairs of a class are made from some templates."""
+    """How many pairs of a class are made from some templates.
+
+    Attributes:
+        templates: The templates, of which one is drawn for each pair.
+        label: The class.
+        n_pairs: How many pairs are made.
+    """
 
     templates: Templates
     label: str
@@ -55,6 +61,8 @@ def nli_training(
     """Draw different pairs of MNLI's classes in equal shares, shuffled: any slice is a sample.
 
     Args:
+        count: How many pairs there are.
+        seed: Decides the pairs and their order.
         counterexamples: The share of neutral pairs among those whose hypotheses have only words of
             their premises. They are made like the challenge; all other such pairs are entailed.
         lexical: The share of all pairs that are made like the lexical-overlap part of the
@@ -114,7 +122,18 @@ def _challenge_templates(entailed: str, heuristics: str = "lsc") -> Templates:
 def _draw_pairs(
     quotas: list[Quota], classes: tuple[str, ...], seed: int, for_challenge: bool
 ) -> Pairs:
-    """Draw the pairs of each quota, no two of them the same."""
+    """Draw the pairs of each quota, no two of them the same, and shuffle them.
+
+    Args:
+        quotas: How many pairs of which class are made from which templates.
+        classes: The names of the classes, whose positions are the labels.
+        seed: Decides the pairs and their order.
+        for_challenge: Whether both sentences of each pair are of the half of all sentences that is
+            for the challenge; else both are of the other half.
+
+    Raises:
+        DataError: There are no pairs to draw, or more than `MOST_PAIRS`.
+    """
     total = sum(quota.n_pairs for quota in quotas)
     if not 0 < total <= MOST_PAIRS:
         raise DataError(
@@ -150,23 +169,29 @@ def _draw_pairs(
 
 
 def _heuristic_of(subcase: str) -> str:
+    """Return the heuristic of a subcase of the challenge; "" for any other template."""
     if subcase in TEMPLATES["challenge"]:
         return HEURISTICS[subcase[0]]
     return ""
 
 
 def _filled(template: str, words: dict[str, str]) -> str:
-    """Return a sentence: the template with a word in each slot."""
+    """Return a sentence: the template with a word in place of each slot."""
     return " ".join(words.get(slot, slot) for slot in template.split())
 
 
 def _is_for_challenge(sentence: str) -> bool:
+    """Return whether a sentence is for the challenge, not for training, by its hash."""
     return document_fingerprint(sentence)[0] in HASHES_OF_CHALLENGE
 
 
 @cache
 def _word_forms() -> dict[str, list[tuple[str, ...]]]:
-    """Return the words of the templates in their forms: (doctor, doctors), (danced, dance)."""
+    """Return the words of the templates in their forms, by group: (doctor, doctors).
+
+    Nouns have a singular and a plural, verbs a past and a base, opposites both words of a pair,
+    and names, adjectives and places one form.
+    """
     left_out = set(TEMPLATES["left_out"].split())
     opposites = [tuple(pair.split("/")) for pair in TEMPLATES["opposites"].split()]
     for pair in opposites:

@@ -112,7 +112,7 @@ class Population(
         """Return one model for all members, which have the same shape."""
         return {"member": as_chosen(member_shape(config), config)}
 
-    def passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of all stitches and of CKA, without fine-tunings that are missing.
 
         From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2
@@ -131,7 +131,7 @@ class Population(
             shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, full=False),
         ]
 
-    def holds(self, config: PopulationJob, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: PopulationJob, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which counts as the model."""
         return (count_members(config) - 1) * shapes["member"].bytes
 
@@ -220,7 +220,10 @@ class Population(
 
 
 def _means_by_quantity(result: Result) -> dict[str, Grouped]:
-    """Return penalties, flips and CKA within and between groups, by cut or layer."""
+    """Return the means of penalties, flips and CKA within and between groups, by their names.
+
+    Each mean has one value for each cut, or for CKA for each layer.
+    """
     groups = list(result.details.drop_duplicates("source")["group_of_source"])
     correct = torch.from_numpy(result.arrays["correct"])
     predicted = torch.from_numpy(result.arrays["predicted"])
@@ -246,7 +249,11 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
 def _load_members(
     members: Sequence[Member], config: PopulationJob, pairs: Pairs
 ) -> list[FrozenModel]:
-    """Return the models, after a check of their labels on pairs that they should get right."""
+    """Return the models, after a check of their labels on pairs that they should get right.
+
+    Raises:
+        ModelError: A model is no classifier, or its classes are in another order than it says.
+    """
     models = [load_model(member.config) for member in members]
     for model in models:
         if not model.classes:
@@ -275,6 +282,10 @@ def _load_members(
 
 
 def _encode(pairs: Pairs, models: Sequence[FrozenModel]) -> EncodedPairs:
+    """Return the token ids of pairs, cut to the shortest context of the models.
+
+    All models share the tokenizer of the first.
+    """
     return encode(pairs, models[0].tokenizer, min(model.context for model in models))
 
 
@@ -285,6 +296,11 @@ def _stitch_table(
 
     A penalty is what the target loses of its own accuracy and loss; flips are the share of
     predictions, in [0, 1], that differ from the target's own.
+
+    Args:
+        members: The m models.
+        stitches: The losses and predictions of all stitches.
+        correct: Whether each prediction is right: source, target, cut, pair.
     """
     accuracy = correct.double().mean(-1)
     loss = stitches.losses.mean(-1)
@@ -302,7 +318,14 @@ def _stitch_table(
 def _long_table(
     members: Sequence[Member], depths: range, depth_column: str, values: dict[str, Tensor]
 ) -> pd.DataFrame:
-    """Return one row for each source, target and depth, which is a cut or a layer."""
+    """Return one row for each source, target and depth, which is a cut or a layer.
+
+    Args:
+        members: The m models.
+        depths: The depths.
+        depth_column: What the column of the depths is called.
+        values: The values (m, m, depths) of each further column, by its name.
+    """
     rows = []
     for source, target, depth in itertools.product(members, members, depths):
         rows.append((source.name, target.name, source.group, target.group, depth))

@@ -14,7 +14,7 @@ from thinkalike.contrib.sae.config import SAEConfig
 EIGEN = 9.0
 
 
-class Site(NamedTuple):
+class SiteCost(NamedTuple):
     """The width of a site, and the operations of one token of the frozen model up to it."""
 
     width: int
@@ -22,7 +22,7 @@ class Site(NamedTuple):
 
 
 def of_moments(n_tokens: float, source: int, target: int) -> float:
-    """Return 2 n (d² + d e + e²), for the products of the states of n tokens."""
+    """Return 2 n (d² + d e + e²), for the products of the states of n tokens of widths d and e."""
     return 2.0 * n_tokens * float(source**2 + target**2 + source * target)
 
 
@@ -32,11 +32,17 @@ def of_solution(d: int, e: int) -> float:
 
 
 def of_start(
-    start: str, config: SAEConfig, share_read: float, target: Site, source: Site | None = None
+    start: str,
+    config: SAEConfig,
+    share_read: float,
+    target: SiteCost,
+    source: SiteCost | None = None,
 ) -> float:
     """Return the operations of a start before any training.
 
     Args:
+        start: The name of the start; a random one takes none.
+        config: The settings, which decide the number of tokens and latents.
         share_read: The share of tokens whose states are used.
         target: The site that autoencoders are trained for.
         source: The site that a transferred start is carried from.
@@ -58,11 +64,16 @@ def of_start(
     return models + moments + of_solution(e, d) + of_solution(d, e) + carrying
 
 
-def of_token(config: SAEConfig, share_read: float, target: Site) -> float:
+def of_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
     """Return the operations of one token of training: the frozen model's and the autoencoder's.
 
     The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A
     latent that is looked after because it may be dead takes 6 d.
+
+    Args:
+        config: The settings, which decide the number of latents.
+        share_read: The share of tokens whose states are used, and which the autoencoder reads.
+        target: The site that autoencoders are trained for.
     """
     n_revived = 0
     if config.dead_after and config.activation == "topk":

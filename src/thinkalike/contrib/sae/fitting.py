@@ -23,7 +23,7 @@ REPEATED = 1.01  # passes over the fit tokens from which a training reads some o
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedAutoencoders:
     """What became of the autoencoders of a job, by evaluation, start, rate and seed.
 
     Where there are several rates, the best of a start is chosen on every other document of the
@@ -46,6 +46,7 @@ class Fitted:
 
     @property
     def _has_choice(self) -> bool:
+        """Whether there are several rates, so that half of the documents choose one."""
         return self.errors.shape[2] > 1
 
     def best_rate(self, start: int, look: int = -1) -> int:
@@ -66,7 +67,9 @@ class Fitted:
         return (start * n_rates + rate) * n_seeds + seed
 
 
-def fit_all(materials: SAEMaterials, run: TrainingRun, loggers: Sequence[Logger]) -> Fitted:
+def fit_all(
+    materials: SAEMaterials, run: TrainingRun, loggers: Sequence[Logger]
+) -> FittedAutoencoders:
     """Train all autoencoders of a job, from every start, at every rate, with every seed."""
     config = materials.config
     fits = []
@@ -94,7 +97,7 @@ def fit_all(materials: SAEMaterials, run: TrainingRun, loggers: Sequence[Logger]
     training.evaluate(len(config.looks) - 1)
 
     shape = (len(config.looks), len(config.starts), len(config.factors), config.seeds)
-    return Fitted(
+    return FittedAutoencoders(
         errors=training.errors.cpu().double().view(*shape, -1),
         spread=spread_by_document(materials.report, training.errors.shape[-1]),
         active=training.active.cpu().view(shape),

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.contrib.sae.costs import Site, of_start, of_token
+from thinkalike.contrib.sae.costs import SiteCost, of_start, of_token
 from thinkalike.contrib.sae.courses import Course
-from thinkalike.contrib.sae.fitting import Fitted
+from thinkalike.contrib.sae.fitting import FittedAutoencoders
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.site_states import SplicedLosses, spliced_losses
 from thinkalike.evaluation.columns import interval_columns
@@ -29,7 +29,7 @@ NOTHING_TO_RECOVER = Estimate(*(torch.tensor(math.nan),) * 3)
 STARTS_IN_ORDER = ("random", "least_squares", "transferred")
 
 
-def courses_of(materials: SAEMaterials, fitted: Fitted) -> list[Course]:
+def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Course]:
     """Return what each start explains as it reads, those that are compared with first."""
     config = materials.config
     errors, spread = fitted.judged
@@ -62,11 +62,12 @@ def courses_of(materials: SAEMaterials, fitted: Fitted) -> list[Course]:
     return courses
 
 
-def _site(model: FrozenModel, layer: int, context: int) -> Site:
-    return Site(model.d_model, operations(model).forward(0, layer + 1, context))
+def _site(model: FrozenModel, layer: int, context: int) -> SiteCost:
+    """Return a site with what it costs to compute its states of a row of `context` tokens."""
+    return SiteCost(model.d_model, operations(model).forward(0, layer + 1, context))
 
 
-def curves(materials: SAEMaterials, fitted: Fitted) -> pd.DataFrame:
+def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     """Return what every autoencoder explains at each evaluation, with intervals over documents."""
     config = materials.config
     errors, spread = fitted.judged
@@ -87,7 +88,7 @@ def curves(materials: SAEMaterials, fitted: Fitted) -> pd.DataFrame:
     )
 
 
-def table_of(materials: SAEMaterials, fitted: Fitted) -> pd.DataFrame:
+def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     """Return one row for each start before training, and one after it at its best rate.
 
     Intervals are of 95 %, over documents and seeds. Those of `loss_recovered` are of the spliced
@@ -147,6 +148,10 @@ def _loss_columns(
 
     Where the ablation costs the model nothing there is nothing to recover, and the cells are
     blank.
+
+    Args:
+        losses: The losses of the clean, the ablated and the spliced model, by document.
+        spliced: The losses with the autoencoder of each seed in place of the states.
     """
     n_tokens = losses.tokens.sum()
     clean = losses.clean.sum() / n_tokens
@@ -165,5 +170,6 @@ def _loss_columns(
 
 
 def _explained(unexplained: Estimate) -> Estimate:
+    """Return 1 - the share that is not explained, with its interval."""
     value, low, high = unexplained
     return Estimate(1 - value, 1 - high, 1 - low)

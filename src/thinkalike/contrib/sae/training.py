@@ -24,9 +24,7 @@ from thinkalike.training.module import SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
 AVERAGING = 8  # the mean of weights is over about the last ninth of the steps
-SEED_STRIDE = (
-    1_000_003  # a prime beyond any number of buffers, so that no two seeds share an order
-)
+SEED_STRIDE = 1_000_003  # a prime beyond any number of buffers: no two seeds share an order
 
 
 class SAEFit(NamedTuple):
@@ -34,8 +32,8 @@ class SAEFit(NamedTuple):
 
     Attributes:
         start: Its first weights, in the model's own units.
-        factor: A multiple of `sae.lr`.
-        seed: Of the order in which it reads the states of a buffer.
+        factor: What `sae.lr` is multiplied by.
+        seed: Decides the order in which it reads the states of a buffer.
     """
 
     start: SparseAutoencoder
@@ -143,14 +141,23 @@ class SAETraining(SteppedModule):
         return total_loss
 
     def _dead_candidates(self, indices: list[int]) -> DeadCandidates | None:
-        """Return the longest inactive latents of each fit, and which of them count as dead."""
+        """Return the longest inactive latents of each fit, and which of them count as dead.
+
+        None if dead latents are not revived.
+
+        Args:
+            indices: The fits of one stack.
+        """
         if not self.config.dead_after:
             return None
         longest = self.inactive_for[indices].topk(self.config.revived)
         return DeadCandidates(longest.indices, longest.values > self.config.dead_after)
 
     def _shuffled_states(self, rows: Int[Tensor, "b t"]) -> list[Float[Tensor, "s n d"]]:
-        """Return the standardised states of a buffer's rows, for each stack in its fits' order."""
+        """Return the standardised states of a buffer's rows, for each stack.
+
+        A stack has s fits, each of which has the n states in an order of its own.
+        """
         (model,) = self.models
         states = states_after(model, self.config.layer, rows, self.config.skip_first_tokens)
         states = ((states - self.mean.to(states)) / self.scale).to(self.device)
@@ -179,7 +186,13 @@ class SAETraining(SteppedModule):
 
     @torch.no_grad()
     def evaluate(self, number: int) -> None:
-        """Set `errors`, `active` and `dead` of the report before a step, in full precision."""
+        """Set `errors`, `active` and `dead` of the report before a step, in full precision.
+
+        They are those of the mean weights.
+
+        Args:
+            number: The index of this evaluation.
+        """
         report = SiteStates(self.report.states.to(self.device), self.report.documents)
         n_documents = self.errors.shape[-1]
         with torch.autocast(self.device.type, enabled=False):
@@ -204,6 +217,7 @@ class SAETraining(SteppedModule):
         return trained
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam, with a constant rate for each stack."""
         groups = []
         for stack, factor in zip(self.stacks, self.factors, strict=True):
             groups.append({"params": list(stack.parameters()), "lr": factor * self.config.lr})

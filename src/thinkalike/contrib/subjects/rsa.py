@@ -131,7 +131,14 @@ def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
 
 
 def _show_models(best: pd.DataFrame, comparisons: pd.DataFrame, ceiling: float) -> None:
-    """Print the best layer of each model, and the comparisons of models."""
+    """Print the best layer of each model, and the comparisons of models.
+
+    Args:
+        best: A row for each model.
+        comparisons: A row for each comparison.
+        ceiling: The lower end of the ceiling; scores are also shown as shares of it if it is above
+            0.
+    """
     for _, row in best.iterrows():
         share = ""
         if ceiling > 0:
@@ -165,6 +172,7 @@ def _widest_interval(row: pd.Series) -> tuple[str, str]:
 
 
 def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean lower and upper end over subjects, a row for each recorded layer."""
     return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
@@ -175,7 +183,15 @@ def _tables_of_layer(
     config: AnalyzeConfig,
     stimuli: Stimuli,
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of one recorded layer, by name."""
+    """Return the tables of one recorded layer, by name; "ceilings" alone if there are no models.
+
+    Args:
+        number: The index of the recorded layer.
+        sides: The subjects first, and then the models.
+        vectors: The distances of each side.
+        config: The configuration.
+        stimuli: The stimuli.
+    """
     measure = config.measure_as(RSAConfig)
     n_subjects = len(config.subjects)
     names = [side.name for side in sides[:n_subjects]]
@@ -228,9 +244,10 @@ def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     rows = []
     scored = []
     for model, of_model in layers.groupby("model", sort=False):
-        best, chosen = scores.best(of_model.index.tolist())
+        # The best layer is chosen for each subject on all others, so subjects may differ in it.
+        best, chosen_rows = scores.best(of_model.index.tolist())
         scored.append(best)
-        frequencies = Counter(str(layers["layer"][row]) for row in chosen.tolist())
+        frequencies = Counter(str(layers["layer"][row]) for row in chosen_rows.tolist())
         names = [name for name, _ in frequencies.most_common()]
         rows.append({"model": model, "layers": ", ".join(names)})
     return pd.DataFrame(rows).join(score_columns(scored, scores.draws))

@@ -158,12 +158,12 @@ class CarriedProbes(
         _tasks(config, stimuli)  # its errors come before anything is loaded
         return {"stimuli": stimuli, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes over sentences and text; fits of probes are left out.
 
         An untrained target reads the text once more.
         """
-        text = super().passes(config, shapes)
+        text = super().model_passes(config, shapes)
         passes = [*sentence_passes(config, shapes), *text]
         if config.measure_as(ProbesConfig).untrained:
             passes += [replace(of_model, phase="untrained target") for of_model in text]
@@ -198,7 +198,7 @@ class CarriedProbes(
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):
                 probed = probing.probe(task, pair)
-                for row in _rows(task, stimuli, probed.accuracies):
+                for row in _rows_of_conditions(task, stimuli, probed.accuracies):
                     columns = layer_pair_columns(source, target, pair)
                     rows.append({**columns, **row, "converged": probed.converged})
                 for accuracy in probed.accuracies.values():
@@ -239,7 +239,7 @@ class CarriedProbes(
             f"{first['source']} → {first['target']}, {stimuli['count']} stimuli of "
             f"{Path(stimuli['source']).name}: balanced accuracy of probes, held-out {splits[0]}s"
         )
-        show_table(_screen_table(title, table))
+        show_table(_table_of_features(title, table))
         for split in splits:
             of_split = table[table["split"] == split]
             means = of_split.groupby("condition")[["accuracy", "chance"]].mean()
@@ -258,14 +258,23 @@ class CarriedProbes(
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    """Return what is probed: each feature of the stimuli, with each way of holding stimuli out."""
     measure = config.measure_as(ProbesConfig)
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 
-def _rows(
+def _rows_of_conditions(
     task: Task, stimuli: Stimuli, accuracies: Mapping[str, Accuracy]
 ) -> list[dict[str, object]]:
-    """Return the columns of each condition: its accuracy, and its share of the native one."""
+    """Return the columns of each condition: its accuracy, and its share of the native one.
+
+    Shares are NaN for a condition that is no share of another.
+
+    Args:
+        task: What was probed.
+        stimuli: The stimuli.
+        accuracies: The accuracy of each condition, by its name.
+    """
     n_words = len({stimuli.words[row] for row in task.rows.tolist()})
     rows = []
     for condition, accuracy in accuracies.items():
@@ -298,6 +307,7 @@ def _rows(
 
 
 def _warn_of_unconverged(table: pd.DataFrame) -> None:
+    """Log a warning that names the features of which some probe did not converge."""
     features = dict.fromkeys(table[~table["converged"]]["feature"])
     if features:
         log.warning(
@@ -308,7 +318,10 @@ def _warn_of_unconverged(table: pd.DataFrame) -> None:
 
 
 def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
-    """Return means over features and layer pairs, on held-out sentences where there are any."""
+    """Return means over features and layer pairs, by name; those that are NaN are left out.
+
+    They are of the first split: of held-out sentences where there are any.
+    """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
     carried = of_split[of_split["condition"] == CARRIED]
@@ -320,7 +333,7 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
     return {name: mean for name, mean in means.items() if not isnan(mean)}
 
 
-def _screen_table(title: str, table: pd.DataFrame) -> Table:
+def _table_of_features(title: str, table: pd.DataFrame) -> Table:
     """Return a row for each feature of the first split, at its best layers.
 
     These are where the feature's native probe is best.

@@ -122,7 +122,7 @@ class Steering(
             inputs["contrasts"] = read_contrasts(measure.path)
         return {**inputs, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes over text, and those of steered texts.
 
         Steered passes are counted as if each began at the first block.
@@ -138,7 +138,7 @@ class Steering(
         n_passes = n_layer_pairs * n_vectors * len(measure.strengths) * len(measure.positions)
         tokens = float(n_texts * TOKENS_OF_TEXT)
         steering = target.passes("steering", tokens, TOKENS_OF_TEXT, n_passes)
-        return [*super().passes(config, shapes), steering]
+        return [*super().model_passes(config, shapes), steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(SteeringConfig)
@@ -223,7 +223,7 @@ class Steering(
             f"Steering of {first['target']} by vectors of {first['source']}, "
             f"{scalars['pairs']:.0f} pairs of {source}: {unit}"
         )
-        show_table(_screen_table(title, table, column))
+        show_table(_table_of_shares(title, table, column))
 
         strongest = table[table["condition"] == CARRIED].nlargest(1, column).iloc[0]
         where = "the word's last token"
@@ -239,8 +239,16 @@ class Steering(
         show_text(LEGEND)
 
 
-def _screen_table(title: str, table: pd.DataFrame, column: str) -> Table:
-    """Return the shares, or the effects in nats, of the conditions in some cases."""
+def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
+    """Return a printed table of the shares, or the effects in nats, of the conditions.
+
+    At most `ROWS_SHOWN` cases of layers, positions and strengths are shown.
+
+    Args:
+        title: The title.
+        table: The table of the result.
+        column: "share" or "effect".
+    """
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
         rows_of[label] = table[table["condition"] == condition]

@@ -49,8 +49,8 @@ class Condition(NamedTuple):
     """What one condition does at one position and strength.
 
     Attributes:
-        columns: Of its row in the table.
-        effects: On each text, in nats.
+        columns: The columns of its row in the table.
+        effects: The effect on each of n texts, in nats.
     """
 
     columns: dict[str, str | float]
@@ -78,10 +78,13 @@ def steered_gaps(
     added: Float[Tensor, "c n d"],
     later: bool = False,
 ) -> Float[Tensor, "c n"]:
-    """Return the gaps of `gaps` after vectors were added to the states after a block.
+    """Return the gap in nats of each text, after vectors were added to the states after a block.
 
     Args:
-        added: c vectors for each text.
+        model: The model that is steered.
+        prompts: The texts, with the position of the word in each.
+        layer: The block.
+        added: c vectors for each text, each of which is added by itself.
         later: Whether they are added at all tokens from the word on, not at its last token alone.
     """
     gaps_of_batches = []
@@ -141,7 +144,12 @@ class SteeringTrial:
             ) from error
 
     def conditions(self, pair: LayerPair, maps: PairMap) -> Iterator[Condition]:
-        """Yield each condition at a layer pair, by position and strength."""
+        """Yield each condition at a layer pair, by position and strength.
+
+        Args:
+            pair: The layers of the source and of the target.
+            maps: The maps between them; φ carries directions from the source to the target.
+        """
         source_layer, target_layer = pair
         native = self._differences(self.target, self.target_prompts, target_layer)
         of_source = self._differences(self.source, self.source_prompts, source_layer)

@@ -65,7 +65,7 @@ def directions_at(
 
 
 def _part_where_most_enters(parts: Mapping[Part, PartChanges]) -> Part | None:
-    """Return the part inside the blocks at which most of the change of states enters."""
+    """Return the part at which states move most, on average; None if it is known of no part."""
     entering = {}
     for part, changes in parts.items():
         if changes.entering is not None:
@@ -105,8 +105,9 @@ def _tokens_moved(
     change = (model.finish(starts + step.to(starts)) - model.finish(starts)).mean(0)
     raised = change.topk(TOKENS_NAMED).indices.tolist()
     lowered = change.topk(TOKENS_NAMED, largest=False).indices.tolist()
-    return _written(model, raised), _written(model, lowered)
+    return _tokens_in_quotes(model, raised), _tokens_in_quotes(model, lowered)
 
 
-def _written(model: FrozenModel, tokens: Sequence[int]) -> str:
+def _tokens_in_quotes(model: FrozenModel, tokens: Sequence[int]) -> str:
+    """Return tokens in writing, each in quotes."""
     return " ".join(repr(model.tokenizer.decode([token])) for token in tokens)

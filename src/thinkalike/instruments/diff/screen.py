@@ -57,7 +57,7 @@ def lines(result: Result) -> Iterator[str]:
     numbers = result.scalars
     tables = result.tables
     settings = result.config["measure"]
-    yield summary(result)
+    yield summary_sentence(result)
     if numbers["tokens"]:
         yield f"How much? {_change_in_words(numbers)}"
     if len(tables.get("settings", ())):
@@ -83,7 +83,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
         yield f"Through which outputs? {_outputs_in_words(tables['outputs'])}"
     if "contexts" in tables:
         tokens = tables.get("tokens")
-        yield f"On what? {_tokens_in_words(tokens, tables['contexts'], by_forks)}"
+        yield f"On what? {_affected_tokens_in_words(tokens, tables['contexts'], by_forks)}"
     if "words" in tables:
         yield f"On which words? {_words_in_words(tables['words'], numbers)}"
     if numbers["modules"]:
@@ -92,7 +92,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     yield from lines_of_what_was_taught(tables, numbers)
 
 
-def summary(result: Result) -> str:
+def summary_sentence(result: Result) -> str:
     """Return in one sentence what changed, where its effect lies, and on which text."""
     numbers = result.scalars
     base, changed = (model["name"] for model in result.provenance["models"][:2])
@@ -297,7 +297,9 @@ def _shares_of_outputs(rows: pd.DataFrame) -> str:
     return ", ".join(outputs)
 
 
-def _tokens_in_words(tokens: pd.DataFrame | None, contexts: pd.DataFrame, by_forks: bool) -> str:
+def _affected_tokens_in_words(
+    tokens: pd.DataFrame | None, contexts: pd.DataFrame, by_forks: bool
+) -> str:
     """Return after which tokens predictions changed, and where they changed most.
 
     Args:

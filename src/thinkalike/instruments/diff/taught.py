@@ -152,11 +152,11 @@ def _table_of_continuations(observed: Observations, models: NullModels | None) -
     the mean of log q - log p over the tokens of `text`, and `lead_random` over those of `random`.
     """
     base = observed.base
-    written = _written(base, observed.changed, FACTORS)
-    greedy = _written(base, base, [0.0])
+    written = _text_of_factors(base, observed.changed, FACTORS)
+    greedy = _text_of_factors(base, base, [0.0])
     random = None
     if models is not None:
-        random = _written(base, _random_model(base, models), FACTORS)
+        random = _text_of_factors(base, _random_model(base, models), FACTORS)
     rows = []
     for factor_number, factor in enumerate(FACTORS):
         for beginning_number, beginning in enumerate(BEGINNINGS):
@@ -177,7 +177,9 @@ def _table_of_continuations(observed: Observations, models: NullModels | None) -
     return pd.DataFrame(rows)
 
 
-def _written(base: FrozenModel, changed: FrozenModel, factors: Sequence[float]) -> AmplifiedText:
+def _text_of_factors(
+    base: FrozenModel, changed: FrozenModel, factors: Sequence[float]
+) -> AmplifiedText:
     """Return the text after all beginnings, for each factor."""
     beginnings = [_tokens_of_beginning(base, text) for text in BEGINNINGS]
     longest = max(len(tokens) for tokens in beginnings)

@@ -47,7 +47,7 @@ def lines_of_what_was_taught(
     if not is_readable(numbers):
         yield "What was it taught? Not readable: random changes of the same size say as much."
         return
-    yield f"What was it taught? {_tokens_in_words(tables['taught'], numbers)}"
+    yield f"What was it taught? {_taught_tokens_in_words(tables['taught'], numbers)}"
     yield _texts_in_words(shown)
     yield _beside_random_change(shown, numbers)
 
@@ -61,7 +61,7 @@ def is_readable(numbers: Mapping[str, float]) -> bool:
     return tokens_beyond > 0 and numbers["lead_p"] <= LEVEL_OF_TEXT
 
 
-def _tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -> str:
+def _taught_tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -> str:
     """Return the tokens that rise most, and those that fall most, beyond the null."""
     rises = table["shift"] > 0
     raised = _listed(table.loc[rises, "token"].head(RAISED_SHOWN))

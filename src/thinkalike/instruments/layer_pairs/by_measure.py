@@ -100,12 +100,12 @@ class ByMeasure(LayerPairs[ComparedAgain]):
         self.version = measure_class.version
         self.scale = measure_class.scale
         self.is_distance = not measure_class.higher_is_closer
-        self.reads = parts_read(self.parts, self.is_distance)
+        self.reads = parts_of_measure(self.parts, self.is_distance)
         self.in_atlas = measure_class.in_atlas
 
     @property
     def settings(self) -> type[MeasureConfig]:
-        return settings_of(self.kind, self.name, self.measure_class, self.common_settings)  # type: ignore[arg-type]
+        return schema_of_measure(self.kind, self.name, self.measure_class, self.common_settings)  # type: ignore[arg-type]
 
     @property
     def smallest(self) -> Mapping[str, object]:  # type: ignore[override]
@@ -136,10 +136,14 @@ class StatesByMeasure(ByMeasure):
     """Compares the states of all layers of two models, and within each model."""
 
 
-def parts_read(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
+def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
     """Return the parts of the configuration that a measure reads.
 
     A distance has no readings in bits, and so does not read `ruler`.
+
+    Args:
+        parts: The parts that measures of its kind read.
+        is_distance: Whether smaller values are closer.
     """
     if is_distance:
         return tuple(part for part in parts if part != "ruler")
@@ -147,7 +151,7 @@ def parts_read(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
 
 
 @cache
-def settings_of(
+def schema_of_measure(
     kind: str, title: str, measure_class: type[AnyMeasure], common: type[ComparedAgain]
 ) -> type[ComparedAgain]:
     """Return the schema of a measure: the settings of all measures, and one for each parameter.

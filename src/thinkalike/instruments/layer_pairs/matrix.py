@@ -76,7 +76,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return site_numbers(sites)
 
     def draw(self, result: Result, folder: Path) -> None:
-        about = screen.rows_of(result)
+        about = screen.amount_in_words(result)
         if "components" not in result.tables:
             label = self.label(result)
             figures.layer_heatmaps(

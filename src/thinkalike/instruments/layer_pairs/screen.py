@@ -57,7 +57,7 @@ def _least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
     return _most_similar(rows, not is_distance)
 
 
-def _value_in_words(row: pd.Series) -> str:
+def _value_and_chance_in_words(row: pd.Series) -> str:
     """Return the value of a layer pair, with its interval and what chance gives, if known."""
     value = span(row["value"], row["low"], row["high"], ".3f")
     by_chance = row.get("null_mean", math.nan)
@@ -66,7 +66,7 @@ def _value_in_words(row: pd.Series) -> str:
     return f"{value}, by chance {number_text(by_chance, '.3f')}"
 
 
-def _layers_in_words(row: pd.Series) -> str:
+def _layer_pair_in_words(row: pd.Series) -> str:
     """Return the layers of a pair: "layer 2", or "layer 14 of a and layer 8 of b"."""
     source_layer = row["source_layer"]
     target_layer = row["target_layer"]
@@ -100,16 +100,19 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
 
     of_models = f"{label} of {source} and {target}"
     if len(compared) == 1 and isinstance(most["source_layer"], str):  # such as the logits
-        return f"{capitalised(of_models)} is {_value_in_words(most)}."
+        return f"{capitalised(of_models)} is {_value_and_chance_in_words(most)}."
     if len(compared) == 1:
-        return f"At {_layers_in_words(most)}, {of_models} is {_value_in_words(most)}."
+        return (
+            f"At {_layer_pair_in_words(most)}, {of_models} is {_value_and_chance_in_words(most)}."
+        )
     if most["value"] == least["value"]:
-        value = _value_in_words(most)
+        value = _value_and_chance_in_words(most)
         return f"At equal relative depth, {of_models} is {value} at every layer."
     return (
         f"At equal relative depth, {source} and {target} are most similar at "
-        f"{_layers_in_words(most)} ({label} {_value_in_words(most)}) and least similar at "
-        f"{_layers_in_words(least)} ({_value_in_words(least)})."
+        f"{_layer_pair_in_words(most)} ({label} {_value_and_chance_in_words(most)}) "
+        f"and least similar at {_layer_pair_in_words(least)} "
+        f"({_value_and_chance_in_words(least)})."
     )
 
 
@@ -119,11 +122,12 @@ def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
     least_layers = f"layers {least['source_layer']} and {least['target_layer']}"
     model = most["source"]
     if most_layers == least_layers:
-        return f"{capitalised(label)} of {most_layers} of {model} is {_value_in_words(most)}."
+        value = _value_and_chance_in_words(most)
+        return f"{capitalised(label)} of {most_layers} of {model} is {value}."
     return (
         f"From one layer of {model} to the next, states change most between {least_layers} "
-        f"({label} {_value_in_words(least)}) and least between {most_layers} "
-        f"({_value_in_words(most)})."
+        f"({label} {_value_and_chance_in_words(least)}) and least between {most_layers} "
+        f"({_value_and_chance_in_words(most)})."
     )
 
 
@@ -178,7 +182,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     ]
 
 
-def rows_of(result: Result) -> str:
+def amount_in_words(result: Result) -> str:
     """Return in words how much was compared.
 
     This is "64 batches of 1,024 tokens, 58 documents", or "1,018 stimuli". Batches may hold fewer
@@ -234,8 +238,8 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         show_map(values.loc[sources, targets], is_distance)
     elif not sentence:
         row = across.iloc[0]
-        value = _value_in_words(row)
-        show_text(f"{capitalised(label)} of {_layers_in_words(row)} with itself is {value}.")
+        value = _value_and_chance_in_words(row)
+        show_text(f"{capitalised(label)} of {_layer_pair_in_words(row)} with itself is {value}.")
 
     compared = rows_at_equal_depth(across)
     if len(compared) > 1 and not is_itself:
@@ -246,7 +250,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 
 def show_what_was_read(result: Result) -> None:
     """Say how much was compared, and what intervals are over if there are any."""
-    text = f"Computed on {rows_of(result)}."
+    text = f"Computed on {amount_in_words(result)}."
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:

@@ -43,7 +43,7 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
     further_columns = instrument.columns(estimate)
     if with_massive is not None:
         further_columns["including_massive_activations"] = with_massive.value
-    table = _table(comparison, estimate, source, target, further_columns)
+    table = _table_of_layer_pairs(comparison, estimate, source, target, further_columns)
     if instrument.same_layers:
         is_same = table["source_layer"] == table["target_layer"]
         table = table[is_same].reset_index(drop=True)
@@ -51,7 +51,9 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
         table["conditional_on"] = comparison.measure.conditional_on.replace("_", " and ")
 
     across = table[table["source"] != table["target"]]
-    arrays = _values(estimate, on_diagonal=instrument.same_layers) | instrument.arrays(estimate)
+    arrays = _arrays_of_values(estimate, on_diagonal=instrument.same_layers) | instrument.arrays(
+        estimate
+    )
     return Outcome(
         table,
         _own_scalars(estimate) | instrument.scalars(estimate),
@@ -65,7 +67,12 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
 
 
 def _warn_of_few_rows_used(share: float, level: str) -> None:
-    """Warn if few rows stand in groups of one token that are large enough."""
+    """Warn if few rows stand in groups of one token that are large enough.
+
+    Args:
+        share: The share of rows that do.
+        level: What a row is called.
+    """
     if share < FEW:
         log.warning(
             f"warning: only {100 * share:.0f} % of the {level}s occur often enough in a batch to "
@@ -85,7 +92,7 @@ def _own_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
     return scalars
 
 
-def _values(estimate: LayerPairEstimate, *, on_diagonal: bool) -> dict[str, Tensor]:
+def _arrays_of_values(estimate: LayerPairEstimate, *, on_diagonal: bool) -> dict[str, Tensor]:
     """Return the arrays of values across the two models, and within each if these are measured."""
     value = estimate.value
     if on_diagonal:
@@ -98,7 +105,7 @@ def _values(estimate: LayerPairEstimate, *, on_diagonal: bool) -> dict[str, Tens
     return arrays
 
 
-def _table(
+def _table_of_layer_pairs(
     comparison: LayerPairComparison,
     estimate: LayerPairEstimate,
     source: pd.DataFrame,

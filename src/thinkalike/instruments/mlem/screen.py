@@ -36,7 +36,7 @@ MOST_MODELS_APART = 2
 """At most so many models have a table each; more have one together, and one change is named."""
 
 
-class Change(NamedTuple):
+class ImportanceChange(NamedTuple):
     """How the importance of a feature rises or falls over the layers of a model."""
 
     feature: str
@@ -71,7 +71,7 @@ class Change(NamedTuple):
         )
 
 
-class Named(NamedTuple):
+class Mentioned(NamedTuple):
     """What the sentences about a model name, which its table shows."""
 
     layers: list[int]
@@ -108,7 +108,7 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
 
 def _show_model(
     model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_changes: int
-) -> Named:
+) -> Mentioned:
     """Print what the features explain of one model; return what was named."""
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
@@ -119,13 +119,13 @@ def _show_model(
     if changes:
         show_text(f"Over depth, {'; '.join(map(str, changes))}.")
     for row in conditional:
-        show_text(_given_word_in_words(row))
+        show_text(_importance_given_word(row))
 
     named_layers = [best["layer"], peak["layer"], *(row["layer"] for row in conditional)]
     for change in changes:
         named_layers += [change.first["layer"], change.second["layer"]]
     named_features = [str(peak["feature"]), *(change.feature for change in changes)]
-    return Named(named_layers, named_features)
+    return Mentioned(named_layers, named_features)
 
 
 def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -> None:
@@ -155,7 +155,7 @@ def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -
     show_table(Table(title, columns, keys=keys))
 
 
-def largest_changes(profiles: pd.DataFrame) -> list[Change]:
+def largest_changes(profiles: pd.DataFrame) -> list[ImportanceChange]:
     """Return how the importances of features rise or fall between layers, the largest first.
 
     A change is that between the smallest and the largest importance of a feature. It is left out
@@ -172,7 +172,7 @@ def largest_changes(profiles: pd.DataFrame) -> list[Change]:
         smallest = rows.iloc[int(rows["importance"].argmin())]
         largest = rows.iloc[int(rows["importance"].argmax())]
         first, second = sorted((smallest, largest), key=lambda row: int(row["layer"]))
-        change = Change(str(feature), first, second)
+        change = ImportanceChange(str(feature), first, second)
         if change.size > 0 and change.is_certain:
             changes.append(change)
     changes.sort(key=lambda change: -change.size)
@@ -218,7 +218,7 @@ def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
     return rows
 
 
-def _given_word_in_words(row: pd.Series) -> str:
+def _importance_given_word(row: pd.Series) -> str:
     """Return what is left of the importance of a feature conditional on word identity."""
     column, low, high = GIVEN_WORD
     importance = span(row[column], row[low], row[high], ".3f")

@@ -157,19 +157,22 @@ class RSA(
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
         if "conditional_on_word" in pairs:
-            given_word = _given_word_in_words(pairs["conditional_on_word"], result.scalars)
+            given_word = _similarity_given_word(pairs["conditional_on_word"], result.scalars)
             show_text(f"Conditional on the word (pairs of stimuli of one word): {given_word}.")
 
 
 def _similarity(
     config: AnalyzeConfig, compared: Compared, with_massive: Compared | None
 ) -> tuple[Estimate, dict[str, Tensor]]:
-    """Return the similarity of every two layers, and further columns of the table.
+    """Return the similarity of every two layers, and further columns of the table by name.
 
     Args:
         config: The job.
         compared: The stimuli that are compared, with their states.
         with_massive: All stimuli, if some are left out because of their long states.
+
+    Raises:
+        ValueError: A layer cannot be compared.
     """
     measure = config.measure_as(RSAConfig)
     columns: dict[str, Tensor] = {}
@@ -205,7 +208,7 @@ def _layers_and_similarity(row: pd.Series, sign: str) -> str:
     )
 
 
-def _given_word_in_words(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
+def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
     """Return the range of similarities over pairs of one word, or why there are none."""
     finite = similarities.dropna()
     count = scalars.get("pairs_of_one_word", FEWEST_PAIRS)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from thinkalike.data.rows import PairedRows
 from thinkalike.instruments.stitching.closed_forms import ClosedForms, gather_statistics
-from thinkalike.instruments.stitching.fitting import Fitted, fitted
-from thinkalike.instruments.stitching.reporting import DocumentTotals, reported, rung_losses
+from thinkalike.instruments.stitching.fitting import FittedStitches, fitted
+from thinkalike.instruments.stitching.reporting import DocumentTotals, losses_of_copies, reported
 from thinkalike.instruments.stitching.setting import StitchSetting
-from thinkalike.instruments.stitching.table import penalties, penalty_readings
+from thinkalike.instruments.stitching.table import penalty_readings, table_of_penalties
 from thinkalike.job import Work
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.models.variants import randomised
@@ -93,8 +93,8 @@ def stitched(
 
     untrained = None  # the random source makes room for rounded copies
     with work.phase("ruler"):
-        sums |= rung_losses(setting, sums)
-    details = penalties(setting, sums).assign(**penalty_readings(sums))
+        sums |= losses_of_copies(setting, sums)
+    details = table_of_penalties(setting, sums).assign(**penalty_readings(sums))
 
     weights_of_seeds = {name: fits.weights for name, fits in further_seeds.items()}
     weights = with_prefixes({"": first.weights, **weights_of_seeds}, ".")
@@ -106,7 +106,7 @@ def stitched(
 
 def _further_seeds(
     setting: StitchSetting, moments: HalvedMoments | None, run: TrainingRun
-) -> dict[str, Fitted]:
+) -> dict[str, FittedStitches]:
     """Return the stitches of all seeds but the first, by name.
 
     They are trained without other rates and without the floor.

@@ -18,7 +18,7 @@ from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.stitches.stitch import Stitch
+from thinkalike.stitches.stitch import StitchModule
 from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import peak_rate
 from thinkalike.training.recipe import whole_rows
@@ -42,7 +42,7 @@ FLOOR = "floor"
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedStitches:
     """The φ of every layer pair, and further stitches that were trained in the same pass.
 
     Attributes:
@@ -66,7 +66,7 @@ def fitted(
     run: TrainingRun,
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
-) -> Fitted:
+) -> FittedStitches:
     """Train the φ of every layer pair, or solve for them.
 
     Args:
@@ -79,9 +79,9 @@ def fitted(
     setting = forms.setting
     kind = setting.config.kind
     if setting.config.trained:
-        return _trained(forms, run, loggers, untrained)
+        return _trained_stitches(forms, run, loggers, untrained)
     if kind == "identity":
-        return Fitted(identity_maps(setting.source, setting.layer_pairs))
+        return FittedStitches(identity_maps(setting.source, setting.layer_pairs))
 
     maps = forms.maps(kind)
     weights = {}
@@ -91,18 +91,25 @@ def fitted(
     beside = {}
     if untrained:
         beside[RANDOM_SOURCE] = untrained.maps(kind)
-    return Fitted(maps, beside=beside, weights=weights)
+    return FittedStitches(maps, beside=beside, weights=weights)
 
 
 def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
     """Return the identity for each layer pair."""
-    return [Stitch("identity", model.d_model, model.d_model)] * len(pairs)
+    return [StitchModule("identity", model.d_model, model.d_model)] * len(pairs)
 
 
-def _trained(
+def _trained_stitches(
     forms: ClosedForms, run: TrainingRun, loggers: Sequence[Logger], untrained: ClosedForms | None
-) -> Fitted:
-    """Train the φ of every layer pair; see `fitted`."""
+) -> FittedStitches:
+    """Train the φ of every layer pair, and further stitches in the same pass.
+
+    Args:
+        forms: The closed forms of the setting, for starts and whitened coordinates.
+        run: Where and how stitches are trained.
+        loggers: What gets the learning curves.
+        untrained: The closed forms of the same setting with a source that was never trained.
+    """
     setting = forms.setting
     config = setting.config
     pairs = setting.layer_pairs
@@ -144,7 +151,7 @@ def _trained(
         del beside[FLOOR]
     weights = nn.ModuleList(maps).state_dict()
     curves = module.curve.cpu().numpy()  # (steps, stitches)
-    return Fitted(
+    return FittedStitches(
         maps,
         half=list(module.halfway),
         beside=beside,
@@ -154,7 +161,11 @@ def _trained(
 
 
 def _fits_beside(setting: StitchSetting, untrained: ClosedForms | None) -> dict[str, list[Fit]]:
-    """Return the further stitches to train, by name."""
+    """Return the further stitches to train, by name.
+
+    There is one for each layer pair, but for the floor one for each layer of the target that is
+    not stitched to itself already.
+    """
     source = setting.source
     fits = {}
     for factor in setting.config.lr_multiples:
@@ -274,7 +285,10 @@ def _train(
     run: TrainingRun,
     loggers: Sequence[Logger],
 ) -> None:
-    """Train all stitches of a module."""
+    """Train all stitches of a module, with the models as the trainer's settings want them.
+
+    In the end the module is on the device of the target.
+    """
     rate = peak_rate(module.config, module.models[0].d_model)
     log.info(
         "%d stitches, %d steps, peak rate %g", len(module.stitches), module.config.steps, rate

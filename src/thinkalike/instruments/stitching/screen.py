@@ -13,6 +13,7 @@ from thinkalike.screen import (
     Table,
     number_column,
     number_text,
+    range_text,
     show_table,
     show_text,
     span,
@@ -49,7 +50,7 @@ def _arrows(table: pd.DataFrame) -> list[str]:
     return [f"{source_layer}→{target_layer}" for source_layer, target_layer in pairs]
 
 
-def _layers_in_words(table: pd.DataFrame) -> str:
+def _stitched_layers_in_words(table: pd.DataFrame) -> str:
     """Return which layers of the source are stitched into which of the target."""
     source = table["source"].iloc[0]
     target = table["target"].iloc[0]
@@ -76,13 +77,9 @@ def _listed_layers(layers: Sequence[int]) -> str:
     return f"layers {', '.join(str(layer) for layer in layers)}"
 
 
-def _range(table: pd.DataFrame, column: str) -> str:
-    """Return the least and the greatest number of a column, once if they round to the same."""
-    least = f"{table[column].min():.2g}"
-    greatest = f"{table[column].max():.2g}"
-    if least == greatest:
-        return least
-    return f"{least} to {greatest}"
+def _range_of_column(table: pd.DataFrame, column: str) -> str:
+    """Return the least and the greatest number of a column."""
+    return range_text(table[column].min(), table[column].max(), ".2g")
 
 
 def _range_of_bits(readings: pd.Series) -> str:
@@ -97,7 +94,8 @@ def _range_of_bits(readings: pd.Series) -> str:
 def sentence_of_direction(table: pd.DataFrame) -> str:
     """Return what the stitches of one direction cost, in nats and in equivalent bits."""
     target = table["target"].iloc[0]
-    cost = f"Stitching {_layers_in_words(table)} costs {_range(table, 'penalty')} nats per token"
+    layers = _stitched_layers_in_words(table)
+    cost = f"Stitching {layers} costs {_range_of_column(table, 'penalty')} nats per token"
     if "equivalent_bits" not in table:
         return f"{cost}."
     bits = _range_of_bits(table["equivalent_bits"])
@@ -112,9 +110,9 @@ def sentence_of_baselines(table: pd.DataFrame) -> str:
     costs = []
     for name, column in BASELINES.items():
         if column in table:
-            costs.append(f"the {name} {_range(table, column)}")
+            costs.append(f"the {name} {_range_of_column(table, column)}")
     if "floor_penalty" in table:
-        floor = _range(table, "floor_penalty")
+        floor = _range_of_column(table, "floor_penalty")
         costs.append(f"the floor ({first['target']} into itself) {floor}")
     if not costs:
         return ""
@@ -123,12 +121,12 @@ def sentence_of_baselines(table: pd.DataFrame) -> str:
 
 def in_bits(reading: float) -> str:
     """Return a reading in bits, in words where it is at an end of the scale."""
-    from thinkalike.measures.ladder import RUNGS
+    from thinkalike.measures.bit_readings import BITS_OF_COPIES
 
-    if reading <= RUNGS[0]:
-        return f"below {RUNGS[0]}"
-    if reading >= RUNGS[-1]:
-        return f"{RUNGS[-1]} or more"
+    if reading <= BITS_OF_COPIES[0]:
+        return f"below {BITS_OF_COPIES[0]}"
+    if reading >= BITS_OF_COPIES[-1]:
+        return f"{BITS_OF_COPIES[-1]} or more"
     return f"{reading:.1f}"
 
 

@@ -17,13 +17,13 @@ from jaxtyping import Float
 
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError
-from thinkalike.instruments.ruler.rungs import MIXING, greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_by_layer
 from thinkalike.instruments.ruler.screen import shares_more
 from thinkalike.instruments.ruler.table import shared_columns
 from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.memory import free_cached_memory
-from thinkalike.screen import number_text
+from thinkalike.screen import range_text
 
 log = logging.getLogger(__name__)
 
@@ -115,17 +115,10 @@ def sentence_of_similarity(details: pd.DataFrame) -> str:
         verdict = "not above"
     else:
         verdict = f"at {is_more.sum()} of {len(details)} layer pairs above"
+    shared = details[RESIDUAL_R2]
+    mixing = details["local_mixing"]
     return (
         f"Residual R² of the stitched layers of {first['source']} and {first['target']} is "
-        f"{_range(details[RESIDUAL_R2])}, {verdict} the local-mixing control "
-        f"({_range(details['local_mixing'])})."
+        f"{range_text(shared.min(), shared.max(), '.2f')}, {verdict} the local-mixing control "
+        f"({range_text(mixing.min(), mixing.max(), '.2f')})."
     )
-
-
-def _range(values: pd.Series) -> str:
-    """Return the smallest and the largest value, once if they round to the same."""
-    least = number_text(values.min(), ".2f")
-    most = number_text(values.max(), ".2f")
-    if least == most:
-        return least
-    return f"{least} to {most}"

@@ -91,7 +91,12 @@ def compare(
 
 
 def _check_counts(counts: Float[Tensor, "r _"], stimuli: int) -> None:
-    """Raise a ValueError unless counts are whole numbers, and each resample has two stimuli."""
+    """Raise a ValueError unless counts are whole numbers, and each resample has two stimuli.
+
+    Args:
+        counts: How often each stimulus is drawn in each of r resamples.
+        stimuli: How many stimuli there are.
+    """
     if counts.shape[1] != stimuli or (counts != counts.round()).any():
         shape = tuple(counts.shape)
         raise ValueError(
@@ -109,6 +114,11 @@ def _unit_vectors(
     """Return vectors of norm 1 whose products are the comparator's values.
 
     They are NaN for constant (or zero) vectors.
+
+    Args:
+        vectors: k vectors of distances, or their levels for a comparator of ranks.
+        comparator: Any comparator but tau_a.
+        counts: How often each stimulus is drawn.
     """
     weights = pair_counts(counts)
     if comparator in CENTRED_COMPARATORS:
@@ -143,7 +153,11 @@ def stimuli_of(pairs: int, name: str = "vectors") -> int:
 
 
 def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
-    """Return how often each pair of different stimuli is drawn."""
+    """Return how often each pair of different stimuli is drawn, in float64: c_i c_j for i < j.
+
+    Args:
+        counts: How often each stimulus is drawn, c, in each resample.
+    """
     n = counts.shape[-1]
     rows, columns = torch.triu_indices(n, n, 1, device=counts.device)
     return counts[..., rows].double() * counts[..., columns]
@@ -152,12 +166,16 @@ def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
 def comparable(
     vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
-    """Return the distances in float64, or for comparators of ranks their `levels_of`.
+    """Return vectors of distances as `compare` needs them, checked.
+
+    They are in float64, each divided by a power of two near its size; or for comparators of ranks
+    levels: whole numbers in the order of the distances, equal for distances that rounding alone
+    has taken apart.
 
     Args:
         vectors: Squared distances.
         comparator: How they will be compared.
-        names: What errors call the vectors.
+        names: What errors call the vectors; empty: "layer" and their number.
 
     Raises:
         ValueError: A vector cannot be compared, see `compare`.
@@ -183,7 +201,10 @@ def comparable(
 
 
 def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) -> None:
-    """Raise a ValueError if distances are not finite, or constant (zero, under cosines)."""
+    """Raise a ValueError if distances are not finite, or constant (zero, under cosines).
+
+    `name` is what the error calls their layer.
+    """
     if not vector.isfinite().all():
         raise ValueError(f"the distances of {name} are not finite")
     low, high = vector.aminmax()
@@ -197,7 +218,10 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
-    """Return vectors of norm 1 under these weights, times the root of the weights."""
+    """Return v √w / ‖v √w‖ for each vector v and the weights w.
+
+    The inner product of two results is their cosine under the weights. A zero vector gives NaN.
+    """
     weighted = vectors * weights.sqrt()
     norms: Tensor = weighted.norm(dim=1, keepdim=True)
     return weighted / norms
@@ -207,10 +231,10 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
     """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as unit vectors.
 
     W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli: this is double
-    centring where all counts are 1.
+    centring where all counts are 1. Stimuli that are not drawn are left out.
 
     Args:
-        vectors: Squared distances D.
+        vectors: Squared distances D of all pairs of n stimuli.
         counts: How often each stimulus is drawn, c.
     """
     n = len(counts)
@@ -236,7 +260,8 @@ def _tau_a(
 ) -> Float[Tensor, "a b"]:
     """Return Kendall's τ_a, where a tied pair counts, so that a model gains nothing by ties.
 
-    It comes from τ_b, which leaves tied pairs out.
+    It comes from τ_b, which leaves tied pairs out, times the roots of the shares of pairs that are
+    not tied in x and in y.
 
     Args:
         x, y: The levels of distances.
@@ -263,7 +288,11 @@ def _tau_a(
 
 
 def _root_untied(levels: np.ndarray) -> float:
-    """Return the root of the share of pairs of values that are not tied."""
+    """Return the root of the share of pairs of values that are not tied, in [0, 1].
+
+    Args:
+        levels: Whole numbers from 0, equal for tied values.
+    """
     counts = np.bincount(levels).astype(float)
     tied = (counts * (counts - 1)).sum()
     tied_share: float = float(tied) / (len(levels) * (len(levels) - 1))
@@ -302,7 +331,11 @@ def weighted_tau(
 
 
 def _checked_profiles(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
-    """Return profiles as an array; a ValueError if one is constant or holds NaN."""
+    """Return profiles as an array of float64.
+
+    Raises:
+        ValueError: A profile is constant or holds NaN; `name` is the argument that it names.
+    """
     refuse_nan(profiles, name)
     is_constant = (profiles == profiles[:, :1]).all(1)
     constant = is_constant.nonzero().flatten().tolist()

@@ -73,9 +73,13 @@ def _whitened_runs(
     """Return runs in which the noise of units is independent and of variance 1.
 
     Args:
-        runs: The states of the stimuli, less their mean.
-        size: The mean square of each unit before.
+        runs: The states of the stimuli, less the mean of each unit.
+        size: The mean square of each unit before the mean was subtracted.
         noise: "shrinkage" or "diagonal".
+
+    Raises:
+        ValueError: A unit is the same in all runs, up to rounding.
+        torch.linalg.LinAlgError: The covariance cannot be inverted.
     """
     m, n, d = runs.shape
     residuals = runs - runs.mean(0)
@@ -146,10 +150,16 @@ def _products_in_units(
     column_units: Float[Tensor, "*#n"],
     name: str,
 ) -> Float[Tensor, "n n"]:
-    """Return products of scaled numbers in the units of both.
+    """Return products of scaled numbers in the units of both factors.
+
+    Args:
+        scaled: The products of numbers that were divided by their units.
+        row_units: The unit of the first factor, for each row or for all.
+        column_units: The unit of the second factor, for each column or for all.
+        name: What the error calls the numbers.
 
     Raises:
-        ValueError: They leave the range of float64.
+        ValueError: The products, or sums of their squares, leave the range of float64.
     """
     values = scaled * row_units * column_units
     largest = float(values.abs().max())

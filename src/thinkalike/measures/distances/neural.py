@@ -170,8 +170,9 @@ class NeuralDistances:
         """Return (D^N)² between two sets of stimuli, in float64.
 
         Args:
-            rows, columns: The stimuli.
-            out: See `squared_distances`.
+            rows, columns: The stimuli of either set, as indices or a slice.
+            out: Where Euclidean distances are written, if the columns begin with the rows; those
+                of stimuli from themselves are then infinite. It is not used for other distances.
         """
         if self.distance == GIVEN_DISTANCES:
             return self.states[rows][:, columns]
@@ -247,7 +248,10 @@ class NeuralDistances:
 
 
 def _check_precomputed(distances: Float[Tensor, "n m"], name: str) -> None:
-    """Raise a ValueError unless distances are symmetric and non-negative with a zero diagonal."""
+    """Raise a ValueError unless distances are symmetric and non-negative with a zero diagonal.
+
+    `name` is what the error calls the layer.
+    """
     is_square = distances.shape[0] == distances.shape[1]
     is_symmetric = is_square and torch.equal(distances, distances.T)
     if not is_symmetric or (distances < 0).any() or distances.diagonal().any():
@@ -255,7 +259,16 @@ def _check_precomputed(distances: Float[Tensor, "n m"], name: str) -> None:
 
 
 def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None:
-    """Raise a ValueError for states whose squared distances, or their sums, leave float64."""
+    """Raise a ValueError for states whose squared distances, or their sums, leave float64.
+
+    These are states beyond `GREATEST_SIZE`, or that deviate from their mean by less than
+    `LEAST_SIZE`. States that are all 0 pass.
+
+    Args:
+        states: The states, or the distances of a precomputed matrix.
+        distance: The distance.
+        name: What the error calls the layer.
+    """
     largest = 0.0
     if states.numel():
         largest = float(torch.stack([states.amax(), -states.amin()]).max())
@@ -278,7 +291,11 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
 
 
 def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tensor, " n"]:
-    """Return the size of what distances subtract, for each state, in units of the distance."""
+    """Return the size of what distances subtract, for each state, in units of the distance.
+
+    Times the precision of the states it bounds how far rounding moves a state. It is ∞ or NaN for
+    a constant state under correlation, which is refused later.
+    """
     if distance == "manhattan":
         return states.abs().sum(1)
     if distance == "cosine":
@@ -297,12 +314,24 @@ def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tens
 def _euclidean_states(
     states: Float[Tensor, "n d"], distance: str, name: str
 ) -> Float[Tensor, "n _"]:
-    """Return states whose Euclidean distances are the distances of these states."""
+    """Return states whose Euclidean distances are the distances of these states.
+
+    Args:
+        states: The states.
+        distance: "norm_difference", "cosine" or "correlation".
+        name: What errors call the layer.
+
+    Raises:
+        ValueError: A state is zero under cosine, or constant under correlation.
+    """
     if distance == "norm_difference":
         norms: Tensor = states.norm(dim=1, keepdim=True)
         return norms
     is_correlation = distance == "correlation"
-    has_no_direction = (states == (states[:, :1] if is_correlation else 0)).all(1)
+    if is_correlation:
+        has_no_direction = (states == states[:, :1]).all(1)
+    else:
+        has_no_direction = (states == 0).all(1)
     if has_no_direction.any():
         row = int(has_no_direction.nonzero()[0])
         adjective = "constant" if is_correlation else "zero"

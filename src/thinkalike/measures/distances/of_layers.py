@@ -46,7 +46,7 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
 @torch.no_grad()
 def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
-    """Replace squared distances, in place, by U-centred distances of norm 1.
+    """Replace squared distances, in place, by U-centred distances of norm 1, and return them.
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. Products of
     two such matrices are unbiased. Some rows at a time stay in the cache from one step to the
@@ -61,7 +61,9 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
         ValueError: Nothing but rounding is left.
     """
     n = len(squared)
-    rows_at_once = n if squared.is_cuda else ROWS_AT_ONCE // 4
+    rows_at_once = ROWS_AT_ONCE // 4
+    if squared.is_cuda:
+        rows_at_once = n
     panels = squared.fill_diagonal_(0).split(rows_at_once)
     sums = []
     norms_before = []
@@ -188,7 +190,7 @@ class _Ranks(NamedTuple):
 
     Attributes:
         doubled: Twice the ranks less their mean, which are whole numbers; 0 on the diagonal.
-        norm: The norm of this matrix.
+        norm: The Frobenius norm of this matrix.
     """
 
     doubled: Float[Tensor, "n n"]
@@ -227,7 +229,11 @@ class TokenRSA(LayerMeasure[_Ranks]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
-        """Return the ranks of the distances of rows."""
+        """Return the mid-ranks of the distances of all pairs of rows.
+
+        Raises:
+            ValueError: All distances are equal, or a state is not finite.
+        """
         distances = NeuralDistances.of(layer, name=name)
         squared = distances.squared()
         pairs = upper(len(squared), squared.device)
@@ -269,7 +275,8 @@ class TokenRSA(LayerMeasure[_Ranks]):
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the rank correlations of all rows, and then without each part.
 
-        The distances of the remaining rows are not sorted again.
+        They are NaN where fewer than `FEWEST_RANKED_ROWS` rows remain. The distances of the
+        remaining rows are not sorted again: their new ranks are counted from the old ones.
         """
         n = len(layers[0].doubled)
         of_all_rows = self.compare_all(layers, blocks)

@@ -68,7 +68,12 @@ def _level_beginnings(
 
 
 def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Return values of which those of one level are equal: the least of them; see `levels_of`."""
+    """Return the values, with those that rounding alone has taken apart set to the least of them.
+
+    Args:
+        values: The values.
+        rounding: By how much rounding may have changed each of them, see `levels_of`.
+    """
     levels = levels_of(values, rounding)
     least = values.new_full((len(values),), torch.inf)
     least.scatter_reduce_(0, levels, values, "amin")
@@ -78,9 +83,10 @@ def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Flo
 def in_ascending_order(
     values: Float[Tensor, "*b n"],
 ) -> tuple[Float[Tensor, "*b n"], Int[Tensor, "*b n"]]:
-    """Return `values.sort()`, along the last axis.
+    """Return the values in ascending order along the last axis, and their indices before.
 
-    On a CPU NumPy sorts with vector instructions and takes a third of the time.
+    This is `values.sort()`; on a CPU NumPy sorts with vector instructions and takes a third of the
+    time. The order of equal values is not defined.
     """
     if not values.is_cpu:
         return values.sort()
@@ -95,9 +101,11 @@ def ranks_of_levels(
     """Return the mid-ranks, from 1, of values that are given by their levels.
 
     Args:
-        levels: See `levels_of`; some numbers may be missing.
-        counts: How many copies there are of each value.
-        most: How many levels there are at most; a GPU is not waited for where it is known.
+        levels: Whole numbers from 0 in the order of the values, equal for equal values; some
+            numbers may be missing.
+        counts: How many copies there are of each value; the ranks are of all copies.
+        most: How many levels there are at most; a GPU is not waited for where it is known. None:
+            one more than the largest level.
     """
     if most is None:
         most = int(levels.max()) + 1 if levels.numel() else 0
@@ -129,7 +137,7 @@ def unit_ranks(
     Spearman's ρ is an inner product of these.
 
     Args:
-        rows: The rows.
+        rows: The rows, all of one length; they may come one at a time, to save memory.
         count: How many there are.
         name: What errors call a row.
         rounding: See `levels_of`.
@@ -172,12 +180,13 @@ def spearman_of_patterns(
 ) -> Float[Tensor, "*b l"]:
     """Return Spearman's ρ of predictions that have one value for all pairs of a pattern.
 
-    It is NaN where they are constant.
+    It is NaN where they are constant. The rank of a prediction is the same for all pairs of its
+    pattern, so that sums over the pairs of each pattern are enough.
 
     Args:
-        predictions: The prediction of each of q patterns.
+        predictions: The prediction of each of q patterns, for each of l targets.
         counts: The number of pairs of each pattern.
-        rank_sums: The sums over these pairs of the `unit_ranks` of the target.
+        rank_sums: The sums over the pairs of each pattern of the `unit_ranks` of each target.
     """
     ranks = ranks_of_levels(levels_of(predictions), counts) - (counts.sum() + 1) / 2
     return (ranks * rank_sums).sum(-1) / (counts * ranks.square()).sum(-1).sqrt()

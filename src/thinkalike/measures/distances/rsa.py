@@ -48,8 +48,8 @@ def rsa(
     It is in [-1, 1].
 
     Args:
-        layers: The layers.
-        others: The layers to compare with; by default the same.
+        layers: l layers: the states (n, d) of the same n stimuli, or their `NeuralDistances`.
+        others: The m layers of these stimuli to compare with; None: the same layers.
         distance: See `NeuralDistances`; layers that are `NeuralDistances` keep theirs.
         comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
 
@@ -219,13 +219,17 @@ def mantel(
         order = permuted_rows(owners, seed * permutations + number)
         permuted_pairs = pair_index[order[rows], order[columns]]
         permuted = compare(vectors, other_vectors[:, permuted_pairs], comparator)
+        # A permutation that only exchanges equal distances reaches the value but for rounding.
         reached += permuted >= between - CORRELATION_ROUNDING
         largest_reached += permuted.max() >= between - CORRELATION_ROUNDING
     return Mantel(value, reached / (1 + permutations), largest_reached / (1 + permutations))
 
 
 def _pair_indices(n: int, device: torch.device) -> Int[Tensor, "n n"]:
-    """Return the index of each pair of stimuli, in either order, in a vector of distances."""
+    """Return the index of each pair of stimuli, in either order, in a vector of distances.
+
+    The diagonal, a stimulus with itself, is no pair and has 0.
+    """
     rows, columns = torch.triu_indices(n, n, 1, device=device)
     indices = torch.arange(len(rows), device=device)
     matrix = torch.zeros(n, n, dtype=torch.long, device=device)
@@ -284,7 +288,19 @@ def distance_vectors(
 def _distances_of_both(
     layers: Layers, others: Layers | None, distance: str, name: str = "layers"
 ) -> tuple[Float[Tensor, "l p"], Float[Tensor, "m p"]]:
-    """Return the distances of the layers and of those that they are compared with."""
+    """Return the distances of the layers and of those that they are compared with.
+
+    Both are the same tensor if `others` is None.
+
+    Args:
+        layers: The layers.
+        others: The layers that they are compared with; None: the same ones.
+        distance: The distance of two stimuli.
+        name: What errors call the first layers.
+
+    Raises:
+        ValueError: Layers are of different stimuli, or have no distances.
+    """
     vectors = distance_vectors(layers, distance, name=name)
     if others is None:
         return vectors, vectors

@@ -32,8 +32,8 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
     or depends on columns in use, gets weight exactly 0.
 
     Args:
-        gram: G, X'X of the columns X.
-        target: t, X'y.
+        gram: G, X'X of the f columns X, of any number of systems.
+        target: t, X'y, of the same systems.
     """
     # Columns of norm 1, so that tolerances are the same for all.
     squares = gram.diagonal(dim1=-2, dim2=-1)
@@ -52,9 +52,11 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
 def _by_block_pivots(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
-    """Return solutions, and which of them are optimal.
+    """Return the solutions of b systems, and which of them are optimal.
 
-    Systems with dependent columns are not solved.
+    Each round solves the systems on their used columns, then takes in the columns of a wrong
+    slope and drops those of a wrong sign. Systems with dependent columns, and those that are not
+    optimal within `MOST_EXCHANGES` rounds, are not solved.
     """
     count, size = target.shape
     solution = torch.zeros_like(target)
@@ -96,7 +98,11 @@ def _by_block_pivots(
 def _unconstrained(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
-    """Return the least-squares solutions on the used columns; whether these are independent."""
+    """Return the least-squares solutions on the used columns, and whether these are independent.
+
+    Weights of unused columns are 0. The solution of a system with dependent columns means nothing:
+    the identity stands in for its Cholesky factor, so that all systems can be solved at once.
+    """
     factor, has_failed = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
     smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
     is_independent = (has_failed == 0) & (smallest_share > LEAST_INDEPENDENT_SHARE)
@@ -109,7 +115,10 @@ def _unconstrained(
 def _by_active_sets(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]
 ) -> Float[Tensor, "b f"]:
-    """Return solutions by taking in one column at a time, that of the greatest slope."""
+    """Return the solutions of b systems, by taking in one column at a time.
+
+    It is that of the greatest slope; after it all columns whose weight reaches 0 are dropped.
+    """
     weights = torch.zeros_like(target)
     is_used = torch.zeros_like(target, dtype=torch.bool)
     is_refused = torch.zeros_like(is_used)
@@ -134,7 +143,11 @@ def _back_to_cone(
     weights: Float[Tensor, "b f"],
     is_used: Bool[Tensor, "b f"],
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, "b f"]]:
-    """Walk from `weights` to the solution on the used columns, dropping each that reaches 0."""
+    """Walk from `weights` to the solution on the used columns, dropping each that reaches 0.
+
+    Returns:
+        The solution, which is above 0 on all used columns, and the columns that are still used.
+    """
     while True:
         solution = _solved_on_used(gram, target, is_used)
         is_negative = is_used & (solution <= 0)
@@ -167,9 +180,9 @@ def _system_of_used(
 def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
     """Return the symmetric W of its f diagonal entries, and then √2 W_fg for f < g.
 
-    ‖W‖_F is the norm of the entries.
+    ‖W‖_F is the norm of the entries, of which there are r = f (f + 1) / 2.
     """
-    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)
+    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)  # solves r = f (f + 1) / 2
     rows, columns = torch.triu_indices(f, f, 1, device=entries.device)
     off_diagonal = entries[..., f:] / 2**0.5
     matrix = torch.diag_embed(entries[..., :f])
@@ -179,7 +192,7 @@ def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
 
 
 def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
-    """Return the entries of a symmetric W, see `to_matrix`."""
+    """Return the diagonal of a symmetric W, and then √2 W_fg for f < g: `to_matrix` in reverse."""
     f = matrix.shape[-1]
     rows, columns = torch.triu_indices(f, f, 1, device=matrix.device)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)

@@ -67,7 +67,7 @@ class DifferentiableMLEM(nn.Module):
 
     @takes_arrays
     def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
-        """Return the predicted squared distances of pairs with these Δ."""
+        """Return the predicted squared distances of p pairs with these Δ of f features."""
         if self.root.dim() == 1:
             return self.intercept + differences.square() @ self.root.square()
         return self.intercept + (differences @ self.root).square().sum(-1)
@@ -119,7 +119,7 @@ class DifferentiableMLEM(nn.Module):
 
 
 def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-    """Return Pearson's r of two vectors, in [-1, 1].
+    """Return Pearson's r of two vectors, in [-1, 1], differentiable in both.
 
     Raises:
         ValueError: A vector is constant or not finite.

@@ -143,7 +143,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
         """Fit all layers.
 
-        Features that are constant, taken for continuous, or much the same have a warning.
+        A warning names features that are constant, that are taken for continuous, or that differ
+        on much the same pairs.
 
         Args:
             X: (n, f), a DataFrame, an array, a tensor or a list of lists; numbers, text, truth
@@ -151,7 +152,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             Y: (n, d) states, or (n, n) precomputed distances; or a sequence of layers, of any
                 models and widths.
             groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay
-                in one fold.
+                in one fold. None: each stimulus is a group.
+
+        Returns:
+            This model, with the attributes that end in an underscore.
 
         Raises:
             ValueError: The tables do not fit together, or every feature, or all distances of a
@@ -172,11 +176,14 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def predict(self, X: object) -> Float[Tensor, "*l p"]:
         """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
 
-        They are in the order of `pdist`. Under missing="drop" stimuli that lack a value are left
-        out.
+        They are (p) for a fit to one layer, else (l, p), in the order of SciPy's `pdist`: (0, 1),
+        (0, 2), ..., (1, 2), .... Under missing="drop" stimuli that lack a value are left out.
+
+        Args:
+            X: The features of the stimuli, as in `fit`.
 
         Raises:
-            ValueError: A level is new to the fit.
+            ValueError: A level is new to the fit, under unknown="error".
         """
         check_is_fitted(self, "encoder_")
         fitted = self._fitted
@@ -197,10 +204,14 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
-        It is one number, or one per layer.
+        It is a number if Y is one layer, else a tensor with the ρ of each layer.
+
+        Args:
+            X, Y: The features and the states of stimuli, as in `fit`; Y has as many layers.
 
         Raises:
-            ValueError: A prediction is constant, or the fit had other layers or lacks a level.
+            ValueError: A prediction is constant, Y has another number of layers than in the fit,
+                or, under unknown="error", a level is new to the fit.
         """
         check_is_fitted(self, "encoder_")
         table = self.read(X, Y, columns=self.encoder_.columns)
@@ -227,11 +238,13 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def read(
         self, X: object, Y: object, groups: object = None, columns: FeatureColumns | None = None
     ) -> StimulusTable:
-        """Check this model's choices, and the data of a `fit`.
+        """Check this model's choices and the data of a `fit`, and return the data.
+
+        Under missing="drop" the table has no stimuli that lack a value.
 
         Args:
             X, Y, groups: See `fit`.
-            columns: How X is read; by default as it describes itself.
+            columns: How X is read: the columns of an earlier fit; None: as X describes itself.
 
         Raises:
             ValueError: A choice is unknown, or the data do not fit together.
@@ -281,8 +294,15 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds that choose alpha; a single fold if there is one alpha."""
-        units = pairs.index if pairs.chosen is None else pairs.chosen
+        """Return the folds that choose alpha; a single fold, without pairs, if there is one alpha.
+
+        Args:
+            pairs: The pairs of the training stimuli, which are divided.
+            groups: The group of each training stimulus; None: each is one.
+        """
+        units = pairs.index  # stimuli are divided
+        if pairs.chosen is not None:
+            units = pairs.chosen  # pairs are divided, under recipe="paper"
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
         cells = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
@@ -294,7 +314,13 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def folds_of(
         self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
     ) -> Int[Tensor, " n"]:
-        """Return the fold of each stimulus, or of each pair.
+        """Return the fold, from 0, of each stimulus, or of each pair under recipe="paper".
+
+        Args:
+            pairs: The pairs of stimuli.
+            folds: How many folds there are.
+            seed: The seed of the random folds.
+            groups: The group of each stimulus, none of which is in two folds.
 
         Raises:
             ValueError: A fold has too few distances to rank.
@@ -327,12 +353,25 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def fit_weights(
         self, features: Features, stimulus_pairs: StimulusPairs, division: Division
     ) -> FittedWeights:
-        """Return the weights for encoded features, see `solver.fit_weights`."""
+        """Return the weights of every layer on these pairs, with the alpha that scores best.
+
+        Args:
+            features: The encoded features of the stimuli.
+            stimulus_pairs: Their pairs, with the distances of each layer.
+            division: The folds that choose alpha.
+        """
         interactions = self.weights == "full"
         return fit_weights(features, stimulus_pairs, division, self._alphas(), interactions)
 
     def _alphas(self) -> tuple[float, ...]:
-        """Return the ridges; a ValueError if they are no numbers from 0."""
+        """Return the ridges α that a fit tries.
+
+        With difference="levels" ∞, which is one weight per feature, is added to several.
+
+        Raises:
+            ValueError: `alpha` is not a number or a list of numbers, at least 0, or is ∞ without
+                levels.
+        """
         has_levels = self.difference == "levels"
         refuse_huge(self.alpha, "alpha")
         alphas = real_numbers(self.alpha, Within(least=0, is_finite=not has_levels))
@@ -346,24 +385,29 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return tuple(alphas)
 
     def _set_fitted(self, fitted: FittedWeights, table: StimulusTable) -> None:
-        """Set what a fit leaves, in the scale of the fit."""
+        """Set the fitted attributes but those of the encoder, in the scale of the fit.
+
+        Args:
+            fitted: The weights, in units of the squared neural distance.
+            table: The data of the fit.
+        """
         ends = self._scale_ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
         weights = fitted.weights / unit[:, None]
         intercept = (fitted.intercept - ends[:, 0]) / unit
         self._fitted = fitted._replace(weights=weights, intercept=intercept)
         self._single = table.single
-        layer = 0 if table.single else slice(None)
+        layer = 0 if table.single else slice(None)  # one layer has no axis of layers
         self.weights_ = self._fitted.matrices[layer]
         self.intercept_ = intercept[layer]
         self.alpha_ = fitted.alpha[layer]
         self.range_ = ends[layer]
 
     def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        """Return the squared distances that become 0 and 1.
+        """Return for each layer the squared distances that become 0 and 1.
 
         Raises:
-            ValueError: All distances of a layer are equal.
+            ValueError: All distances of a layer are equal, and the scale is theirs.
         """
         scale = self.scale
         if scale == "auto":
@@ -372,7 +416,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if scale == "none":
             return torch.stack([zero, zero + 1], 1)
         ends = torch.stack([zero, fitted.mean], 1)
-        # Where nothing is explained, the distances may be all equal.
+        # Where nothing is explained, the distances may be all equal. Under "mean" the other
+        # layers need not be looked at, as looking takes the distances of all pairs.
         may_be_constant = fitted.weights.abs().amax(1) <= WEIGHT_ROUNDING * fitted.mean
         for index, layer in enumerate(pairs.layers):
             if scale == "mean" and not may_be_constant[index]:
@@ -386,9 +431,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
 
 
 def _layers_in(Y: object) -> tuple[Sequence[object], bool]:
-    """Return the layers that states are, and whether they are a single layer.
+    """Return the layers of the argument Y of a fit, and whether it is a single layer.
 
-    A single layer is an array or a list of lists of numbers.
+    A single layer is an array of two axes, or a list of lists of numbers; several are an array of
+    three axes, or a list or tuple of anything else.
 
     Raises:
         ValueError: There are no layers.
@@ -414,11 +460,12 @@ class StimulusTable(NamedTuple):
     """The checked data of a fit.
 
     Attributes:
-        values: The features, as numbers.
-        levels: See `FeatureColumns.read`.
+        values: The features as numbers, NaN where a value is missing.
+        levels: For each feature the levels that its numbers stand for; None where numbers are
+            themselves.
         columns: How the table was read.
-        stimulus_pairs: The pairs of the stimuli.
-        groups: The group of each stimulus, if given.
+        stimulus_pairs: The pairs of the stimuli, with their neural distances.
+        groups: The group of each stimulus; None if each is its own.
         single: Whether Y was one layer, and not a sequence of them.
     """
 
@@ -431,7 +478,7 @@ class StimulusTable(NamedTuple):
 
 
 def complete_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
-    """Return the rows that lack no value, or all rows unless incomplete ones are dropped."""
+    """Return the indices of the rows that lack no value; of all rows if `drop` is False."""
     lacks_value = values.isnan().any(1)
     return (~lacks_value | (not drop)).nonzero()[:, 0]
 
@@ -441,9 +488,10 @@ class LevelWeights(NamedTuple):
 
     Attributes:
         feature: The number of the feature.
-        values: The levels that the training stimuli have, NaN where a value is missing.
+        values: The k levels that the training stimuli have, as numbers; NaN for missing values,
+            which come first if there are any.
         weights: The weights of pairs of levels: symmetric, at least 0, with a zero diagonal.
-        levels: The values in the table, None where a value is missing.
+        levels: The same levels as the table has them; None for missing values.
     """
 
     feature: int
@@ -455,7 +503,7 @@ class LevelWeights(NamedTuple):
 def level_weights(
     fitted: FittedWeights, encoder: FeatureEncoder, features: Features, single: bool
 ) -> list[LevelWeights]:
-    """Return the weights of all pairs of levels, feature by feature.
+    """Return the weights of the pairs of levels of each feature that has such weights.
 
     Args:
         fitted: The fitted weights.
@@ -469,6 +517,7 @@ def level_weights(
         if not size:
             continue
         first, second = torch.triu_indices(size, size, 1)
+        # The last weight is that of a new level, which no training stimulus has.
         of_pairs = fitted.weights[:, weight_slice.start : weight_slice.stop - 1]
         matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
         matrix[:, first, second] = of_pairs

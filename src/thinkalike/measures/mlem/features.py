@@ -67,11 +67,16 @@ class Features:
         return len(self.levels)
 
     def take(self, index: Int[Tensor, " k"]) -> Features:
-        """Return the features of some of the stimuli."""
+        """Return the features of the stimuli with these indices, in this order."""
         return replace(self, levels=self.levels[index], positions=self.positions[index])
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
-        """Return a table in which these features have moved between stimuli together."""
+        """Return a table in which these features have moved between stimuli together.
+
+        Args:
+            features: The indices of the features that move; the others stay where they are.
+            order: For each stimulus, the one whose values it takes.
+        """
         device = self.levels.device
         order = order.to(device)
         moves = torch.zeros(len(self.scaled), dtype=torch.bool)
@@ -87,14 +92,21 @@ class Features:
         rows: Int[Tensor, " a"] | None = None,
         columns: Int[Tensor, " b"] | None = None,
     ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"] | Int[Tensor, "a b"]:
-        """Return Δ_f between two sets of stimuli, by default all; bool for an indicator.
+        """Return Δ_f between two sets of stimuli.
+
+        It is bool for an indicator, float64 for a scaled feature, and int32 where pairs of levels
+        have weights: the codes of `pair_codes`.
 
         Args:
             feature: f.
-            rows, columns: The stimuli.
+            rows, columns: The indices of the stimuli of either set; None: all stimuli.
         """
-        of_rows = self if rows is None else self.take(rows)
-        of_columns = self if columns is None else self.take(columns)
+        of_rows = self
+        if rows is not None:
+            of_rows = self.take(rows)
+        of_columns = self
+        if columns is not None:
+            of_columns = self.take(columns)
         row_levels = of_rows.levels[:, feature, None]
         column_levels = of_columns.levels[:, feature]
         if self.weighted_levels[feature]:
@@ -110,7 +122,13 @@ class Features:
         return distance * is_different
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
-        """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1."""
+        """Return Δ of all features for p pairs of stimuli, in float64.
+
+        Two levels whose pair has a weight of its own are 1 apart here, whichever pair they are.
+
+        Args:
+            pairs: The indices of the two stimuli of each pair.
+        """
         first = self.take(pairs[0])
         second = self.take(pairs[1])
         ranges = first.positions.new_tensor(self.ranges)
@@ -133,9 +151,10 @@ def _scaled_distance(
     second: Float[Tensor, "*b"],
     ranges: float | Float[Tensor, " f"],
 ) -> Float[Tensor, "*c"]:
-    """Return |first - second| / range.
+    """Return |first - second| / range for positions and ranges that are broadcast.
 
-    It is 1 where there is no position: for an indicator, or a missing value.
+    It is 1 where a position is NaN: for an indicator, or a missing value. The caller multiplies it
+    by whether the levels differ.
     """
     return ((first - second).abs() / ranges).nan_to_num(1.0)
 
@@ -206,7 +225,8 @@ class FeatureEncoder:
         """Return a table in terms of the known levels.
 
         Raises:
-            ValueError: A value is missing under missing="error" or "drop".
+            ValueError: A value is missing under missing="error" or "drop"; this class drops no
+                stimuli.
         """
         values, _ = self.columns.read(X)
         return self.encode_values(values)
@@ -277,15 +297,23 @@ class FeatureEncoder:
                 )
 
     def size(self, feature: int) -> int:
-        """Return the number of levels whose pairs have weights; 0 for features with one weight."""
+        """Return the number of levels of a feature whose pairs of levels have weights.
+
+        It counts the training levels and that of missing values; 0 for a feature with one weight.
+        """
         if self.difference == "levels" and self.columns.kinds[feature] == "nominal":
             return 1 + len(self.training_levels[feature])
         return 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return the level of each value, a number from 0.
+        """Return the level of each value, a number from 0 that is equal for equal values.
 
-        If pairs of levels have weights, known levels come first, in order, and then new ones.
+        If pairs of levels have weights, the levels of the training stimuli come first, in their
+        order, so that a level has the same number in each table; new ones come after them.
+
+        Args:
+            feature: The index of the feature.
+            column: Its values, without NaN.
         """
         if not self.size(feature):
             level_in_column: Tensor = torch.unique(column, return_inverse=True)[1]
@@ -300,16 +328,23 @@ class FeatureEncoder:
     def _positions(
         self, feature: int, column: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], float]:
-        """Return numbers, or the ranks of ordinal levels from 0, and their range in training."""
+        """Return the position of each value of a scaled feature, and their range in training.
+
+        Positions are the numbers themselves, or the ranks of ordinal levels from 0, with a new
+        level halfway between its neighbours; NaN where a value is missing. The range is 1 for a
+        feature that is constant in training.
+        """
         training_levels = self.training_levels[feature]
         column = column.contiguous()
         if len(training_levels) < 2:  # constant in training: there is no scale to measure by
             return torch.where(column.isnan(), torch.nan, 0.0), 1.0
         if self.columns.kinds[feature] in NUMBER_KINDS:
             return column, float(training_levels[-1] - training_levels[0])
+        # A known level k has k levels below it and k + 1 up to it; a new one has the same number
+        # in both, so that it is half a rank from either neighbour.
         below = torch.searchsorted(training_levels, column)
         up_to = torch.searchsorted(training_levels, column, right=True)
-        ranks = (below + up_to).double() / 2
+        ranks = (below + up_to).double() / 2  # the rank from 0, plus ½
         return torch.where(column.isnan(), torch.nan, ranks), len(training_levels) - 1.0
 
 
@@ -334,6 +369,7 @@ def pair_codes(
     codes[columns, rows] = code_of_pair
     codes[level_count] = code_of_new
     codes[:, level_count] = code_of_new
+    # Levels beyond the known ones, and ignored ones, are brought into the table of codes first.
     entries = first.clamp(0, level_count).long() * (level_count + 1) + second.clamp(0, level_count)
     code = codes.flatten().index_select(0, entries.flatten()).view(entries.shape)
     is_pair = (first != second) & (first >= 0) & (second >= 0)
@@ -353,12 +389,16 @@ def is_all_level_pairs(term: Term) -> bool:
 def terms_of(
     weighted_levels: Sequence[int], interactions: bool, labels: Sequence[str] = ()
 ) -> list[Term]:
-    """Return the intercept, the diagonal of W or the pairs of levels, and W's upper triangle.
+    """Return the terms of a model, in the order of its weights, with the intercept first.
+
+    Then come, feature by feature, (f, f) or the pairs of its levels, and in the end, if wanted,
+    the pairs f < g of different features.
 
     Args:
-        weighted_levels: See `Features.weighted_levels`.
-        interactions: Whether the terms of the upper triangle are included.
-        labels: The names of the features in errors.
+        weighted_levels: For each feature, how many levels it has if each pair of them has a weight
+            of its own; 0 for a feature with one weight.
+        interactions: Whether the terms (f, g) of W's upper triangle are included.
+        labels: The names of the features in errors; empty: their numbers.
 
     Raises:
         ValueError: There are too many pairs of levels, or interactions beside levels.
@@ -427,9 +467,14 @@ def of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
 
 
 def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Float[Tensor, "*p"]]:
-    """Return the regressor of each term, in float64.
+    """Return the regressor of each term at the same pairs, in float64, in the order of the terms.
 
-    It is 1, the product of two differences, or an indicator of two levels.
+    It is 1 for the intercept, the product of two differences, or an indicator of two levels.
+
+    Args:
+        differences: Δ of the pairs, feature by feature; the codes of `pair_codes` where pairs of
+            levels have weights.
+        terms: The terms, the intercept first.
     """
     columns = [torch.ones_like(differences[0], dtype=torch.float64)]
     for term, weight_slice in weight_slices(terms):
@@ -445,9 +490,14 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return the sum of weights times `regressors`.
+    """Return the sum of weights times `regressors` at each of p pairs, without the intercept.
 
     They are added one by one, so that equal Δ give equal bits.
+
+    Args:
+        differences: Δ of the pairs, feature by feature.
+        terms: The terms, the intercept first.
+        weights: The r weights of the terms after the intercept, for any number of models.
     """
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
     for term, weight_slice in weight_slices(terms):
@@ -463,10 +513,15 @@ def predict(
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
     """Return the patterns of differences, feature by feature, and the pattern of each pair.
 
-    If most pairs differ, each has its own pattern.
+    Pairs with the same Δ of every feature have one pattern, so that predictions are computed once
+    for each. If more than half of a sample of pairs have different patterns, each pair gets its
+    own pattern, which spares sorting them; differences that are all indicators are not sampled.
+
+    Args:
+        differences: Δ of p pairs, feature by feature.
     """
     pair_count = len(differences[0])
-    stride = -(-pair_count // SAMPLED_PAIRS)
+    stride = -(-pair_count // SAMPLED_PAIRS)  # rounded up, so that the sample is no larger
     sample = [column[::stride] for column in differences]
     if any(column.dtype != torch.bool for column in sample):
         sampled_patterns = int(_pattern_numbers(sample).max() + 1)
@@ -479,9 +534,12 @@ def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, "
 
 
 def _pattern_numbers(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
-    """Return a number from 0 for each pair, equal for pairs that agree in all differences."""
+    """Return a number for each pair, equal for pairs that agree in all differences.
+
+    The numbers in use are 0, 1, 2, ... without a gap.
+    """
     numbers = torch.zeros_like(differences[0], dtype=torch.int64)
-    number_count = 1
+    number_count = 1  # how many numbers are possible so far
     for column in differences:
         if column.is_floating_point():
             _, column = torch.unique(column, return_inverse=True)

@@ -37,7 +37,7 @@ FeatureSet = tuple[int, ...]
 
 
 def fewest_groups(folds: int) -> int:
-    """Return how many groups, such as sentences, an interval over these folds needs."""
+    """Return how many groups, such as sentences, an interval over so many folds needs."""
     return max(FEWEST_GROUPS, GROUPS_PER_FOLD * folds)
 
 
@@ -52,8 +52,9 @@ def fold_interval(
     (Nadeau & Bengio 2003, eq. 8).
 
     Args:
-        values: The value on each fold.
-        level, t: See `jackknife`.
+        values: The value on each fold, in the last axis.
+        level: The probability with which the interval covers the mean.
+        t: Half the width in standard errors; None: Student's quantile for the level.
 
     Raises:
         ValueError: There is a single fold.
@@ -71,10 +72,11 @@ class Importance:
     """The held-out scores of l layers on k folds, and their drops when features are permuted.
 
     Attributes:
-        sets: What is permuted: each feature, then the requested pairs of features.
-        scores: The score of each layer on each fold.
+        sets: What is permuted: each of f features, then the requested pairs of features.
+        scores: The score, Spearman's ρ, of each layer on each fold.
         drops: The drop of the score for each of t sets, r times; negative ones are kept.
-        null: In each of b draws, the importance of each feature after it was made irrelevant.
+        null: In each of b draws, the importance of each feature after it was made irrelevant; NaN
+            where groups are too few, None if there were no draws.
         groups: How many sentences or the like there are. Fewer than `fewest_groups` have the
             interval (-∞, ∞).
     """
@@ -92,7 +94,7 @@ class Importance:
     def profile(self) -> Estimate:
         """Return the importance of each feature in each layer, (l, f), with its interval.
 
-        It is the mean drop.
+        It is the mean drop of the score over folds and permutations.
         """
         return self._over_folds(self.by_fold())
 
@@ -101,9 +103,10 @@ class Importance:
         return self._drops_by_fold([features for features in self.sets if len(features) == 1])
 
     def pair_effects(self) -> Estimate:
-        """Return S_a + S_b - S_ab - S of each pair of features, (l, pairs).
+        """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs).
 
-        S_ab is the score when both move together.
+        S is the score, S_a that when feature a moves, and S_ab that when both move together. In
+        drops this is drop(ab) - drop(a) - drop(b).
         """
         pairs = [features for features in self.sets if len(features) == 2]
         first_alone = self._drops_by_fold([(first,) for first, _ in pairs])
@@ -111,7 +114,9 @@ class Importance:
         return self._over_folds(self._drops_by_fold(pairs) - first_alone - second_alone)
 
     def p_values(self) -> Float[Tensor, "l f"]:
-        """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature.
+        """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature in each layer.
+
+        It is NaN where groups are too few.
 
         Raises:
             ValueError: There are no null draws, as null=199 gives.
@@ -119,21 +124,29 @@ class Importance:
         return self._share_of_null(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
-        """Return the same against the largest of all layers and features in each draw.
+        """Return `p_values` against the largest importance of any layer and feature in each draw.
 
-        See Westfall & Young (1993).
+        They account for having looked at all of them (Westfall & Young 1993).
         """
         return self._share_of_null(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
-        """Return the mean over folds with its interval, if groups are enough for one."""
+        """Return the mean over the k folds of the last axis, with its interval.
+
+        The interval is (-∞, ∞) if the groups are too few for one.
+        """
         estimate = fold_interval(values)
         if self.groups >= fewest_groups(values.shape[-1]):
             return estimate
         return interval_around(estimate.value, torch.inf)
 
     def _share_of_null(self, *, largest: bool) -> Float[Tensor, "l f"]:
-        """Return the p-value of each feature, against itself or the largest of all."""
+        """Return the p-value of each feature in each layer.
+
+        Args:
+            largest: Whether the null is the largest importance of all layers and features in a
+                draw, instead of that of the same layer and feature.
+        """
         if self.null is None:
             raise ValueError(
                 "there are no null draws to compare with: "
@@ -147,7 +160,7 @@ class Importance:
         return p.where(~null.isnan().any(0), torch.nan)
 
     def _drops_by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
-        """Return the mean drop of some of the sets on each fold."""
+        """Return the mean drop over permutations of these t sets, each of `self.sets`, by fold."""
         indices = [self.sets.index(features) for features in sets]
         return self.drops.mean(2)[:, :, indices].mT
 
@@ -271,7 +284,7 @@ def feature_importance(
 
 
 def _with_listed_parts(fold: _HeldOutFold) -> _HeldOutFold:
-    """Return a fold whose inner parts can be used several times."""
+    """Return a fold whose inner folds are a list, so that several fits can go through them."""
     division = fold.division._replace(pairs_of_folds=list(fold.division.pairs_of_folds))
     return fold._replace(division=division)
 
@@ -283,7 +296,17 @@ def _importance_if_moved(
     feature: int,
     order: Int[Tensor, " n"],
 ) -> Float[Tensor, " l"]:
-    """Return the importance of a feature in each layer after its values moved in all stimuli."""
+    """Return the importance that a feature has in each layer after its values moved.
+
+    Everything else, the fits too, is repeated with the moved values.
+
+    Args:
+        model: The parameters of the fits.
+        table: The data; they are not changed.
+        plan: The folds, which can be gone through several times.
+        feature: The index of the feature.
+        order: For each stimulus, the one whose value it takes.
+    """
     values = table.values.clone()
     values[:, feature] = values[order, feature]
     drops_of_folds = []
@@ -294,7 +317,11 @@ def _importance_if_moved(
 
 
 def _pairs_of_features(interactions: Any, columns: FeatureColumns) -> list[FeatureSet]:
-    """Return pairs of features by their numbers.
+    """Return the requested pairs of features by their numbers, in the given order.
+
+    Args:
+        interactions: Pairs of numbers or names, as `feature_importance` takes them.
+        columns: The features of the table.
 
     Raises:
         ValueError: Something is not a pair of different features, or is given twice.
@@ -336,7 +363,17 @@ def _plan(
     generator: torch.Generator,
     seed: int,
 ) -> Iterator[_HeldOutFold]:
-    """Yield the folds of the cross-validation, with the orders of their permutations."""
+    """Yield the folds of the cross-validation, with the orders of their permutations.
+
+    Args:
+        model: The parameters of the fits.
+        table: The data.
+        folds: How many folds there are.
+        permutations: How often the test stimuli of each fold are permuted.
+        strata: The stratum of each stimulus, within which values move.
+        generator: Draws the permutations.
+        seed: The seed of the folds.
+    """
     pairs = table.stimulus_pairs
     fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
     for train_units, test_units in splits(fold_of):
@@ -358,9 +395,19 @@ def _drops(
     fold: _HeldOutFold,
     sets: Sequence[FeatureSet],
 ) -> tuple[FittedWeights, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Return the fit to a fold's training part, its score on the rest, and the drops.
+    """Return the fit to a fold's training pairs, the score of its held-out ones, and its drops.
 
-    Constant predictions score 0.
+    Constant predictions score 0. Drops that are rounding are 0.
+
+    Args:
+        model: The parameters of the fit.
+        values: The features of all stimuli as numbers.
+        columns: How the table was read.
+        fold: The fold.
+        sets: The t sets of features that are permuted, once for each of the fold's r orders.
+
+    Returns:
+        The fit, the score of each layer, and how much it drops, (l, r, t).
     """
     encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
     features = encoder.encode_values(values)
@@ -379,7 +426,11 @@ def _drops(
 
 
 def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return a random order of stimuli in which each takes the place of one of its stratum."""
+    """Return a random order of stimuli in which each takes the place of one of its stratum.
+
+    Entry i is the stimulus whose value stimulus i takes.
+    """
+    # Both sorts put strata in the same order, one with its stimuli as they are, one shuffled.
     shuffled = torch.randperm(len(strata), generator=generator).to(strata.device)
     order = torch.empty_like(shuffled)
     order[strata.argsort(stable=True)] = shuffled[strata[shuffled].argsort(stable=True)]

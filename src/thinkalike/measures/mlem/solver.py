@@ -50,11 +50,12 @@ VARIANCE_ROUNDING = 1e-12
 
 
 class FittedWeights(NamedTuple):
-    """Weights of the terms in each layer, in units of the squared neural distance.
+    """Weights of the terms in each of l layers, in units of the squared neural distance.
 
     Attributes:
-        terms: The terms.
-        weights: W_ff, 2 W_fg, or w of two levels; exactly 0 where a feature is constant.
+        terms: The terms, the intercept first.
+        weights: W_ff, 2 W_fg, or w of two levels, for each of the r terms after the intercept;
+            exactly 0 where a feature is constant.
         intercept: The intercept of each layer.
         alpha: The ridge of each layer.
         covariance: The covariance of the terms over the pairs.
@@ -70,9 +71,9 @@ class FittedWeights(NamedTuple):
 
     @property
     def matrices(self) -> Float[Tensor, "l f"] | Float[Tensor, "l f f"]:
-        """W of each layer, its diagonal alone if nothing else was fitted.
+        """W of each layer: its diagonal (f) alone if no interactions were fitted, else (f, f).
 
-        With levels it is the mean weight w^f of each feature.
+        With levels it is the mean weight w^f of each feature, (f).
         """
         if any(is_level_pair(term) for term in self.terms):
             # The last weight of a feature is that of a new level, which is the mean weight.
@@ -110,16 +111,16 @@ def fit_weights(
     scores -1. The first of α with equal mean scores is taken.
 
     Args:
-        features: The features of the stimuli.
-        stimulus_pairs: The pairs.
-        division: The folds.
-        alphas: The ridges.
-        interactions: Whether W is a full matrix.
+        features: The encoded features of the stimuli.
+        stimulus_pairs: The pairs of stimuli, with their neural distances in each layer.
+        division: The folds; with a single α they have no pairs and are not scored.
+        alphas: The ridges α that are tried.
+        interactions: Whether W is a full matrix, with the products of different features.
     """
     terms = terms_of(features.weighted_levels, interactions, features.labels)
     term_count = len(terms)
     sums = stimulus_pairs.sums(features, terms, division.cells)
-    covariance = about_means(sums)[0, :, : term_count - 1] / sums[0, 0, 0]
+    covariance = about_means(sums)[0, :, : term_count - 1] / sums[0, 0, 0]  # of all pairs
     varies = ~_constant(covariance, terms)
     if any(features.weighted_levels):
         counts = stimulus_pairs.level_counts(features, division.cells)
@@ -155,16 +156,23 @@ def fit_weights(
 
 
 def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return 1 for W_ff and √2 for W_fg: in these coordinates ‖W‖² is a sum of squares."""
+    """Return 1 for W_ff and √2 for W_fg, by the terms (f, g) after the intercept.
+
+    In the coordinates W_ff and √2 W_fg, ‖W‖² is a sum of squares.
+    """
     norms = [1.0 if f == g else 2**0.5 for f, g in terms[1:]]
     return torch.tensor(norms, dtype=torch.float64)
 
 
 def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
-    """Return which terms, but the intercept, have a feature whose Δ is the same for all pairs.
+    """Return which of the r terms after the intercept have a feature with the same Δ in all pairs.
+
+    Args:
+        covariance: The covariance of these terms over the pairs.
+        terms: All terms, the intercept first.
 
     Raises:
-        ValueError: All of them are.
+        ValueError: Every feature has the same Δ in all pairs.
     """
     sums_to_feature = of_features(terms).to(covariance)  # (f, r)
     variances = (sums_to_feature @ covariance @ sums_to_feature.T).diagonal()
@@ -187,7 +195,16 @@ def _weights_by_alpha(
     terms: Sequence[Term],
     alphas: Sequence[float],
 ) -> Float[Tensor, "a s l r"]:
-    """Return the weights at every α, on every set of pairs, of every layer."""
+    """Return the weights at each of a α, on each of s sets of pairs, of each of l layers.
+
+    They are of W_ff and W_fg; features whose pairs of levels have weights are for `level_path`.
+
+    Args:
+        sums: The `normal_equations`.
+        varies: Which terms are not constant; the others get weight 0.
+        terms: The terms, the intercept first.
+        alphas: The ridges α.
+    """
     moments = about_means(sums)
     r = len(terms) - 1
     scale = _entry_norms(terms).to(moments) * varies
@@ -205,8 +222,13 @@ def _weights_by_alpha(
 def describe(fitted: FittedWeights, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
     """Return Pearson's r of the features' Δ over the pairs, and its condition number.
 
-    r is NaN for a constant feature, which the condition number leaves out. Constant and highly
-    correlated features have a warning.
+    r is NaN for a constant feature, which the condition number leaves out. The condition number is
+    ∞ where Δ are linearly dependent up to rounding. Warnings name constant and highly correlated
+    features.
+
+    Args:
+        fitted: The weights of a fit, whose covariance is used.
+        labels: What warnings call the features.
     """
     sums_to_feature = of_features(fitted.terms).to(fitted.covariance)  # (f, r)
     covariance = sums_to_feature @ fitted.covariance @ sums_to_feature.T
@@ -251,11 +273,11 @@ def level_path(
     w^f. At α = ∞ the weights of a feature are equal to the bit, so that equal predictions tie.
 
     Args:
-        moments: The sums `about_means`.
+        moments: The sums `about_means` of s sets of pairs: r terms by r terms and l layers.
         used: Which terms have pairs in each set, and are not constant.
         sizes: The `pair_sizes`.
-        terms: The terms.
-        alphas: The ridges.
+        terms: The terms, the intercept first.
+        alphas: The ridges α.
     """
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)  # (s, l, r)
@@ -287,16 +309,18 @@ def level_path(
 def _nnls_of_layers(
     gram: Float[Tensor, "s q q"], target: Float[Tensor, "s l q"]
 ) -> Float[Tensor, "s l q"]:
-    """Return `nnls` of layers that share the Gram matrix of a set of pairs."""
+    """Return the w ≥ 0 with least w'Gw / 2 - t'w, of l layers that share G on a set of pairs."""
     return nnls(gram[:, None].expand(*target.shape, target.shape[2]), target)
 
 
 def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
-    """Return the matrix of Σ_f Σ_ab p_ab (w_ab - Σ p w / Σ p)² as a quadratic form.
+    """Return the matrix R of w'R w = Σ_f Σ_ab p_ab (w_ab - Σ p w / Σ p)², for each set of pairs.
+
+    A term of size 0, such as that of a feature with one weight, is not penalised.
 
     Args:
         sizes: p, the `pair_sizes`.
-        terms: The terms.
+        terms: The terms, the intercept first.
     """
     ridge = torch.diag_embed(sizes)
     for term, weight_slice in weight_slices(terms):
@@ -311,11 +335,13 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
 def pair_sizes(
     counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]
 ) -> Float[Tensor, "s r"]:
-    """Return n_a + n_b of each pair of levels in each set; 0 for another term.
+    """Return n_a + n_b, the stimuli of both levels, of each pair of levels in each of s sets.
+
+    It is 0 for the pairs with a new level, and for any other term.
 
     Args:
         counts: The `level_counts` of each feature.
-        terms: The terms.
+        terms: The terms, the intercept first.
     """
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
     for (feature, *_), weight_slice in weight_slices(terms):

@@ -140,13 +140,13 @@ def _why_no_reference(distances: NeuralDistances, cells: Int[Tensor, " n"]) -> s
 
 
 class _HalfPairs(NamedTuple):
-    """The pairs of stimuli of one half.
+    """The p pairs of stimuli of one half.
 
     Attributes:
         squared: Their squared distances.
-        levels: The levels of these.
+        levels: Whole numbers from 0 in the order of the distances, equal for equal ones.
         cell_pairs: The pair of cells of each, as one number.
-        is_remaining: Whether both stimuli are in each set of stimuli.
+        is_remaining: Whether both stimuli of a pair are in each of m sets of stimuli.
     """
 
     squared: Float[Tensor, " p"]
@@ -161,13 +161,15 @@ def _references_of_layer(
     half: Int[Tensor, " n"],
     remaining: Bool[Tensor, "m n"],
 ) -> Float[Tensor, " m"]:
-    """Return the mean of ρ(B, A) / √r over both directions, for each set of stimuli.
+    """Return the mean of ρ(B, A) / √r over both directions, for each of m sets of stimuli.
+
+    It is NaN for a set whose reliability r is not above 0.
 
     Args:
-        distances: The distances of the stimuli.
-        cells: The cell of each stimulus.
+        distances: The distances of the n stimuli in one layer.
+        cells: The cell of each stimulus, from 0.
         half: The half of each stimulus, 0 or 1.
-        remaining: The stimuli of each set.
+        remaining: Which stimuli each set has.
     """
     cell_count = int(cells.max()) + 1
     halves = []
@@ -196,8 +198,8 @@ def _reference_of_set(
 
     Args:
         halves: The pairs of both halves.
-        set_number: The set of stimuli that count.
-        cell_pair_count: A bound of the numbers of pairs of cells.
+        set_number: The index of the set of stimuli that count.
+        cell_pair_count: One more than the largest number that a pair of cells may have.
     """
     counts_of_halves = []
     sums_of_halves = []

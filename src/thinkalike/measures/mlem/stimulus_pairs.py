@@ -50,7 +50,11 @@ class StimulusPairs:
         return len(self.chosen)
 
     def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
-        """Return the pairs of some stimuli, or some of the chosen pairs."""
+        """Return the pairs of some stimuli, or some of the chosen pairs.
+
+        Args:
+            units: The positions of these stimuli, or pairs, in the order of this object.
+        """
         if self.chosen is None:
             layers = [layer.take(units) for layer in self.layers]
             return StimulusPairs(layers, self.index[units])
@@ -65,22 +69,30 @@ class StimulusPairs:
         return self.chosen
 
     def targets(self) -> Float[Tensor, "l p"]:
-        """Return the squared distances of the pairs in each layer."""
+        """Return the squared distances of the pairs in each layer, in the order of `flat`."""
         return torch.stack(list(self._squares()))
 
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
-        """Return the squared distances of the pairs, layer by layer."""
+        """Return the squared distances of the pairs layer by layer, one in memory at a time."""
         if self._targets is not None:
             return self._targets
         return (layer.at(self.flat) for layer in self.layers)
 
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
-        """The unit ranks of the distances; a ValueError if all distances of a layer are equal."""
+        """The mid-ranks of the distances in each layer, centred and of norm 1.
+
+        Raises:
+            ValueError: All distances of a layer are equal.
+        """
         return unit_ranks(self._squares(), len(self.layers), "the distances of layer")
 
     def differences(self, features: Features) -> list[Tensor]:
-        """Return Δ of the pairs, feature by feature, see `Features.difference`."""
+        """Return Δ of the pairs, feature by feature, as `Features.difference` has it.
+
+        Args:
+            features: The features of all stimuli of the table.
+        """
         of_stimuli = features.take(self.index)
         feature_numbers = range(len(features.scaled))
         return [of_stimuli.difference(feature).flatten()[self.flat] for feature in feature_numbers]
@@ -95,10 +107,10 @@ class StimulusPairs:
         """Return the differences after some features moved between stimuli, or between pairs.
 
         Args:
-            features: The features.
-            differences: The differences before.
-            moved: The features that move.
-            order: The stimulus, or pair, whose features each one takes.
+            features: The features of all stimuli of the table.
+            differences: Δ of the pairs before, feature by feature.
+            moved: The indices of the features that move, all in the same order.
+            order: For each stimulus, or pair if folds divide these, the one whose values it takes.
         """
         permuted = list(differences)
         if self.chosen is not None:
@@ -113,7 +125,13 @@ class StimulusPairs:
     def sums(
         self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]
     ) -> Float[Tensor, "s t u"]:
-        """Return `normal_equations` of all pairs, and without each cell of stimuli or pairs."""
+        """Return `normal_equations` of all pairs, and without each cell of stimuli or pairs.
+
+        Args:
+            features: The features of all stimuli of the table.
+            terms: The terms, the intercept first.
+            cells: The cell, from 0, of each stimulus, or of each pair if folds divide these.
+        """
         if self.chosen is None:
             return normal_equations(features.take(self.index), self.layers, terms, cells)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
@@ -129,7 +147,7 @@ class StimulusPairs:
         if self.chosen is None:
             return level_counts(of_stimuli, cells)
         set_count = 1
-        if cells.any():
+        if cells.any():  # several cells: all pairs, and all but those of each cell
             set_count += int(cells.max()) + 1
         of_all = level_counts(of_stimuli, torch.zeros_like(self.index))
         return [counts.expand(set_count, -1) for counts in of_all]
@@ -146,9 +164,10 @@ class StimulusPairs:
         sorted.
 
         Args:
-            variants: Differences of the pairs, v times.
-            terms: The terms.
-            weights: The weights of the terms in each layer.
+            variants: v times Δ of the pairs, feature by feature, such as with features permuted.
+            terms: The terms, the intercept first.
+            weights: The weights of the r terms after the intercept in each layer, for any number
+                of fits.
         """
         scores = []
         for differences in variants:

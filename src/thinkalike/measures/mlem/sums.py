@@ -61,7 +61,10 @@ def normal_equations(
     terms: Sequence[Term],
     cells: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return sums of products over the pairs i < j of each set of stimuli.
+    """Return sums of products over the pairs i < j of each set of stimuli: (s, t, u = t + l).
+
+    Entry (s, a, b) sums the regressor of term a times that of term b, or from b = t on times the
+    squared distance of a layer.
 
     Indicators, pairs of levels, Δ² of scaled features, and squared Euclidean distances have a
     closed form that needs no pairs; products of scaled features and other distances are summed
@@ -69,13 +72,15 @@ def normal_equations(
 
     Args:
         features: The features of the stimuli.
-        layers: Their distances.
-        terms: The terms.
-        cells: The cell of each stimulus, from 0.
+        layers: Their distances in each of l layers.
+        terms: The t terms, the intercept first.
+        cells: The cell of each stimulus, from 0. The first of the s sets is all stimuli; where
+            there are several cells, set 1 + c is all stimuli but those of cell c.
     """
     crossed = [term for term in terms if len(term) == 2 and term[0] != term[1]]
     has_scaled_product = any(features.scaled[feature] for term in crossed for feature in term)
-    if has_scaled_product or not all(layer.exact for layer in layers):
+    all_euclidean = all(layer.exact for layer in layers)
+    if has_scaled_product or not all_euclidean:
         return sums_by_pair(features, layers, terms, cells)
 
     indicators = []  # the indices of terms that are products of indicators
@@ -100,7 +105,14 @@ def _is_scaled(features: Features, term: Term) -> bool:
 
 
 def about_means(sums: Float[Tensor, "s t u"]) -> Float[Tensor, "s r v"]:
-    """Return the sums about the means, which eliminates the intercept: r = t - 1."""
+    """Return the sums about the means, which eliminates the intercept: r = t - 1, v = u - 1.
+
+    They are Σ x y - Σ x Σ y / Σ 1; the intercept, term 0, is 1 in all pairs, so that its column
+    holds Σ x and its first entry the number of pairs.
+
+    Args:
+        sums: The `normal_equations`.
+    """
     return sums[:, 1:, 1:] - sums[:, 1:, :1] * sums[:, :1, 1:] / sums[:, :1, :1]
 
 
@@ -110,7 +122,10 @@ def sums_by_level(
     terms: Sequence[Term],
     cells: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return `normal_equations` for indicators and squared Euclidean distances."""
+    """Return `normal_equations` for products of indicators and squared Euclidean distances.
+
+    The sums come from sums over the stimuli that agree on some features, without forming pairs.
+    """
     blocks = _Blocks(features.levels, cells)
 
     @cache
@@ -171,7 +186,7 @@ class _Blocks:
         self.pairs = cache(self._pairs)
 
     def differing(
-        self, union: Term, within: Callable[[Term, Term], Tensor]
+        self, union: Term, sum_within: Callable[[Term, Term], Float[Tensor, " s"]]
     ) -> Float[Tensor, " s"]:
         """Return the sum over the pairs of stimuli that differ in every feature of `union`.
 
@@ -180,20 +195,24 @@ class _Blocks:
 
         Args:
             union: The features.
-            within: Returns the sum over pairs that agree on some features, `agree`, and have no
-                ignored value of others, `needed`.
+            sum_within: Returns the sum over pairs that agree on some features, `agree`, and have
+                no ignored value of others, `needed`.
         """
         needed = tuple(feature for feature in union if self.has_ignored[feature])
         signed_sums = []
         for size in range(len(union) + 1):
             for agree in combinations(union, size):
-                signed_sums.append((-1) ** size * within(agree, needed))
+                signed_sums.append((-1) ** size * sum_within(agree, needed))
         return torch.stack(signed_sums).sum(0)
 
     def _keys(self, agree: Term, needed: Term) -> _Keys:
-        """Return the blocks of stimuli that agree on some features."""
+        """Return the blocks of stimuli that agree on all features of `agree`, within each cell.
+
+        Stimuli with an ignored value of a feature of `needed` belong to no block.
+        """
         block = torch.zeros_like(self.cells)
         block_count = 1
+        # The block is a mixed-radix number, whose digits are the levels + 1, so that -1 is 0.
         for feature in agree:
             block = block * self.level_counts[feature] + self.levels[:, feature] + 1
             block_count *= self.level_counts[feature]
@@ -205,20 +224,24 @@ class _Blocks:
         return _Keys(stimuli, (self.cells * block_count + block)[stimuli], block_count)
 
     def _counts(self, agree: Term, needed: Term) -> Float[Tensor, "s c"]:
-        """Return the number of stimuli of each block in each set."""
+        """Return the number of stimuli of each of c blocks in each of s sets, in float64."""
         _, keys, block_count = self.keys(agree, needed)
         counts = torch.bincount(keys, minlength=self.cell_count * block_count)
         return of_sets(counts.view(self.cell_count, block_count).double())
 
     def _pairs(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
-        """Return the number of pairs within blocks in each set."""
+        """Return the number of pairs of stimuli of one block, Σ n (n - 1) / 2, in each set."""
         counts = self.counts(agree, needed)
         return (counts * (counts - 1)).sum(-1) / 2
 
     def squares_of(
         self, states: Float[Tensor, "n d"]
     ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
-        """Return a function that sums the squared distances of states over pairs within blocks."""
+        """Return a function that sums the squared distances of states over pairs within blocks.
+
+        The function takes `agree` and `needed`, and returns Σ over blocks of n Σ ‖x‖² - ‖Σ x‖² in
+        each set of stimuli. It keeps its results.
+        """
         norms = torch.cat(
             [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
         )
@@ -248,7 +271,9 @@ class _Blocks:
 
 
 def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
-    """Return sums over all cells and, if there are several, over all but each.
+    """Return sums over each of s sets: all cells and, if there are several, all cells but each.
+
+    There are s = 1 + g sets of g > 1 cells, and 1 set of a single cell.
 
     Args:
         sums: The sums over each of g cells.
@@ -260,9 +285,10 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
 
 
 def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
-    """Return the number of stimuli of each level of each feature in each set.
+    """Return for each feature the number of stimuli of each of its levels in each of s sets.
 
-    It is (s, 0) for a feature with one weight. Levels that are new to training count as the last.
+    It is (s, levels), and (s, 0) for a feature with one weight. Levels that are new to training
+    count as the last.
     """
     one_each = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
     counts = []
@@ -273,17 +299,18 @@ def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Ten
 
 
 def stimuli_of_cells(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
-    """Return the stimuli of each cell."""
+    """Return the indices of the stimuli, or of the pairs, of each cell, in rising order."""
     return [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
 
 
 class _FeatureForms(NamedTuple):
-    """The terms of one feature as forms in some columns of each stimulus.
+    """The k terms of one feature as quadratic forms z_i' C z_j in columns z of each stimulus.
 
     Attributes:
-        term_indices: The indices of the terms.
-        columns: The columns z.
-        level_pairs: The two levels of each term; None for a scaled feature.
+        term_indices: The indices of the terms among all terms.
+        columns: The c columns z: h of each level for pairs of levels; p, x, x², q for a scaled
+            feature.
+        level_pairs: The two levels of each term; None for a scaled feature, which is one term.
     """
 
     term_indices: Int[Tensor, " k"]
@@ -292,7 +319,13 @@ class _FeatureForms(NamedTuple):
 
     @classmethod
     def of(cls, features: Features, feature: int, weight_slice: slice) -> _FeatureForms:
-        """Return the forms of a scaled feature, or of one whose pairs of levels have weights."""
+        """Return the forms of a scaled feature, or of one whose pairs of levels have weights.
+
+        Args:
+            features: The features of the stimuli.
+            feature: The index of the feature.
+            weight_slice: The slice of its weights, which count from the term after the intercept.
+        """
         first_term = weight_slice.start + 1  # after the intercept
         if features.weighted_levels[feature]:
             # The last term is that of new levels, which no training stimulus has.
@@ -314,7 +347,11 @@ class _FeatureForms(NamedTuple):
 
     @classmethod
     def _of_scaled(cls, features: Features, feature: int, term: int) -> _FeatureForms:
-        """Return the form of Δ² of a scaled feature, in the columns p, x, x² and q."""
+        """Return the form of Δ² of a scaled feature, in the columns p, x, x² and q.
+
+        p is 1 where the feature has a position x, and q where it lacks one that is not ignored. x
+        counts from its mean, which cancels in Δ.
+        """
         position = features.positions[:, feature] / features.ranges[feature]
         has_position = ~position.isnan()
         x = torch.where(has_position, position - position.nanmean(), 0)
@@ -323,7 +360,12 @@ class _FeatureForms(NamedTuple):
         return cls(torch.tensor([term], device=columns.device), columns, None)
 
     def sums_with(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
-        """Return the sums of these terms times another term, from M D' M' of that term."""
+        """Return the sums over pairs of each of these k terms times another term.
+
+        Args:
+            product: M D' M', with D the form of the other term and M the sums over stimuli of the
+                columns of this feature times those of the other term.
+        """
         if self.level_pairs is None:
             form = product.new_tensor(SCALED_FORM)
             return (form * product).sum((1, 2))[:, None] / 2
@@ -333,7 +375,13 @@ class _FeatureForms(NamedTuple):
     def times(
         self, other: _FeatureForms, shared: Float[Tensor, "s c d"]
     ) -> Float[Tensor, "s k m"]:
-        """Return the sums of these terms times those of another feature, from M."""
+        """Return the sums over pairs of each of these k terms times each of m of another feature.
+
+        Args:
+            other: The terms of the other feature.
+            shared: M, the sums over stimuli of the c columns of this feature times the d columns
+                of the other one.
+        """
         if other.level_pairs is None:
             product = shared @ shared.new_tensor(SCALED_FORM) @ shared.mT
             return self.sums_with(product)[..., None]
@@ -353,9 +401,16 @@ def add_forms(
     terms: Sequence[Term],
     cells: Int[Tensor, " n"],
 ) -> None:
-    """Write the sums of scaled features and of pairs of levels into the table.
+    """Write the sums of scaled features and of pairs of levels into a table, in place.
 
     They are 0 for levels that are new to training.
+
+    Args:
+        sums: The table of `normal_equations`, which has the sums of indicators already.
+        features: The features of the stimuli.
+        layers: Their distances, all of them squared Euclidean.
+        terms: All terms, in the order of the table.
+        cells: The cell of each stimulus.
     """
     forms = []
     for term, weight_slice in weight_slices(terms):
@@ -366,7 +421,7 @@ def add_forms(
     stimuli = stimuli_of_cells(cells)
 
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
-        """Return M for the columns of each form and other columns."""
+        """Return for each form M = Σ_i z_i z'_i, its columns z times other columns z', by set."""
         of_cells = [columns[rows].T @ other_columns[rows] for rows in stimuli]
         products: Sequence[Tensor] = of_sets(torch.stack(of_cells)).split(widths, 1)
         return products
@@ -421,12 +476,12 @@ def _by_level(
     columns: Float[Tensor, "n m"],
     cells: Int[Tensor, " n"],
 ) -> Float[Tensor, "s c m"]:
-    """Return the sums of the columns over the stimuli of each known level, in each set.
+    """Return the sums of m columns over the stimuli of each level from 0, in each set.
 
-    A negative level is left out.
+    A negative level, which is an ignored value, is left out.
     """
     cell_count = int(cells.max()) + 1
-    size = level_count + 1
+    size = level_count + 1  # with the ignored level -1, which comes first and is dropped
     keys = cells * size + levels.clamp(min=-1) + 1
     sums = columns.new_zeros(cell_count * size, columns.shape[1]).index_add_(0, keys, columns)
     return of_sets(sums.view(cell_count, size, -1))[:, 1:]
@@ -438,9 +493,14 @@ def sums_by_pair(
     terms: Sequence[Term],
     cells: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return `normal_equations` over chunks of pairs within and between cells."""
+    """Return `normal_equations`, summed over chunks of pairs within and between cells.
+
+    This works for any terms and distances. The set without a cell is the sum over all pairs less
+    that over the pairs with a stimulus of the cell.
+    """
     stimuli = stimuli_of_cells(cells)
     cell_count = len(stimuli)
+    # Entry (a, b), for cells a ≤ b, sums over the pairs with one stimulus in each.
     between = torch.zeros(
         cell_count,
         cell_count,
@@ -454,7 +514,7 @@ def sums_by_pair(
     for a, b in combinations_with_replacement(range(cell_count), 2):
         columns = stimuli[b]
         for rows in stimuli[a].split(max(1, pairs_at_once // len(columns))):
-            is_pair = (rows[:, None] < columns) | (a != b)
+            is_pair = (rows[:, None] < columns) | (a != b)  # within a cell, each pair once
             differences = [features.difference(f, rows, columns) for f in feature_numbers]
             of_terms = [regressor[is_pair] for regressor in regressors(differences, terms)]
             of_layers = [layer.block(rows, columns)[is_pair] for layer in layers]
@@ -467,8 +527,9 @@ def sums_by_pair(
 
 
 def _pairs_at_once(terms: Sequence[Term]) -> int:
-    """Return how many pairs are in memory at once."""
-    return PAIRS_AT_ONCE // -(-len(terms) // TERMS_AT_ONCE)
+    """Return how many pairs are in memory at once, fewer where terms are many."""
+    chunks_of_terms = -(-len(terms) // TERMS_AT_ONCE)  # rounded up
+    return PAIRS_AT_ONCE // chunks_of_terms
 
 
 def sums_of_given_pairs(
@@ -477,13 +538,13 @@ def sums_of_given_pairs(
     terms: Sequence[Term],
     cells: Int[Tensor, " p"],
 ) -> Float[Tensor, "s t u"]:
-    """Return `normal_equations` of given pairs, which cells divide.
+    """Return the sums of `normal_equations` over p given pairs, where cells divide the pairs.
 
     Args:
         differences: Δ of the pairs, feature by feature.
-        targets: Their squared distances.
+        targets: The squared distances of the pairs in each layer.
         terms: The terms.
-        cells: The cell of each pair.
+        cells: The cell of each pair, from 0.
     """
     sums_of_cells = []
     for pairs_of_cell in stimuli_of_cells(cells):
@@ -498,6 +559,12 @@ def sums_of_given_pairs(
 
 
 def _products(of_terms: list[Tensor], of_layers: list[Tensor]) -> Float[Tensor, "t u"]:
-    """Return the sums of products of terms with terms and with layers, over some pairs."""
-    x = torch.stack(of_terms)
-    return x @ torch.cat([x, torch.stack(of_layers)]).T
+    """Return the sums over some pairs of products of terms with terms and with layers.
+
+    Args:
+        of_terms: The regressor of each of t terms at the pairs.
+        of_layers: The squared distances of the pairs in each of l layers; u = t + l.
+    """
+    regressors_of_terms = torch.stack(of_terms)  # (t, pairs)
+    columns = torch.cat([regressors_of_terms, torch.stack(of_layers)])  # (u, pairs)
+    return regressors_of_terms @ columns.T

@@ -1,0 +1,177 @@
+"""The first sentence of a screen is the answer, in the numbers of its table and with the names that were given."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stores import made
+from thinkalike.config import MEASURES, instrument
+from thinkalike.instruments.diff.screen import summary_sentence
+from thinkalike.instruments.mlem.screen import largest_changes
+from thinkalike.screen import number_text, span
+from thinkalike.screen.text import wrapped
+
+LAYERS = 24
+
+
+def said(kind: str, result) -> str:
+    """The sentences of a screen in one line, without its tables and maps."""
+    return " ".join(instrument(MEASURES[kind]).said(result).split())
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "expected"),
+    [(-0.0004, ".3f", "0.000"), (-0.0004, "+.3f", "0.000"), (-0.4, ".0%", "-40 %"), (-0.001, ".0%", "0 %"),
+     (2, ".2f", "2.00")],
+)  # fmt: skip
+def test_a_number_that_rounds_to_zero_has_no_sign(value, spec, expected):
+    assert number_text(value, spec) == expected
+    assert span(value, value, math.nan, spec) == expected
+    assert span(value, value, value, spec) == f"{expected} [{expected}, {expected}]"
+
+
+def test_no_line_begins_with_a_percent_sign():
+    lines = wrapped("one two 18 % three", len("one two 18"))
+    assert lines == ["one two", "18 % three"], "control: the line would be full after 18"
+
+
+# ---- MLEM
+
+
+def profile(**importances) -> pd.DataFrame:
+    """The importances of features in some layers, with intervals of ± 0.05."""
+    tables = []
+    for feature, values in importances.items():
+        values = np.asarray(values, float)
+        tables.append(pd.DataFrame({
+            "model": "a-model", "layer": range(len(values)), "feature": feature, "importance": values,
+            "low": values - 0.05, "high": values + 0.05,
+        }))  # fmt: skip
+    return pd.concat(tables, ignore_index=True)
+
+
+RISING = [0.0] * 22 + [0.43, 0.40]
+FALLING = [0.1, 0.3, *np.linspace(0.28, 0.02, LAYERS - 2)]
+FLAT = [0.08] * 12 + [0.12] * 12
+
+
+def explained(profiles: pd.DataFrame):
+    scores = pd.DataFrame({"model": "a-model", "layer": range(LAYERS), "score": 0.3, "low": 0.2, "high": 0.4})
+    scores.loc[17, "score"] = 0.5
+    return made(profiles, {}, {"stimuli": {"count": 24, "source": "words.csv"}}, scores=scores)
+
+
+def test_what_rises_and_falls_over_depth_is_said_with_its_layers():
+    first, second = map(str, largest_changes(profile(animacy=RISING, tense=FALLING, number=FLAT)))
+    assert first == "animacy rises from 0.000 at layer 0 to 0.430 at layer 22"
+    assert second == "tense falls from 0.300 at layer 1 to 0.020 at layer 23"
+
+
+def test_a_change_within_the_intervals_is_not_said():
+    assert largest_changes(profile(number=FLAT)) == []
+    narrow = profile(number=FLAT).assign(low=lambda rows: rows["importance"], high=lambda rows: rows["importance"])
+    assert len(largest_changes(narrow)) == 1, "control: it is said where the intervals do not overlap"
+
+
+def test_every_layer_that_is_named_is_shown():
+    shown = said("mlem", explained(profile(animacy=RISING, tense=FALLING, number=FLAT)))
+    assert shown.startswith("a-model: the features predict distances best in layer 17, with ρ 0.500 [0.200, 0.400].")
+    table = shown.partition("held-out")[2]
+    for layer in (0, 1, 17, 22, 23):
+        assert f"│ {layer} │" in table, layer
+    assert "│ 12 │" not in table or "│ 11 │" not in table, "control: not all layers are shown"
+
+
+# ---- RSA
+
+
+def similarities(p: float | None = None) -> pd.DataFrame:
+    """The similarity of two layers of each of two models, both ways; z comes before a, as it was given."""
+    places = [("z", 0), ("z", 1), ("a", 0), ("a", 1)]
+    rows = []
+    for source, source_layer in places:
+        for target, target_layer in places:
+            value = 0.875 if {(source, source_layer), (target, target_layer)} == {("z", 1), ("a", 0)} else -0.0001
+            rows.append({"source": source, "target": target, "source_layer": source_layer,
+                         "target_layer": target_layer, "value": value, "low": value, "high": value})  # fmt: skip
+    table = pd.DataFrame(rows)
+    return table if p is None else table.assign(p=p, p_corrected=2 * p)
+
+
+def compared(table: pd.DataFrame):
+    provenance = {"stimuli": {"count": 24, "source": "words.csv"}}
+    return made(table, {}, provenance, config={"measure": {"comparator": "spearman"}})
+
+
+def test_the_most_similar_layers_come_first_in_the_order_given_with_the_p_that_was_asked_for():
+    best = "Most similar: layer 1 of z and layer 0 of a, Spearman's ρ 0.875 [0.875, 0.875]"
+    assert said("rsa", compared(similarities())).startswith(f"{best}. ")
+    tested = said("rsa", compared(similarities(p=0.01)))
+    assert tested.startswith(f"{best}, p = 0.01, and 0.02 corrected for all pairs of layers. ")
+    assert "-0.000" not in tested
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason"),
+    [(4, "not computed, as there are 4 and at least 10 are needed"),
+     (40, "not computed, as they are all equally far apart in every layer")],
+)  # fmt: skip
+def test_one_reason_says_why_there_is_nothing_given_the_word(pairs, reason):
+    result = compared(similarities().assign(conditional_on_word=math.nan))
+    vars(result)["_record"]["scalars"]["pairs_of_one_word"] = float(pairs)
+    assert f"Conditional on the word (pairs of stimuli of one word): {reason}." in said("rsa", result)
+
+
+# ---- diff
+
+
+def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float = 0.1):
+    """A diff whose modules have these effects of restoring."""
+    table = pd.DataFrame({
+        "component": "MLP", "layer": range(len(effects)), "relative_weight_change": 0.01, "onset": 0.1,
+        "restoring_effect": effects, "transplanting_effect": effects, "mean_effect": effects,
+    })  # fmt: skip
+    numbers = {"tokens": 512.0, "modules": float(len(effects)), "kl": kl, "documents": 20.0}
+    more = {} if tokens is None else {"tokens": tokens}
+    named = {"models": [{"name": "base"}, {"name": "tuned"}]}
+    return made(table, numbers, named, config={"data": {"name": "pydoc"}}, **more)
+
+
+def test_a_spread_out_change_is_said_in_one_sentence():
+    names = ["'pe'", "'thor'", "' Zel'", "'of'"]
+    tokens = pd.DataFrame({"token": names, "factor": [9.0, 8.0, 7.0, 20.0], "q": [0.01, 0.01, 0.01, 0.5]})
+    assert summary_sentence(changed([0.05, 0.18, -0.2], tokens)) == (
+        "base → tuned: all 3 modules changed, in the median by 1 % of their norm; KL is 0.1 nats per token; the effect "
+        "is spread out: no module restores more than 18 % (MLP 1); largest after 'pe', 'thor', ' Zel'; text: pydoc, "
+        "512 tokens."
+    )
+
+
+@pytest.mark.parametrize(
+    ("effects", "words"),
+    [([0.9, 0.1], "the effect is concentrated: restoring MLP 0 alone removes 90 % of the KL"),
+     ([-0.1, 0.001], "restoring any one of them removes none of it")],
+)  # fmt: skip
+def test_where_the_effect_lies(effects, words):
+    assert words in summary_sentence(changed(effects))
+
+
+def test_weights_that_were_trained_separately_are_said_to_be():
+    seeds = changed([0.1, 0.2])
+    assert "separately" not in summary_sentence(seeds)
+    seeds.details["relative_weight_change"] = 1.41
+    assert "in the median by 141 % of their norm, as far as weights that were trained separately;" in summary_sentence(
+        seeds
+    )
+
+
+def test_equal_predictions_and_equal_models_are_said():
+    assert "and no prediction differs; text: pydoc, 512 tokens." in summary_sentence(changed([0.0], kl=0.0))
+    equal = changed([0.0])
+    vars(equal)["_record"]["scalars"]["tokens"] = 0.0
+    assert summary_sentence(equal) == "tuned equals base: all weights, settings and tokenizers are the same."
