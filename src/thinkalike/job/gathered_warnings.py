@@ -34,10 +34,12 @@ class GatheredWarnings(logging.Handler):
         self._models_by_file: dict[Path, Collection[str]] = {}  # the models of each job
 
     def __enter__(self) -> GatheredWarnings:
+        """Gather the warnings of this package from now on."""
         LOGGER.addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Gather no more warnings; those that were gathered stay."""
         LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -109,7 +109,11 @@ class PlannedJob:
         return f"scale={scale}: {reason}; {alternative}"
 
     def work(self, processes: ProcessGroup) -> Work:
-        """Return the context of the running job."""
+        """Return the context of the running job.
+
+        Args:
+            processes: The processes that share the job.
+        """
         parts_read = (*self.instrument.reads, *ALWAYS_READ)
         settings = dict(as_settings(self.config_as_read))
         for name in settings.keys() - set(parts_read):
@@ -122,7 +126,11 @@ class PlannedJob:
     def tracked(
         self, settings: Mapping[str, object]
     ) -> contextlib.AbstractContextManager[Wandb | None]:
-        """Log the job to W&B while this is open, if that is asked for."""
+        """Log the job to W&B while the context is open, and yield the run; None: nobody asked.
+
+        Args:
+            settings: The settings as nested dictionaries.
+        """
         if self.config.logger.kind != "wandb":
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
@@ -131,7 +139,14 @@ class PlannedJob:
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
-        """Write, draw and publish the result, with the provenance of the run."""
+        """Write, draw and publish the result, with the provenance of the run, and return it.
+
+        Args:
+            work: The context of the job, which is closed.
+            outcome: What the job computed.
+            took: What the pass took.
+            warnings: The warnings that concern this job.
+        """
         began = time.monotonic()
         provenance = {
             **environment(),
