@@ -89,6 +89,7 @@ def rows_of_moments(
     widest = max(rows.context, rows.source_tokens.shape[1])
 
     def fits(row_count: int) -> bool:
+        """Return whether the states of this many rows fit into the memory that is left."""
         return row_count * widest * bytes_per_token <= budget.room
 
     return halve_until(fits, rows_per_batch(rows, tokens_per_batch(target.device)))

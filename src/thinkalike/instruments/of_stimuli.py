@@ -103,14 +103,17 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        """Return what jobs of stimuli read, see `stimuli_inputs`."""
         return stimuli_inputs(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings that are not read beside a recording; none without a recording."""
         if config.activations:
             return config.unread_beside_recordings()
         return {}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of each model over the sentences."""
         return sentence_passes(config, shapes)
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:

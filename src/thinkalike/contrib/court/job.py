@@ -80,12 +80,18 @@ class Court(
     needs_store: ClassVar[bool] = True  # each training of a source has a folder
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
+        """Return the fingerprints of the target, the text and each sibling."""
         inputs = dict(fingerprints(config, ("model", "data")))
         for name, sibling in _siblings(config).items():
             inputs[f"sibling {name}"] = checkpoint_fingerprint(sibling)
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Judge all sources; the result has a row for each.
+
+        Raises:
+            ConfigError: The target has no block after the layer.
+        """
         measure = config.measure_as(CourtConfig)
         with work.phase("loading"):
             target = load_model(config.model)

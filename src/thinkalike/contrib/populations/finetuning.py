@@ -146,20 +146,24 @@ class ClassifierFinetuning(
     """
 
     def inputs(self, config: NLIJob) -> Mapping[str, Pairs | str]:
+        """Read all pairs, and return them by side with the fingerprint of the pretrained model."""
         inputs: dict[str, Pairs | str] = {}
         for side in SIDES:
             inputs[side] = read_pairs(config.pairs, side)
         return inputs | fingerprints(config, ("model",))
 
     def unread(self, config: NLIJob) -> SettingValues:
+        """Return settings that change nothing of a fine-tuning, with their values in its key."""
         # The report has all of the challenge, whichever of it a population reads.
         whole_challenge = {"pairs.heuristic": None, "pairs.label": None}
         return {**left_in_key(config, OF_STITCHES), **whole_challenge}
 
     def seed(self, config: NLIJob) -> int:
+        """Return the number of the member, from which all of its randomness comes."""
         return config.nli.index
 
     def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
+        """Return the passes over all epochs of the training, and one over what is reported on."""
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
         whole_challenge = replace(config.pairs, heuristic=None)
@@ -171,6 +175,7 @@ class ClassifierFinetuning(
         ]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
+        """Fine-tune a classifier, save it, and report on the saved checkpoint."""
         pairs: dict[str, Pairs] = {side: work.input(side, Pairs) for side in SIDES}
         module, tokenizer = new_classifier(
             config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw
@@ -222,6 +227,7 @@ class ClassifierFinetuning(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
+        """Return the accuracies on held-out pairs and on the challenge."""
         names = ("heldout_accuracy", "challenge_accuracy")
         return [Headline(name, result.scalars[name]) for name in names]
 

@@ -98,6 +98,7 @@ class SparseAutoencoder(nn.Module):
         return latents @ self.W_dec + self.b_dec.unsqueeze(-2)
 
     def forward(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n d"]:
+        """Return the reconstructions of some states."""
         return self.decode(self.encode(states))
 
 
