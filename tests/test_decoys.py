@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinkalike.instruments.ruler.rungs import MIXING, difference_interval, greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import MIXING, difference_interval, greatest_by_layer
 from thinkalike.instruments.ruler.words import WordComparison, Words
 from thinkalike.models.load import load_model
 

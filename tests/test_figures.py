@@ -146,8 +146,8 @@ def ruler():
     for model, layers in zip(NAMES, (table["source_layer"], table["target_layer"]), strict=True):
         for name, value in points.items():
             rows += [(model, layer, name, value) for layer in layers]
-    rungs = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
-    figures.ruler(table, rungs, 144.0, NOWHERE, "residual R²")
+    points = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
+    figures.ruler(table, points, 144.0, NOWHERE, "residual R²")
 
 
 def shifts():

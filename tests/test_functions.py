@@ -842,6 +842,12 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
         (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
         (lambda: thinkalike.diff(PAIR[0], "nope"), "^changed=nope is not known"),
+        (lambda: thinkalike.diff(*PAIR, other="nope"), "^other=.nope. is not known"),
+        (lambda: thinkalike.diff(*PAIR, margin={"kI": 1.0}), "^margin=.kI. is not known; there is"),
+        (lambda: run(None), "^job is NoneType: give one"),
+        (lambda: run("cka"), "^job is str: give one"),
+        (lambda: run(thinkalike.Job), "^job is type: give one"),
+        (lambda: thinkalike.open_result("~no-such-user/x"), "~no-such-user/x holds no finished result"),
         (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r"^models\[1\]=nope is not known"),
         (lambda: thinkalike.stitch(PAIR[0], steps=0), "^steps=0 must be at least 1 for a linear stitch"),
         (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
@@ -853,6 +859,7 @@ def test_errors_name_the_argument(call, said):
 
 
 compare = inspect.unwrap(thinkalike.compare)  # users have no checks of types before it
+run = inspect.unwrap(thinkalike.run)
 STATES, OTHERS = (np.random.default_rng(seed).normal(size=(12, 4)) for seed in range(2))
 MASKED = np.ma.masked_less(STATES, -1)
 

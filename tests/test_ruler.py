@@ -19,10 +19,10 @@ from thinkalike.instruments.ruler.table import fisher_z
 from thinkalike.instruments.ruler.words import WordComparison
 from thinkalike.instruments.stitching.screen import in_bits
 from thinkalike.instruments.stitching.table import penalty_readings
+from thinkalike.measures.bit_readings import next_bits, reading_interval, reading_of
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
 from thinkalike.measures.halved_moments import HalvedMoments
-from thinkalike.measures.ladder import next_rung, reading_interval, reading_of
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
 from thinkalike.measures.ridge_penalty import FEWEST_STANDARD_ERRORS, PENALTIES
 from thinkalike.models.load import load_model
@@ -85,23 +85,26 @@ def test_what_shares_nothing_is_never_far_below_zero():
 
 
 @pytest.mark.parametrize(
-    ("rungs", "readings"),
+    ("points", "readings"),
     [
         ([0.0, 0.25, 0.5, 0.75], {0.0: 2, 0.25: 3, 0.125: 2.5, 0.5: 4, 0.625: 5, 0.75: 6, 0.9: 6}),
         ([0.3, 0.2, 0.5, 0.5], {0.25: 2, 0.4: 3.5}),  # those that fall are made to rise
     ],
 )
-def test_a_reading_lies_between_the_rungs_around_it(rungs, readings):
-    values, rungs = torch.tensor([*readings]).double(), torch.tensor(rungs).double()[:, None].expand(-1, len(readings))
-    assert reading_of(values, (2, 3, 4, 6), rungs).tolist() == pytest.approx([*readings.values()])
+def test_a_reading_lies_between_the_calibration_points_around_it(points, readings):
+    values, points = (
+        torch.tensor([*readings]).double(),
+        torch.tensor(points).double()[:, None].expand(-1, len(readings)),
+    )
+    assert reading_of(values, (2, 3, 4, 6), points).tolist() == pytest.approx([*readings.values()])
 
 
-def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
-    """Rungs of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
+def test_a_value_below_all_calibration_points_has_an_upper_end_over_documents():
+    """Points of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
     moved = torch.linspace(-0.03, 0.03, JACKKNIFE_PARTS + 1, dtype=torch.float64).roll(JACKKNIFE_PARTS // 2 + 1)
-    rungs = torch.stack([0 * moved, 0.1 + moved, 0.4 + 2 * moved])
-    assert with_interval(reading_of(0 * moved, (2, 3, 4), rungs)).high == 2, "control: not by the replicates"
-    middle, low, high = reading_interval(0 * moved, (2, 3, 4), rungs)
+    points = torch.stack([0 * moved, 0.1 + moved, 0.4 + 2 * moved])
+    assert with_interval(reading_of(0 * moved, (2, 3, 4), points)).high == 2, "control: not by the replicates"
+    middle, low, high = reading_interval(0 * moved, (2, 3, 4), points)
     assert (middle, low) == (2, 2)
     assert 2.02 <= high < 8
     exact = reading_interval(0.25 + 0 * moved, (2, 3, 4), torch.tensor([0, 0.1, 0.4])[:, None].double().expand(-1, 11))
@@ -162,12 +165,12 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
     assert says in " ".join(capsys.readouterr().out.split())
 
 
-def test_further_rungs_stand_beside_bits(read, copies, capsys):
+def test_further_calibration_points_stand_beside_bits(read, copies, capsys):
     plain = read("base", "copy3")
     result = read("base", "copy3", f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]")
     assert result.details.equals(plain.details)
-    rungs = result.tables["calibration_points"]
-    base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(
+    points = result.tables["calibration_points"]
+    base = points[points["model"] == "gelu-3l-mini[path=base]"].pivot(
         index="calibration_point", columns="layer", values="value"
     )
     assert np.allclose(base.loc[f"{copies}/copy4"], base.loc["4 bits"], atol=1e-3)
@@ -179,31 +182,31 @@ def test_further_rungs_stand_beside_bits(read, copies, capsys):
     assert result.key != plain.key
 
 
-@pytest.mark.parametrize("rungs", [[], ["bits"], ["bits", "bits"]])
-def test_spellings_of_the_same_rungs_are_one_job(rungs):
-    assert RulerConfig(calibration_points=rungs) == RulerConfig()
-    assert RulerConfig(calibration_points=[*rungs, "layers", "layers"]).calibration_points == ["bits", "layers"]
+@pytest.mark.parametrize("points", [[], ["bits"], ["bits", "bits"]])
+def test_spellings_of_the_same_calibration_points_are_one_job(points):
+    assert RulerConfig(calibration_points=points) == RulerConfig()
+    assert RulerConfig(calibration_points=[*points, "layers", "layers"]).calibration_points == ["bits", "layers"]
 
 
-def test_a_rung_with_a_shorter_context_reads_the_same_words(read, copies):
+def test_a_calibration_point_with_a_shorter_context_reads_the_same_words(read, copies):
     """bert-mini reads 64 tokens, with [CLS] and [SEP]; pieces of text for the others have up to 128 words."""
     shorter = load_model("bert-mini")
     result = read("base", "copy3", "measure.calibration_points=[bits,bert-mini]")
     assert shorter.context < load_model(f"{copies}/base").context, "control"
-    rung = result.tables["calibration_points"].query("calibration_point == 'bert-mini'")
-    assert len(rung) == 2 * len(result.details)
-    assert rung["value"].between(-0.05, 0.95).all()
+    point = result.tables["calibration_points"].query("calibration_point == 'bert-mini'")
+    assert len(point) == 2 * len(result.details)
+    assert point["value"].between(-0.05, 0.95).all()
 
 
-def test_a_rung_that_cannot_be_loaded_stops_the_job_before_any_other_rung(read, monkeypatch, tmp_path):
+def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_other(read, monkeypatch, tmp_path):
     tiny.write_mini(tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
-    monkeypatch.setattr(WordComparison, "read", lambda *_: pytest.fail("another rung was made first"))
+    monkeypatch.setattr(WordComparison, "read", lambda *_: pytest.fail("another calibration point was made first"))
     with pytest.raises(ModelError, match="damaged"):
         read("base", "copy3", f"measure.calibration_points=[bits,{tmp_path}/damaged]")
 
 
-def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
+def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     read_point = WordComparison.read
     whole = read("base", "copy3")
     seen = []
@@ -327,9 +330,9 @@ OF_LAYERS = {
 def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
     words = [*OF_LAYERS[measure], "measure.tokens_per_batch=512"]
     result = read("base", target, "ruler=bits", measure=words)
-    found, rungs = (result.tables[name] for name in ("equivalent_bits", "calibration_points"))
+    found, points = (result.tables[name] for name in ("equivalent_bits", "calibration_points"))
     if target in ("copy4", "copy3"):
-        own = rungs[(rungs["model"] == found["source"][0]) & (rungs["bits"] == int(target[-1]))]
+        own = points[(points["model"] == found["source"][0]) & (points["bits"] == int(target[-1]))]
         assert found["value"].to_numpy() == pytest.approx(own["value"].to_numpy(), abs=1e-3), "the same rows"
         assert found["source_equivalent_bits"].to_numpy() == pytest.approx(int(target[-1]), abs=0.03)
     else:
@@ -349,24 +352,24 @@ def test_readings_are_of_few_layer_pairs():
 # ---- penalties of stitches
 
 
-def losses(costs, rungs, documents=24):
-    """Sums by document of a target, of stitches and of rungs that lose so many nats per token more than it."""
+def losses(costs, points, documents=24):
+    """Sums by document of a target, of stitches and of copies that lose so many nats per token more than it."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(50, 150, (documents,), generator=generator).double()
     target = tokens * (3 + torch.rand(documents, generator=generator, dtype=torch.float64))
     spread = tokens * (0.8 + 0.4 * torch.rand(documents, generator=generator, dtype=torch.float64))
     spread *= tokens.sum() / spread.sum()
     sums = {"tokens": tokens, "target": target, "stitch": target + torch.tensor(costs)[:, None] * spread}
-    return sums | {f"rung_{bits}": target + cost * spread for bits, cost in rungs.items()}
+    return sums | {f"rung_{bits}": target + cost * spread for bits, cost in points.items()}
 
 
 def test_penalties_read_where_the_target_loses_as_much():
-    rungs = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
-    found = penalty_readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], rungs))
+    points = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
+    found = penalty_readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], points))
     between = 2 + np.log(8 / 6) / np.log(8 / 4)
     assert found["equivalent_bits"] == pytest.approx([4, 4.5, between, 2, 8, 8])
     assert found["equivalent_bits_low"] == pytest.approx(found["equivalent_bits"], abs=1e-6), (
-        "φ and rungs share their documents"
+        "φ and calibration points share their documents"
     )
     said = ["4.5", "2.4", "below 2", "8 or more"]
     assert [in_bits(each) for each in found["equivalent_bits"][1:5]] == said
@@ -380,13 +383,13 @@ def test_a_reading_has_an_interval_where_documents_differ():
     assert found["equivalent_bits_low"][0] < found["equivalent_bits"][0] < found["equivalent_bits_high"][0]
 
 
-def test_rungs_are_measured_around_each_value_alone():
+def test_calibration_points_are_measured_around_each_value_alone():
     known: dict[int, list[float]] = {}
     true = {2: -8.0, 3: -4.0, 4: -1.0, 5: -0.3, 6: -0.1, 8: -0.01}
-    while bits := next_rung([-2.0, -0.2], known):
+    while bits := next_bits([-2.0, -0.2], known):
         known[bits] = [true[bits]] * 2
     assert list(known) == [4, 3, 5, 6]
-    assert next_rung([0.5], {each: [true[each]] for each in (4, 5, 6, 8)}) is None
+    assert next_bits([0.5], {each: [true[each]] for each in (4, 5, 6, 8)}) is None
 
 
 def test_weights_of_whole_numbers_are_not_rounded(copies):

@@ -564,6 +564,10 @@ BAD = {
         changed_index(tokenizer_fingerprint="0" * 16),
         "tokenizer=. is not the one that cut the text|cut a text otherwise|has no states",
     ),
+    "a line with a name twice": (
+        line_of_rows(0, '{"document": 1, "tokens": 3, "document": 2}'),
+        "line 1 is no JSON object .it has the name document twice",
+    ),
     "rows of no JSON": (line_of_rows(2, "{"), "rows.jsonl line 3 is no JSON object"),
     "rows of other lengths": (
         line_of_rows(0, '{"document": 1, "tokens": 3}'),

@@ -100,6 +100,29 @@ def test_a_run_of_one_model_twice_is_said(tmp_path, caplog):
     assert "steps 1 and 2 are equal" in caplog.text
 
 
+def test_a_step_without_a_checkpoint_is_said_and_a_link_to_itself_is_no_step(tmp_path, caplog):
+    for step in (1, 2):
+        tiny.write_checkpoint("gpt2", tmp_path / f"step{step}", seed=step)
+    config = ModelConfig(name="local", path=str(tmp_path))
+    assert list(checkpoints_of(config, TrajectoryConfig())) == [1, 2]
+    assert "left out" not in caplog.text, "control"
+    tiny.write_checkpoint("gpt2", tmp_path / "step3")
+    (tmp_path / "step3" / "config.json").unlink()
+    assert list(checkpoints_of(config, TrajectoryConfig())) == [1, 2]
+    assert f"{tmp_path}: step3 left out, as no config.json is there" in caplog.text
+    (tmp_path / "step4").symlink_to(tmp_path / "step4")
+    assert list(checkpoints_of(config, TrajectoryConfig())) == [1, 2]
+
+
+def test_too_few_chosen_checkpoints_are_not_said_to_be_too_few_in_the_run(tmp_path):
+    for step in (1, 2, 3):
+        tiny.write_checkpoint("gpt2", tmp_path / f"step{step}", seed=step)
+    config = ModelConfig(name="local", path=str(tmp_path))
+    for measure in (TrajectoryConfig(steps=[1, 1]), TrajectoryConfig(checkpoints="step1*")):
+        with pytest.raises(ConfigError, match="choose 1 checkpoints, and a trajectory needs two"):
+            checkpoints_of(config, measure)
+
+
 class Trained(pl.LightningModule):
     """A model inside a module of Lightning, as users write them."""
 

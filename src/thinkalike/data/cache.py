@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.digests import cache_home
+from thinkalike.errors import in_home
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class CacheEntry(NamedTuple):
 def cache_folder(config: DataConfig) -> Path:
     """Return the folder of all caches: `data.cache`, or the one that the environment names."""
     if config.cache:
-        return Path(config.cache).expanduser()
+        return in_home(config.cache)
     return cache_home()
 
 

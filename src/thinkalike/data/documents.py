@@ -36,7 +36,7 @@ from thinkalike.data.sources import (
     whole_characters,
     whole_text,
 )
-from thinkalike.errors import DataError, nearest, short
+from thinkalike.errors import DataError, in_home, nearest, short
 from thinkalike.files import is_there
 from thinkalike.shards.index import states_fingerprint
 
@@ -408,7 +408,7 @@ def files_of(config: DataConfig) -> list[Path]:
     """
     files: list[Path] = []
     for name in config.files or []:
-        path = Path(name).expanduser()
+        path = in_home(name)
         if is_there(path):
             files.append(path)
             continue

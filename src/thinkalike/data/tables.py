@@ -40,7 +40,7 @@ from thinkalike.data.stimuli import (
 )
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, in_home
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def read_table(
             f"{path}: columns={columns!r} must give the column of each role, as "
             "{'text': 'sentence'}"
         )
-    frame = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame = read_frame(in_home(path)) if frame is None else checked_frame(frame, path)
     frame, columns = _explode_lists(path, frame, columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _cell_texts(frame[name], path) for role, name in roles.items()}

@@ -24,7 +24,7 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
 from thinkalike.states.batches import StateBatches, array_batches
@@ -112,11 +112,11 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             return config.unread_beside_recordings()
         return {}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of each model over the sentences."""
         return sentence_passes(config, shapes)
 
-    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the seconds that comparing takes, from those of random states of 2 and 4 layers.
 
         0 without models, and where the stimuli cannot be compared.
@@ -156,7 +156,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         )
         return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield all stimuli, and then fewer of them."""
@@ -165,7 +165,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         for sample in halvings(stimuli, least=min(FEWEST_STIMULI, stimuli))[1:]:
             yield {"stimuli.sample": sample}
 
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all stimuli, as they are and in float64."""
         embed = config.measure_as(StimulusDistanceConfig).embed
         numbers_per_stimulus = 0

@@ -139,20 +139,57 @@ def match_units(
         return Matching(nothing, nothing)
     source_directions = normalize(source[sampled], dim=1)
     target_directions = normalize(target, dim=1)
-    cosines = source_directions @ target_directions.T  # (s, v)
+    matching = mutual_nearest(source_directions @ target_directions.T)
+    return Matching(sampled[matching.source], matching.target)
 
-    nearest_target = cosines.argmax(1)
-    nearest_source = cosines.argmax(0)
-    rows = torch.arange(len(sampled))
+
+def mutual_nearest(similarity: Float[Tensor, "s v"]) -> Matching:
+    """Match rows with columns that are each other's nearest, without ties and zeros."""
+    nearest_target = similarity.argmax(1)
+    nearest_source = similarity.argmax(0)
+    rows = torch.arange(len(similarity))
     is_mutual = nearest_source[nearest_target] == rows
 
     rows = rows[is_mutual]
     columns = nearest_target[is_mutual]
-    best = cosines[rows, columns]
-    is_only_in_row = (cosines[rows] == best[:, None]).sum(1) == 1
-    is_only_in_column = (cosines[:, columns] == best[None, :]).sum(0) == 1
+    best = similarity[rows, columns]
+    is_only_in_row = (similarity[rows] == best[:, None]).sum(1) == 1
+    is_only_in_column = (similarity[:, columns] == best[None, :]).sum(0) == 1
     is_clear = is_only_in_row & is_only_in_column & (best != 0)
-    return Matching(sampled[rows[is_clear]], columns[is_clear])
+    return Matching(rows[is_clear], columns[is_clear])
+
+
+def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]) -> UnitTest:
+    """Test whether the attention of two blocks was trained independently.
+
+    Heads are exchangeable as units are. If the values of a head are rotated and its outputs
+    likewise, the model stays the same. So two heads with the vectors X and Y are compared by
+    ‖X Y'‖² / (‖X X'‖ ‖Y Y'‖) in [0, 1], the cosine of X' X and Y' Y, which no rotation changes.
+
+    Args:
+        source: The vectors by which each of n heads writes to the stream.
+        target: The same of the second block, in the same stream.
+    """
+    products = torch.einsum("nhd,mkd->nmhk", source, target)
+    source_sizes = (source @ source.mT).flatten(1).norm(dim=1)
+    target_sizes = (target @ target.mT).flatten(1).norm(dim=1)
+    sizes = source_sizes[:, None] * target_sizes[None, :]  # (n, m)
+    similarity = products.square().sum((2, 3)) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
+    matching = mutual_nearest(similarity)
+    return unit_test(matching, torch.arange(len(source)), len(source), len(target))
+
+
+def heads_are_too_few(heads: int, tests: int, level: float) -> bool:
+    """Return whether even heads that are all in place could not have a corrected p below a level.
+
+    Of n heads, one order of n! has all in place.
+
+    Args:
+        heads: The number of heads of the block with fewer.
+        tests: The number of pairs of blocks that are tested.
+        level: The level.
+    """
+    return math.log(tests) - math.lgamma(heads + 1) >= math.log(level)
 
 
 def unit_test(

@@ -38,6 +38,19 @@ class TensorSlice(Protocol):
     def __getitem__(self, index: EllipsisType) -> Tensor: ...
 
 
+@runtime_checkable
+class Weights(Protocol):
+    """The weights of a model by name."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each weight."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Return a weight as it is stored."""
+        ...
+
+
 StoredTensor = Tensor | TensorSlice
 
 

@@ -2,8 +2,9 @@
 
 A unit is a neuron of an MLP, of one expert of a mixture, or a channel of a Mamba mixer. It reads
 the residual stream by one vector and writes to it by another one. Weights of an ordinary folder
-are read from its files when they are asked for, so that two blocks at a time are in memory.
-Adapters, GGUF files, quantised models and models in memory are loaded as for any other job.
+are read from its files when they are asked for, so that two blocks at a time are in memory; those
+of GPTQ, AWQ and bitsandbytes are decoded. Adapters, GGUF files, models of other quantisations and
+models in memory are loaded as for any other job.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -30,18 +32,28 @@ from thinkalike.models.families import family_in, stated_quantization
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.formats import WEIGHT_FILES
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.heads import Heads, exchangeable_heads, heads_of_weight, text_section
 from thinkalike.models.load import load_model
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer
-from thinkalike.models.module_facts import embedding_of, tensors_of
+from thinkalike.models.module_facts import config_of_text_model, embedding_of, tensors_of
+from thinkalike.models.packed_weights import DecodedWeights, packed_settings
 from thinkalike.models.parts import is_wrapper
-from thinkalike.models.stored_weights import check_dtypes, check_one_set, tensors_in_file
+from thinkalike.models.stored_weights import (
+    Weights,
+    check_dtypes,
+    check_one_set,
+    tensors_in_file,
+)
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 # The name of a weight in a block: the stack of blocks, the number of the block, and the rest.
 IN_BLOCK = re.compile(r"^(?P<stack>.*?)\.?(?P<block>\d+)\.(?P<inside>.+)$")
 
-# Weights of attention, and of blocks that read no text.
+# Weights of blocks that read no text, and of adapters.
+OF_OTHER_INPUTS = re.compile(r"vision|visual|audio|speech|lora_")
+
+# The same, and weights of attention.
 NOT_OF_UNITS = re.compile(r"att|vision|visual|audio|speech|lora_")
 
 # By what units read, the gate of gated ones first: the ends of names of weights, in order.
@@ -97,19 +109,6 @@ EMBEDDING = re.compile(
 SPACES = ("\u2581", "\u0120")
 
 
-@runtime_checkable
-class Weights(Protocol):
-    """The weights of a model by name."""
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """Return a weight as it is stored."""
-        ...
-
-
 class Units(NamedTuple):
     """Where the weights of the hidden units of a block are.
 
@@ -141,6 +140,7 @@ class UnitModel:
         units: The units of all blocks, in order.
         tokens: The row of the embedding of each token.
         facts: What the provenance of a result says of the model.
+        heads: The attention heads of all blocks, in order; none if their number is not known.
     """
 
     name: str
@@ -149,6 +149,7 @@ class UnitModel:
     tokens: Mapping[str, int]
     embedding_name: str
     facts: dict[str, str]
+    heads: list[Heads]
 
     def reading(self, units: Units) -> Float[Tensor, "u d"]:
         """Return the vector by which each unit reads the stream, a row each, in float32."""
@@ -157,6 +158,13 @@ class UnitModel:
     def writing(self, units: Units) -> Float[Tensor, "u d"]:
         """Return the vector by which each unit writes to the stream, a row each, in float32."""
         return self._unit_vectors(units, units.writing, is_reading=False)
+
+    def heads_writing(self, heads: Heads) -> Float[Tensor, "n h d"]:
+        """Return the vectors by which each of n heads writes its h outputs to the stream."""
+        matrix = self._as_float32(heads.writing, self.weights.read(heads.writing))
+        if not _units_are_rows(heads.writing, tuple(matrix.shape), heads.width, is_reading=False):
+            matrix = matrix.T
+        return matrix.reshape(heads.heads, -1, heads.width)
 
     def embedding(self, rows: list[int]) -> Float[Tensor, "t d"]:
         """Return the embedding of the tokens with these rows, in their order and in float32."""
@@ -225,7 +233,9 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
     with explaining_loading_errors(config), reached(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
-        if family.reader == "legacy" or stated_quantization(config_json):
+        packed = packed_settings(config_json)
+        is_quantised = bool(stated_quantization(config_json))
+        if family.reader == "legacy" or (is_quantised and packed is None):
             return None
         folder = Path(place)
         check_one_set(folder)
@@ -237,21 +247,36 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
             "revision": revision,
             "weights": checkpoint_fingerprint(config),
         }
-        return unit_model(name, StoredWeights(folder), tokenizer.get_vocab(), facts)
+        weights: Weights = StoredWeights(folder)
+        if packed is not None:
+            weights = DecodedWeights(weights, packed)
+        heads = exchangeable_heads(SimpleNamespace(**text_section(config_json)))
+        return unit_model(name, weights, tokenizer.get_vocab(), facts, heads)
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
     """Return the hidden units of a model that is loaded."""
     weights = LoadedWeights(model)
-    return unit_model(
-        name, weights, model.tokenizer.get_vocab(), model.describe() | {"name": name}
-    )
+    facts = model.describe() | {"name": name}
+    heads = exchangeable_heads(config_of_text_model(model.module))
+    return unit_model(name, weights, model.tokenizer.get_vocab(), facts, heads)
 
 
 def unit_model(
-    name: str, weights: Weights, vocabulary: Mapping[str, int], facts: dict[str, str]
+    name: str,
+    weights: Weights,
+    vocabulary: Mapping[str, int],
+    facts: dict[str, str],
+    heads: int = 0,
 ) -> UnitModel:
     """Return a model as its units, given its weights and its vocabulary.
+
+    Args:
+        name: What results call it.
+        weights: Its weights.
+        vocabulary: The row of the embedding of each token.
+        facts: What the provenance of a result says of it.
+        heads: The number of attention heads of each block; 0 if it is not known.
 
     Raises:
         ModelError: It has no embedding of tokens, or no block with hidden units of a known kind.
@@ -272,7 +297,8 @@ def unit_model(
     # A token has the same spelling in both kinds of vocabulary, so that two models' tokens match.
     # A tokenizer may have ids beyond the embedding.
     row_of_token = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
-    return UnitModel(name, weights, units, row_of_token, embedding_name, facts)
+    attention = _heads_of_blocks(shapes, heads, units[0].width)
+    return UnitModel(name, weights, units, row_of_token, embedding_name, facts, attention)
 
 
 def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -310,14 +336,7 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
             candidates = weights_of_module.setdefault(key, {})
             candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
 
-    # The blocks of an encoder are numbered before those of a decoder.
-    stacks = sorted(
-        {stack for stack, _, _ in weights_of_module}, key=lambda stack: ("decoder" in stack, stack)
-    )
-    first_block = dict.fromkeys(stacks, 0)
-    for before, after in itertools.pairwise(stacks):
-        blocks = [block for stack, block, _ in weights_of_module if stack == before]
-        first_block[after] = first_block[before] + max(blocks) + 1
+    first_block = _first_blocks({(stack, block) for stack, block, _ in weights_of_module})
 
     units = []
     for (stack, block, module), roles in weights_of_module.items():
@@ -330,6 +349,45 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
     return sorted(
         units, key=lambda item: (item.block, _natural_order(item.module), item.expert or 0)
     )
+
+
+def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
+    """Return the number of the first block of each stack, an encoder's before a decoder's.
+
+    Args:
+        blocks: The stack of each block, and its number in the stack.
+    """
+    stacks = sorted({stack for stack, _ in blocks}, key=lambda stack: ("decoder" in stack, stack))
+    first_block = dict.fromkeys(stacks, 0)
+    for before, after in itertools.pairwise(stacks):
+        blocks_before = [block for stack, block in blocks if stack == before]
+        first_block[after] = first_block[before] + max(blocks_before) + 1
+    return first_block
+
+
+def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: int) -> list[Heads]:
+    """Return the attention heads of all blocks in order.
+
+    Args:
+        shapes: The shape of each weight of the model.
+        heads: The number of heads of each block; 0 if it is not known.
+        width: The width of the residual stream.
+    """
+    heads_of_stack: list[tuple[str, Heads]] = []
+    for name, shape in shapes.items():
+        in_block = IN_BLOCK.match(name)
+        if in_block is None or OF_OTHER_INPUTS.search(name):
+            continue
+        block = int(in_block["block"])
+        of_block = heads_of_weight(name, shape, block, in_block["inside"], heads, width)
+        if of_block is not None:
+            heads_of_stack.append((in_block["stack"], of_block))
+
+    first_block = _first_blocks({(stack, of_block.block) for stack, of_block in heads_of_stack})
+    numbered = []
+    for stack, of_block in heads_of_stack:
+        numbered.append(of_block._replace(block=first_block[stack] + of_block.block))
+    return sorted(numbered, key=lambda item: (item.block, item.module))
 
 
 def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
 from thinkalike.processes import counted
 from thinkalike.shards.index import (
@@ -389,7 +390,18 @@ class StoredRows:
         arrays = _opened([path], self.index)
         if not {TOKEN_IDS, "embedding"} <= arrays.keys():
             raise DataError(f"{path} must have the arrays {TOKEN_IDS} and embedding; {REWRITE}")
-        return arrays[TOKEN_IDS].whole().long(), arrays["embedding"].whole()
+        ids = arrays[TOKEN_IDS].whole()
+        embedding = arrays["embedding"].whole()
+        fits = embedding.dim() == 2 and ids.shape == embedding.shape[:1] and len(ids) > 0
+        if not fits or embedding.shape[1] not in self.index.hooks.values():
+            raise DataError(
+                f"{path}: {TOKEN_IDS} and embedding have the shapes {tuple(ids.shape)} and "
+                f"{tuple(embedding.shape)}, not (tokens,) and (tokens, width); {REWRITE}"
+            )
+        self._check_ids(ids, str(path))
+        if not embedding.is_floating_point() or not embedding.isfinite().all():
+            raise DataError(f"{path}: embedding must hold finite floating numbers; {REWRITE}")
+        return ids.long(), embedding
 
     # ---- what lies where
 
@@ -423,18 +435,21 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
+        self._check_ids(ids, self._name(shard))
+        return ids.to(torch.int64)
+
+    def _check_ids(self, ids: Tensor, place: str) -> None:
+        """Raise a DataError unless tensors are ids of tokens; `place` is what errors name."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
-            )
+            raise DataError(f"{place}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers")
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
+        if not ids.numel():
+            raise DataError(f"{place}: {TOKEN_IDS} is empty; leave out rows without tokens")
         for token_id in (int(ids.min()), int(ids.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
-                    f"{self._name(shard)}: {TOKEN_IDS} has {token_id}, "
-                    f"which is no id from 0 to {last_id}"
+                    f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
                 )
-        return ids.to(torch.int64)
 
     def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
         """Check that a shard has what the index says: the arrays, their shapes and dtypes."""
@@ -531,7 +546,7 @@ def _described_row(line: bytes, place: str) -> _Described:
     if len(line) > LARGEST_LINE:
         raise DataError(f"{place} has more than {LARGEST_LINE:,} bytes: divide the row")
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=with_unique_names)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON object ({one_line(error)})") from error
     if not isinstance(record, dict):

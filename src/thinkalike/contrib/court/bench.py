@@ -16,7 +16,7 @@ from thinkalike.contrib.court.source import Source
 from thinkalike.contrib.court.token_profile import token_features
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
-from thinkalike.instruments.ruler.rungs import greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import greatest_by_layer
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.residual import ResidualStates

@@ -15,7 +15,7 @@ from thinkalike.contrib.court.bench import Bench, StitchedCourse, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
 from thinkalike.evaluation.columns import interval_columns
-from thinkalike.instruments.ruler.rungs import difference_interval
+from thinkalike.instruments.ruler.calibration_points import difference_interval
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.halved_moments import HalvedMoments, halves_of
 from thinkalike.measures.massive_rows import massive

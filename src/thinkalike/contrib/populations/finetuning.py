@@ -162,7 +162,7 @@ class ClassifierFinetuning(
         """Return the number of the member, from which all of its randomness comes."""
         return config.nli.index
 
-    def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         """Return the passes over all epochs of the training, and one over what is reported on."""
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")

@@ -73,7 +73,7 @@ class MiniPretraining(
             sizes = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
         return {"model": shape_from(model, sizes)}
 
-    def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         """Return the passes over the tokens of the training, and over those of the report."""
         shape = shapes["model"]
         row = config.data.context or shape.context

@@ -86,7 +86,7 @@ class SparseAutoencoders(
             models["source"] = source_model(config)
         return models
 
-    def passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of model and source; products of autoencoders are left out."""
         sae = config.sae
         model = shapes["model"]

@@ -50,7 +50,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models over the text to fit on, and over held-out text."""
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)

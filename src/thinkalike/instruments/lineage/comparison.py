@@ -15,11 +15,14 @@ from thinkalike.measures.lineage import (
     Matching,
     UnitTest,
     agreeing_units,
+    compare_heads,
     compare_units,
+    heads_are_too_few,
     match_units,
     sample_of,
     stream_map,
 )
+from thinkalike.models.heads import Heads
 from thinkalike.models.units import UnitModel, Units
 from thinkalike.processes import counted
 
@@ -57,7 +60,7 @@ class Streams:
     coordinates: UnitTest | None
     to_target: Float[Tensor, "d e"] | None
 
-    def moved(self, vectors: Float[Tensor, "u d"]) -> Float[Tensor, "u e"]:
+    def moved(self, vectors: Float[Tensor, "*u d"]) -> Float[Tensor, "*u e"]:
         """Return vectors of the source's stream in the target's."""
         if self.to_target is None:
             return vectors
@@ -129,6 +132,21 @@ class PairOfBlocks:
 
 
 @dataclass
+class PairOfHeads:
+    """The attention heads of two blocks that were compared.
+
+    Attributes:
+        source: The heads of the source's block.
+        target: The heads of the target's block.
+        test: The test of heads in place.
+    """
+
+    source: Heads
+    target: Heads
+    test: UnitTest
+
+
+@dataclass
 class Comparison:
     """Two models whose blocks were compared.
 
@@ -138,6 +156,9 @@ class Comparison:
         streams: How their residual streams are compared.
         pairs: Each block of the source with each block of the target.
         tests: The number of pairs of blocks for which p-values are corrected.
+        heads: The attention of each block of the source with that of each block of the target;
+            none if the models have too few heads, or their number is not known.
+        tests_of_heads: The number of pairs for which the p-values of heads are corrected.
     """
 
     source: UnitModel
@@ -145,6 +166,8 @@ class Comparison:
     streams: Streams
     pairs: list[PairOfBlocks]
     tests: int
+    heads: list[PairOfHeads]
+    tests_of_heads: int
 
     def p(self, pair: PairOfBlocks) -> float:
         """Return the corrected p-value of two blocks."""
@@ -152,7 +175,11 @@ class Comparison:
 
 
 def compare_models(
-    source: UnitModel, target: UnitModel, tests: int, likeness: bool = True
+    source: UnitModel,
+    target: UnitModel,
+    tests: int,
+    likeness: bool = True,
+    tests_of_heads: int = 1,
 ) -> Comparison:
     """Compare each block of a model with each of another one, two in memory at a time.
 
@@ -161,6 +188,7 @@ def compare_models(
         target: The second model.
         tests: The number of pairs of blocks for which p-values are corrected.
         likeness: Whether units that agree are counted where a block has no origin.
+        tests_of_heads: The number of pairs for which the p-values of heads are corrected.
     """
     streams = common_streams(source, target)
     pairs = []
@@ -171,10 +199,35 @@ def compare_models(
             reading = match_units(source_vectors, target_vectors, sample_of(source_units.units))
             test = compare_units(source_vectors, target_vectors, reading)
             pairs.append(PairOfBlocks(source_units, target_units, test, reading))
-    comparison = Comparison(source, target, streams, pairs, tests)
+    heads = []
+    if not has_too_few_heads(source, target, tests_of_heads):
+        heads = _compare_attention(source, target, streams)
+    comparison = Comparison(source, target, streams, pairs, tests, heads, tests_of_heads)
     if likeness:
         _count_alike(comparison)
     return comparison
+
+
+def has_too_few_heads(source: UnitModel, target: UnitModel, tests: int) -> bool:
+    """Return whether no order of the heads of two models could have a p-value below `ALPHA`."""
+    if not source.heads or not target.heads:
+        return True
+    fewest = min(source.heads[0].heads, target.heads[0].heads)
+    return heads_are_too_few(fewest, tests, ALPHA)
+
+
+def _compare_attention(
+    source: UnitModel, target: UnitModel, streams: Streams
+) -> list[PairOfHeads]:
+    """Compare the attention heads of each block with those of each of the other model."""
+    pairs = []
+    for target_heads in target.heads:
+        target_vectors = target.heads_writing(target_heads)
+        for source_heads in source.heads:
+            source_vectors = streams.moved(source.heads_writing(source_heads))
+            test = compare_heads(source_vectors, target_vectors)
+            pairs.append(PairOfHeads(source_heads, target_heads, test))
+    return pairs
 
 
 def _count_alike(comparison: Comparison) -> None:
@@ -216,6 +269,27 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             "source_module": _part_name(pair.source),
             "target_module": _part_name(pair.target),
             **_numbers(pair.test, comparison.p(pair), pair.alike),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def table_of_heads(comparison: Comparison) -> pd.DataFrame:
+    """Return a row for each pair of blocks whose attention heads were compared."""
+    rows: list[dict[str, object]] = []
+    for pair in comparison.heads:
+        rows.append({
+            "source": comparison.source.name,
+            "target": comparison.target.name,
+            "source_layer": pair.source.block,
+            "target_layer": pair.target.block,
+            "source_module": pair.source.module,
+            "target_module": pair.target.module,
+            "test": pair.test.by,
+            "heads": pair.test.compared,
+            "matched": pair.test.matched,
+            "in_place": pair.test.in_place,
+            "p": pair.test.p,
+            "p_corrected": pair.test.corrected_p(comparison.tests_of_heads),
         })  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -22,10 +22,12 @@ from thinkalike.instruments.lineage.comparison import (
     EMBEDDING_LAYER,
     Comparison,
     compare_models,
+    table_of_heads,
     table_of_origins,
     table_of_pairs,
 )
 from thinkalike.instruments.lineage.family import table_of_relations
+from thinkalike.instruments.lineage.merges import table_of_merges
 from thinkalike.instruments.lineage.screen import show_family, show_lineage
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
@@ -75,7 +77,7 @@ class LineageInstrument(
         models = listed_models(config)
         return dict(zip(told_apart(models), models, strict=True))
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return none, as weights alone are read."""
         return []
 
@@ -90,22 +92,31 @@ class LineageInstrument(
 
         pairs = list(itertools.combinations(models, 2))
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
+        tests_of_heads = sum(len(source.heads) * len(target.heads) for source, target in pairs)
         likeness = config.measure_as(LineageConfig).likeness
         comparisons = []
         for source, target in pairs:
-            comparisons.append(compare_models(source, target, tests, likeness))
+            comparisons.append(
+                compare_models(source, target, tests, likeness, max(tests_of_heads, 1))
+            )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
         streams = pd.DataFrame([_facts_of_streams(comparison) for comparison in comparisons])
         tables = {"origins": origins, "streams": streams}
+        heads = pd.concat([table_of_heads(comparison) for comparison in comparisons])
+        if len(heads):
+            tables["heads"] = heads
         if config.models is not None:
             tables["relations"] = table_of_relations(comparisons)
+            merges = table_of_merges(comparisons)
+            if len(merges):
+                tables["merges"] = merges
         return Outcome(
             pd.concat([table_of_pairs(comparison) for comparison in comparisons]),
             _scalars_of_lineage(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            blank=("similar_units", "source_layer"),
+            blank=("similar_units", "source_layer", "explained"),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -162,9 +173,14 @@ def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) ->
 
 
 def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
+    heads = 0
+    if comparison.source.heads and comparison.target.heads:
+        heads = min(comparison.source.heads[0].heads, comparison.target.heads[0].heads)
     return {
         "source": comparison.source.name,
         "target": comparison.target.name,
         "basis": comparison.streams.basis,
         "tokens": comparison.streams.tokens,
+        "heads": heads,
+        "pairs_of_heads": comparison.tests_of_heads,
     }

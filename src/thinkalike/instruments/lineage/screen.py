@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from thinkalike.errors import listed
-from thinkalike.instruments.lineage.comparison import EMBEDDING_LAYER
+from thinkalike.instruments.lineage.comparison import ALPHA, EMBEDDING_LAYER
 from thinkalike.instruments.lineage.family import groups_of
+from thinkalike.instruments.lineage.merges import merges_in_words
 from thinkalike.measures.lineage import LEAST_P
 from thinkalike.screen import MOST_ROWS, Table, number_text, show_table, show_text, text_column
 from thinkalike.store import Result
@@ -163,6 +164,7 @@ def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iter
     if without_origin:
         yield no_origin_in_words(result, without_origin, source, target, len(runs))
         yield from similarity_in_words(without_origin)
+    yield from heads_in_words(result, source, target)
     yield streams_in_words(result, source, target)
 
 
@@ -209,6 +211,53 @@ def similarity_in_words(runs: list[Run]) -> Iterator[str]:
     yield sentence
 
 
+def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
+    """Yield which blocks have the attention heads of the source, or why heads are not tested."""
+    streams = result.tables["streams"].iloc[0]
+    heads = int(streams.get("heads", 0))
+    if heads == 0:
+        return
+    pairs = f"{streams['pairs_of_heads']:,} pairs of blocks"
+    if "heads" not in result.tables:
+        yield (
+            f"Attention heads are not tested: {heads} heads (or groups that share keys) have "
+            f"{orders_in_words(heads)}, too few for p < {ALPHA:g} over {pairs}."
+        )
+        return
+
+    origins = origins_of_attention(result.tables["heads"])
+    runs = runs_of(origins)
+    for run in runs:
+        if run.shift is not None:
+            origin = f"{run.blocks} of {target} {origin_in_words(run, source)}"
+            evidence = f"{run.units} heads {where(run.rows[0])}, {p_in_words(run.p)}"
+            yield f"Attention: {origin}: {evidence}."
+    if all(run.shift is None for run in runs):
+        least = p_in_words(float(origins["p_corrected"].min())).removeprefix("p = ")
+        yield (
+            f"Attention: no block of {target} has heads in the positions of those of a block of "
+            f"{source}: the lowest p-value is {least}, corrected for {pairs}."
+        )
+
+
+def orders_in_words(count: int) -> str:
+    """Return how many orders some things have, such as "6 orders"."""
+    orders = math.factorial(count)
+    return f"{orders:,} order{'s' * (orders > 1)}"
+
+
+def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return, for the attention of each target block, the best source, as `table_of_origins` does.
+
+    Args:
+        heads: The table of all pairs of blocks whose heads were compared.
+    """
+    of_target = heads.groupby(["target_layer", "target_module"], sort=False)
+    best = heads.loc[of_target["p"].idxmin()].rename(columns={"heads": "units"})
+    best["source_layer"] = best["source_layer"].where(best["p_corrected"] < ALPHA)
+    return best
+
+
 def streams_in_words(result: Result, source: str, target: str) -> str:
     """Return whether both models share a residual stream."""
     streams = result.tables["streams"].iloc[0]
@@ -239,6 +288,10 @@ def show_family(result: Result) -> None:
             show_text(f"{what} {verb} shared by: {'; '.join(groups_in_words)}.")
         else:
             show_text(f"{what}: shared by no two of {len(names)} models.")
+
+    if "merges" in result.tables:
+        for sentence in merges_in_words(result.tables["merges"]):
+            show_text(sentence)
 
     related_rows = relations[(relations["shared_blocks"] > 0) | relations["same_stream"]]
     if len(related_rows):

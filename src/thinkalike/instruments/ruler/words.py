@@ -2,7 +2,7 @@
 
 What a linear map of one model's states predicts of another's, beyond the word, its position and
 linear mixing of the earlier tokens (`thinkalike.measures.residual`), is a number without a scale.
-The rungs of a ruler give it one.
+The calibration points of a ruler give it one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
 from thinkalike.evaluation.columns import document_counts
-from thinkalike.instruments.ruler.rungs import (
+from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     MIXING,
     TEXT,
@@ -279,20 +279,20 @@ class WordComparison(RulerComparison):
                 f"{words:,}: {self.words.remedy}"
             )
 
-    def read(self, side: int, rung: str) -> States:
+    def read(self, side: int, point: str) -> States:
         model = self.models[side]
         layers = self.layers[side]
-        if rung == TEXT:
+        if point == TEXT:
             return []  # the states of both models are known
-        if rung == MIXING:
+        if point == MIXING:
             return self.words.states(self._mixing_of_model[model], CONTROLS)
-        if rung in BLOCKS_AWAY:
-            away = BLOCKS_AWAY[rung]
+        if point in BLOCKS_AWAY:
+            away = BLOCKS_AWAY[point]
             return self.words.states(model, [_layer_away(layer, away) for layer in layers])
-        if rung == UNTRAINED or rung.isdigit():
-            return self.words.states(changed_copy(model, rung), layers)
+        if point == UNTRAINED or point.isdigit():
+            return self.words.states(changed_copy(model, point), layers)
 
-        further = load_model(rung)
+        further = load_model(point)
         last = max(model.n_layers - 1, 1)
         last_of_further = further.n_layers - 1
         at_equal_depth = [round(int(layer) * last_of_further / last) for layer in layers]
@@ -301,15 +301,15 @@ class WordComparison(RulerComparison):
     def value(self) -> Values:
         return r2_of_layers(self.predictors(0), self.predictors(1))
 
-    def shared(self, side: int, rung: str, states: States) -> Values:
+    def shared(self, side: int, point: str, states: States) -> Values:
         predictors = self.predictors(side)
-        if rung == TEXT:
+        if point == TEXT:
             shifted = []
             for predictor in predictors:
                 rows = predictor.states.roll(len(predictor.states) // 2, 0)
                 shifted.append(Predictor(rows, self.residual.documents))
             return r2_of_layers(predictors, shifted)
-        if rung == MIXING:
+        if point == MIXING:
             values = []
             for control in self._predictors_from(states):
                 values.append(r2_of_layers(predictors, [control] * len(predictors)))

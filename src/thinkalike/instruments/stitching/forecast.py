@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from thinkalike.data.splits import tokens_of_report
-from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.training.recipe import (
     OF_TRAINING,
@@ -137,7 +137,7 @@ def _passes_of_direction(
         target.passes("statistics", max(statistics_tokens, means_tokens), row, full=False),
         source.passes("report", evaluation_tokens, row, full=False),
         target.passes("report", evaluation_tokens, row, 1 + maps_reported * tails_of_pairs),
-        target.passes("rungs", evaluation_tokens, row, copies),
+        target.passes("calibration points", evaluation_tokens, row, copies),
     ]
     return [entry for entry in passes if entry.tokens]
 
@@ -162,7 +162,7 @@ def smaller_jobs(
     row = config.data.context or shortest_context
     evaluation_tokens = config.data.evaluation_tokens or REPORT_TOKENS
     names_training = not TRAINING_SETTINGS.isdisjoint(chosen)
-    for layers, share in LADDER:
+    for layers, share in REDUCTIONS:
         tokens = evaluation_tokens // share
         settings: dict[str, object] = {}
         if layers < max(source_layers, target_layers):

@@ -110,17 +110,17 @@ class Stitching(
 
     # ---- what a job will take
 
-    def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of all directions, and of similarity if it is asked for."""
         return forecast.passes_of_job(config, shapes)
 
-    def smaller(
+    def reductions(
         self, config: StitchJob, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield settings that make the job smaller, see `forecast.smaller_jobs`."""
         return forecast.smaller_jobs(config, shapes, chosen)
 
-    def holds(self, config: StitchJob, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: StitchJob, shapes: Shapes) -> float:
         """Return the bytes of what needs most memory beside the models."""
         return forecast.bytes_needed(config, shapes)
 

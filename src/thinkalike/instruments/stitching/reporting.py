@@ -26,7 +26,7 @@ from thinkalike.instruments.stitching.fitting import (
     identity_maps,
 )
 from thinkalike.instruments.stitching.setting import StitchSetting
-from thinkalike.measures.ladder import next_rung
+from thinkalike.measures.bit_readings import next_bits
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.rounding import can_be_rounded, rounded_copy
 from thinkalike.processes import doing
@@ -37,7 +37,7 @@ DocumentTotals = dict[str, Tensor]
 """Sums over the tokens of each document, by name; see `document_sums`."""
 
 LEAST_COST = 1e-6
-"""A rung costs at least so many nats per token, so that what costs nothing is above all rungs."""
+"""A copy costs at least so many nats per token, so that what costs nothing is above all copies."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,14 @@ def _controls(
     return controls
 
 
-def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentTotals:
+def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentTotals:
     """Return the losses by document of copies of the target that are rounded to some bits.
 
     They are called `rung_4` and so on, and are those around each penalty. Weights that are
-    integers already, or on several devices, have no rungs.
+    integers already, or on several devices, have no calibration points.
 
     Args:
-        setting: The models, and whether there are rungs.
+        setting: The models, and whether there are calibration points.
         sums: The sums by document of φ and of the target.
     """
     target = setting.target
@@ -170,7 +170,7 @@ def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentT
 
     losses: DocumentTotals = {}
     known_gains: dict[int, list[float]] = {}
-    bits = next_rung(gains, known_gains)
+    bits = next_bits(gains, known_gains)
     while bits:
         log.info("%s at %d bits", target.name, bits)
         with doing(f"rounding to {bits} bits"):
@@ -180,5 +180,5 @@ def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentT
         gain = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
         known_gains[bits] = [gain] * len(gains)
         losses[f"rung_{bits}"] = loss
-        bits = next_rung(gains, known_gains)
+        bits = next_bits(gains, known_gains)
     return losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict, cast
@@ -32,6 +33,8 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
 from thinkalike.states.tokens import sites
+
+log = logging.getLogger(__name__)
 
 
 class Text(TypedDict):
@@ -111,6 +114,7 @@ class CheckpointReader:
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
         self.tasks = tasks_of_features(config, self.stimuli)
         self._text = cast(Text | None, work.resume("text"))
+        self._settings: str | None = None  # of the checkpoint that was read before
         self._labellings = []
         for task in self.tasks:
             self._labellings.append(
@@ -141,6 +145,14 @@ class CheckpointReader:
                 self.work.keep("text", dict(self._text))
         if tokenizer != self.text["tokenizer"]:
             raise DataError(f"{model.name} has another tokenizer than the checkpoints before it")
+        settings = model.settings()
+        if self._settings not in (None, settings):
+            log.warning(
+                "warning: %s has another config.json than the checkpoint before it, so that what "
+                "differs may not come from training alone",
+                model.name,
+            )
+        self._settings = settings
         with self.work.phase("text"):
             states, losses = _states_and_losses(model, self.text["tokens"].long())
         with self.work.phase("stimuli"):

@@ -1,4 +1,4 @@
-"""The rungs of a model's ruler: known changes of the model itself, and how alike it they are.
+"""The calibration points of a ruler: known changes of a model itself, and how alike it they are.
 
 Both models are rounded to fewer and fewer bits, in memory, and read the same text. Networks that
 only mix neighbouring tokens (`thinkalike.states.mixing`) say what is shared without training.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from thinkalike.errors import DataError
 from thinkalike.job import Work
+from thinkalike.measures.bit_readings import next_bits
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.ladder import next_rung
 from thinkalike.measures.massive_rows import massive
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
@@ -36,16 +36,16 @@ Values = Float[Tensor, "l 2 replicates"]
 """The likeness of layer pairs, there and back, of all documents and without each part of them."""
 
 UNTRAINED = "untrained"
-"""The rung of the same architecture with new initial weights and the model's own embedding."""
+"""The point of the same architecture with new initial weights and the model's own embedding."""
 
 TEXT = "other text"
-"""The rung of the model's own states of other text."""
+"""The calibration point of the model's own states of other text."""
 
 MIXING = "local mixing"
-"""The rung of networks that only mix neighbouring tokens."""
+"""The calibration point of networks that only mix neighbouring tokens."""
 
 BLOCKS_AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
-"""The rungs of the model's own layers that are so many blocks away."""
+"""The calibration points of the model's own layers that are so many blocks away."""
 
 TWIN_SEED = 65537
 """The seed of the untrained twin. No model of a user's is likely to have it."""
@@ -54,15 +54,15 @@ DIFFERENCE_LEVEL = 0.9
 """Of equal values, 5 % have a difference whose 90 % interval lies above 0."""
 
 DIGITS_OF_NAME = 12
-"""Kept states are named by so many digits of the hash of their rung."""
+"""Kept states are named by so many digits of the hash of their calibration point."""
 
 
 class RulerComparison(ABC):
     """The same rows of text as two models have them, and as changed copies of each have them.
 
-    A side is 0 for the source and 1 for the target. A rung is called by its name; that of a copy
-    of 4 bits is "4". States of a rung are those of all rows that were read, and values are of the
-    rows that are still compared.
+    A side is 0 for the source and 1 for the target. A calibration point is called by
+    its name; that of a copy of 4 bits is "4". States of a point are those of all rows that were
+    read, and values are of the rows that are still compared.
 
     Attributes:
         is_massive: Which of the rows that were read are left out, as their long states decide some
@@ -74,8 +74,8 @@ class RulerComparison(ABC):
     keeps_massive: bool
 
     @abstractmethod
-    def read(self, side: int, rung: str) -> States:
-        """Return the states of a rung of one side."""
+    def read(self, side: int, point: str) -> States:
+        """Return the states of a calibration point of one side."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -86,20 +86,20 @@ class RulerComparison(ABC):
         """Return the likeness of both models."""
 
     @abstractmethod
-    def shared(self, side: int, rung: str, states: States) -> Values:
-        """Return the likeness of one side's model and a rung.
+    def shared(self, side: int, point: str, states: States) -> Values:
+        """Return the likeness of one side's model and a calibration point.
 
         Args:
             side: The side.
-            rung: The name of the rung.
-            states: The states of the rung, see `read`.
+            point: The name of the point.
+            states: The states of the calibration point, see `read`.
         """
 
     def leave_out_massive(self, states: States) -> bool:
         """Leave out the rows whose long states decide some layer.
 
         Args:
-            states: The states of a rung.
+            states: The states of a calibration point.
 
         Returns:
             Whether rows are left out that were compared so far.
@@ -114,26 +114,26 @@ class RulerComparison(ABC):
         return True
 
 
-def changed_copy(model: StateSource, rung: str) -> FrozenModel:
+def changed_copy(model: StateSource, point: str) -> FrozenModel:
     """Return a changed copy of a model.
 
     Args:
         model: The model.
-        rung: The number of bits that its weights are rounded to, or `UNTRAINED` for a twin with
+        point: The number of bits that its weights are rounded to, or `UNTRAINED` for a twin with
             new weights.
     """
-    # A folder of states has no such rungs, see `_next_rung`.
+    # A folder of states has no such calibration points, see `_next_point`.
     assert isinstance(model, FrozenModel)
-    if rung == UNTRAINED:
+    if point == UNTRAINED:
         return twin(model, TWIN_SEED)
-    return rounded_copy(model, int(rung))
+    return rounded_copy(model, int(point))
 
 
-def point_in_words(rung: str) -> str:
-    """Return what tables call a rung: "4 bits" for "4", and its name for any other."""
-    if rung.isdigit():
-        return f"{rung} bits"
-    return rung
+def point_in_words(point: str) -> str:
+    """Return what tables call a point: "4 bits" for "4", and its name for any other."""
+    if point.isdigit():
+        return f"{point} bits"
+    return point
 
 
 class RulerValues(NamedTuple):
@@ -142,86 +142,86 @@ class RulerValues(NamedTuple):
     value: Values
     """The likeness of both models."""
 
-    rungs: list[dict[str, Values]]
-    """For each side, the likeness of its model and each of its rungs, by name."""
+    points: list[dict[str, Values]]
+    """For each side, the likeness of its model and each of its calibration points, by name."""
 
 
-def _no_further_rungs(model: StateSource) -> Sequence[str]:
-    """Return no names: a model has no rungs besides copies of fewer bits and local mixing."""
+def _no_further_points(model: StateSource) -> Sequence[str]:
+    """Return no names: a model has no points besides copies of fewer bits and local mixing."""
     return ()
 
 
-def measure_rungs(
+def measure_calibration_points(
     comparison: RulerComparison,
     models: Sequence[StateSource],
     work: Work,
-    further: Callable[[StateSource], Sequence[str]] = _no_further_rungs,
+    further: Callable[[StateSource], Sequence[str]] = _no_further_points,
 ) -> RulerValues:
-    """Return the likeness of two models, and the rungs of both models' rulers around it.
+    """Return the likeness of two models, and the points of both models' rulers around it.
 
     A model that is compared with itself has one ruler. A folder of states has no weights that
-    could be rounded, so that local mixing is the only rung of its side.
+    could be rounded, so that local mixing is the only calibration point of its side.
 
-    Rows that decide some layer of one rung are left out of all rungs. So states of rungs are kept,
-    and all values are computed once more at the end if rows were left out on the way. What was
-    read is also kept when the job stops.
+    Rows that decide some layer of one calibration point are left out of all of them. So states of
+    points are kept, and all values are computed once more at the end if rows were left out on the
+    way. What was read is also kept when the job stops.
 
     Args:
         comparison: The comparison.
         models: The source and the target.
         work: The context of the running job.
-        further: Returns the rungs of a model that are neither copies of fewer bits nor local
+        further: Returns the points of a model that are neither copies of fewer bits nor local
             mixing.
     """
     states: list[dict[str, States]] = [{}, {}]
-    rungs: list[dict[str, Values]] = [{}, {}]
+    points: list[dict[str, Values]] = [{}, {}]
     value = comparison.value()
     is_outdated = False
     sides = range(len(dict.fromkeys(models)))
     for side in sorted(sides, key=lambda number: models[number].parameters()):
         model = models[side]
-        with work.phase(f"rungs of {model.name}"):
-            rung = _next_rung(model, value.mean(1), rungs[side], further(model))
-            while rung:
-                log.info("%s beside %s", model.name, point_in_words(rung))
-                states[side][rung] = _read_or_resumed(comparison, side, rung, work)
+        with work.phase(f"calibration points of {model.name}"):
+            point = _next_point(model, value.mean(1), points[side], further(model))
+            while point:
+                log.info("%s beside %s", model.name, point_in_words(point))
+                states[side][point] = _read_or_resumed(comparison, side, point, work)
                 free_cached_memory(model.device)
-                if rung != MIXING and comparison.leave_out_massive(states[side][rung]):
+                if point != MIXING and comparison.leave_out_massive(states[side][point]):
                     is_outdated = True
-                rungs[side][rung] = comparison.shared(side, rung, states[side][rung])
-                rung = _next_rung(model, value.mean(1), rungs[side], further(model))
+                points[side][point] = comparison.shared(side, point, states[side][point])
+                point = _next_point(model, value.mean(1), points[side], further(model))
 
     if is_outdated:
         value = comparison.value()
-        for side, states_by_rung in enumerate(states):
-            for rung, states_of_rung in states_by_rung.items():
-                rungs[side][rung] = comparison.shared(side, rung, states_of_rung)
-    source_rungs, target_rungs = rungs
-    return RulerValues(value, [source_rungs, target_rungs or source_rungs])
+        for side, states_by_point in enumerate(states):
+            for point, states_of_point in states_by_point.items():
+                points[side][point] = comparison.shared(side, point, states_of_point)
+    source_points, target_points = points
+    return RulerValues(value, [source_points, target_points or source_points])
 
 
-def _read_or_resumed(comparison: RulerComparison, side: int, rung: str, work: Work) -> States:
-    """Return the states of a rung, which an earlier run of the job may have kept.
+def _read_or_resumed(comparison: RulerComparison, side: int, point: str, work: Work) -> States:
+    """Return the states of a point, which an earlier run of the job may have kept.
 
     States that are read now are kept for a later run.
     """
-    digest = hashlib.sha256(rung.encode()).hexdigest()
+    digest = hashlib.sha256(point.encode()).hexdigest()
     name = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
     resumed = work.resume(name)
     if resumed is not None:
         return cast(States, resumed["states"])
-    states = comparison.read(side, rung)
+    states = comparison.read(side, point)
     work.keep(name, {"states": states})
     return states
 
 
-def _next_rung(
+def _next_point(
     model: StateSource,
     value: Float[Tensor, "l replicates"],
-    rungs: Mapping[str, Values],
+    points: Mapping[str, Values],
     further: Sequence[str],
 ) -> str | None:
-    """Return the rung to measure next; None: there are enough.
+    """Return the calibration point to measure next; None: there are enough.
 
     There are enough copies once each layer that shares more than local mixing does lies between
     two of them.
@@ -229,25 +229,25 @@ def _next_rung(
     Args:
         model: The model of the side.
         value: The likeness of both models, the mean of there and back.
-        rungs: The rungs that are measured already.
-        further: Rungs that are neither copies of fewer bits nor local mixing.
+        points: The calibration points that are measured already.
+        further: Calibration points that are neither copies of fewer bits nor local mixing.
     """
-    if MIXING not in rungs:
+    if MIXING not in points:
         return MIXING
     if not isinstance(model, FrozenModel):
         return None
 
-    beyond = is_beyond(difference_interval(value - rungs[MIXING].mean(1)))
+    beyond = is_beyond(difference_interval(value - points[MIXING].mean(1)))
     known_bits = {}
-    for rung, shared in rungs.items():
-        if rung.isdigit():
-            known_bits[int(rung)] = shared.mean(1)[beyond, 0].tolist()
-    bits = next_rung(value[beyond, 0].tolist(), known_bits)
+    for point, shared in points.items():
+        if point.isdigit():
+            known_bits[int(point)] = shared.mean(1)[beyond, 0].tolist()
+    bits = next_bits(value[beyond, 0].tolist(), known_bits)
     if bits:
         return str(bits)
-    for rung in (UNTRAINED, *further):
-        if rung not in rungs:
-            return rung
+    for point in (UNTRAINED, *further):
+        if point not in points:
+            return point
     return None
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 ALL_LAYERS = 10**9
 
 
-class Rung(NamedTuple):
+class Reduction(NamedTuple):
     """An amount of work.
 
     Attributes:
@@ -19,20 +19,20 @@ class Rung(NamedTuple):
     text_divisor: int
 
 
-# from all of the job to little of it: a budget takes the first rung that it has time for
-LADDER = (
-    Rung(ALL_LAYERS, 1),
-    Rung(12, 1),
-    Rung(8, 1),
-    Rung(5, 1),
-    Rung(5, 2),
-    Rung(5, 4),
-    Rung(5, 8),
-    Rung(5, 16),
-    Rung(5, 32),
-    Rung(5, 64),
-    Rung(5, 128),
-    Rung(2, 128),
+# from all of the job to little of it: a budget takes the first one that it has time for
+REDUCTIONS = (
+    Reduction(ALL_LAYERS, 1),
+    Reduction(12, 1),
+    Reduction(8, 1),
+    Reduction(5, 1),
+    Reduction(5, 2),
+    Reduction(5, 4),
+    Reduction(5, 8),
+    Reduction(5, 16),
+    Reduction(5, 32),
+    Reduction(5, 64),
+    Reduction(5, 128),
+    Reduction(2, 128),
 )
 
 

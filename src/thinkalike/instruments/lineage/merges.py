@@ -1,0 +1,134 @@
+"""The parents of merges: which models of a family are means of others, block by block?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.instruments.lineage.comparison import ALPHA, Comparison
+from thinkalike.measures.merges import LEAST_WEIGHT, fit_merge
+from thinkalike.models.units import UnitModel, Units
+
+
+def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """Return a row for each block of each merge and each of its parents.
+
+    The columns are target, target_layer, target_module, source, source_layer, weight (of the
+    parent) and explained (see `fit_merge`; blank where the block is the parent's, unchanged).
+    A model is a merge if a block is a mean of several models, or if blocks are those of different
+    models, unchanged.
+
+    Args:
+        comparisons: The comparisons of every two models.
+    """
+    models: dict[str, UnitModel] = {}
+    for comparison in comparisons:
+        models[comparison.source.name] = comparison.source
+        models[comparison.target.name] = comparison.target
+
+    rows: list[dict[str, object]] = []
+    for target in models.values():
+        origins = _origins_by_block(target, comparisons)
+        rows_of_target = []
+        for units in target.units:
+            rows_of_target += _parents_of_block(target, units, origins.get(units, []))
+        if len({row["source"] for row in rows_of_target}) > 1:
+            rows += rows_of_target
+    return pd.DataFrame(rows)
+
+
+def _origins_by_block(
+    target: UnitModel, comparisons: Sequence[Comparison]
+) -> dict[Units, list[tuple[UnitModel, Units]]]:
+    """Return, for each block of a model, the block of each other model that it has in common.
+
+    Models without a common residual stream have no common mean, and are left out.
+    """
+    origins: dict[Units, list[tuple[UnitModel, Units]]] = {}
+    for comparison in comparisons:
+        is_target = comparison.target is target
+        if not (is_target or comparison.source is target) or comparison.streams.basis != "shared":
+            continue
+        other_model = comparison.source if is_target else comparison.target
+        strongest: dict[Units, tuple[float, int, Units]] = {}
+        for pair in comparison.pairs:
+            if comparison.p(pair) >= ALPHA:
+                continue
+            block = pair.target if is_target else pair.source
+            other_block = pair.source if is_target else pair.target
+            strength = (pair.test.log_p, abs(block.block - other_block.block), other_block)
+            strongest[block] = min(strength, strongest.get(block, strength))
+        for block, (_, _, other_block) in strongest.items():
+            is_same_shape = (block.units, block.width) == (other_block.units, other_block.width)
+            if is_same_shape:
+                origins.setdefault(block, []).append((other_model, other_block))
+    return origins
+
+
+def _parents_of_block(
+    target: UnitModel, units: Units, candidates: Sequence[tuple[UnitModel, Units]]
+) -> list[dict[str, object]]:
+    """Return a row for each parent of a block; none if it is no mean of several models.
+
+    A block that equals that of one model alone has that model as its parent.
+    """
+    if len(candidates) < 2:
+        return []
+    weights_of_candidates = [_weights_of(model, block) for model, block in candidates]
+    fit = fit_merge(_weights_of(target, units), torch.stack(weights_of_candidates))
+    is_of_one_model = math.isnan(fit.explained) and float(fit.weights.max()) == 1
+    if not (fit.is_merge or is_of_one_model):
+        return []
+    rows: list[dict[str, object]] = []
+    for (model, block), weight in zip(candidates, fit.weights.tolist(), strict=True):
+        if weight >= LEAST_WEIGHT:
+            rows.append({
+                "target": target.name,
+                "target_layer": units.block,
+                "target_module": units.module or "mlp",
+                "source": model.name,
+                "source_layer": block.block,
+                "weight": weight,
+                "explained": fit.explained,
+            })  # fmt: skip
+    return rows
+
+
+def _weights_of(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
+    """Return by what the units of a block read and write, as one vector."""
+    return torch.cat([model.reading(units).flatten(), model.writing(units).flatten()])
+
+
+def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
+    """Yield a sentence for each merge: its parents with their weights, by runs of blocks."""
+    for target, of_target in merges.groupby("target", sort=False):
+        blocks = of_target.groupby(["target_layer", "target_module"], sort=False)
+        parents_of_block = blocks["source"].agg(tuple)
+        runs: list[tuple[tuple[str, ...], list[int]]] = []
+        layers = parents_of_block.index.get_level_values("target_layer")
+        for layer, parents in zip(layers, parents_of_block, strict=True):
+            if runs and runs[-1][0] == parents:
+                runs[-1][1].append(int(layer))
+            else:
+                runs.append((parents, [int(layer)]))
+        clauses = [_run_in_words(of_target, parents, layers) for parents, layers in runs]
+        yield f"{target} is a merge: {'; '.join(clauses)}."
+
+
+def _run_in_words(of_target: pd.DataFrame, parents: tuple[str, ...], layers: list[int]) -> str:
+    """Return of what models the blocks of a run are the mean."""
+    of_run = of_target[of_target["target_layer"].isin(layers)]
+    blocks = f"block {layers[0]} is"
+    if layers[-1] != layers[0]:
+        blocks = f"blocks {layers[0]} to {layers[-1]} are"
+    if len(parents) == 1:
+        return f"{blocks} from {parents[0]}, unchanged"
+    weights = of_run.groupby("source")["weight"].mean()
+    mean = " + ".join(f"{weights[parent]:.2f} {parent}" for parent in parents)
+    explained = of_run["explained"].min()
+    return f"{blocks} {mean} (explains at least {explained:.1%} of the distance from the nearest)"

@@ -1,0 +1,74 @@
+"""Merges: is a block a weighted mean of the blocks of other models?
+
+The weights of a merge (linear, SLERP, task arithmetic) lie between those of its parents. A model
+that was trained independently of them, from the same origin or not, does not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import nnls
+from torch import Tensor
+
+LEAST_EXPLAINED = 0.9
+"""A merge explains at least so much of the squared distance from the nearest parent. Rounding to
+16 bits leaves a part of it, where parents differ by little."""
+
+LEAST_WEIGHT = 0.02
+"""A model with a smaller weight is no parent."""
+
+
+class MergeFit(NamedTuple):
+    """The weighted mean of k models that is nearest to a block.
+
+    Attributes:
+        weights: The weight of each model, which are not negative and add up to 1.
+        explained: 1 less the squared distance from that mean, divided by that from the nearest
+            model; NaN if the block is that of a model, unchanged.
+        is_merge: Whether the block is a mean of several models.
+    """
+
+    weights: Float[Tensor, " k"]
+    explained: float
+    is_merge: bool
+
+
+def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> MergeFit:
+    """Return the weighted mean of k models that is nearest to a block.
+
+    Minimises ‖Σ w_i (X_i - M)‖² over w ≥ 0 with Σ w_i = 1. Without the constraint on the sum, the
+    problem ‖Σ w_i (X_i - M)‖² + c² (1 - Σ w_i)² has the same solution up to its scale for every c,
+    and is one of non-negative least squares (Lawson & Hanson 1974).
+
+    The common origin of k models is near their mean as well: it explains 1 - 1/k of its distance
+    from the nearest one if they were tuned independently by as much. So what a merge explains must
+    be beyond that, half way to 1 twice.
+
+    Args:
+        block: The weights M of the block.
+        candidates: The weights X_i of k ≥ 2 blocks that may be its parents.
+    """
+    differences = (candidates - block).double()
+    products = differences @ differences.T  # (k, k)
+    squared_distances = products.diagonal()
+    if squared_distances.min() == 0:
+        weights = (squared_distances == 0).double()
+        return MergeFit(weights / weights.sum(), float("nan"), is_merge=False)
+
+    scale = squared_distances.mean()
+    values, vectors = torch.linalg.eigh(products / scale)
+    root = values.clamp(min=0).sqrt()[:, None] * vectors.T  # root' root = products / scale
+    equations = np.vstack([root.numpy(), np.ones(len(products))])
+    right_side = np.append(np.zeros(len(products)), 1.0)
+    solution, _ = nnls(equations, right_side)
+    weights = torch.from_numpy(solution / solution.sum())
+
+    remaining = float(weights @ products @ weights)
+    explained = 1 - remaining / float(squared_distances.min())
+    parents = int((weights >= LEAST_WEIGHT).sum())
+    least = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(candidates)))
+    return MergeFit(weights, explained, is_merge=parents > 1 and explained >= least)

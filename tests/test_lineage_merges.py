@@ -1,0 +1,140 @@
+"""Merges in lineage: the parents of a mean of models are named, and nothing else is called a merge."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import tiny
+from thinkalike.measures.merges import fit_merge
+from thinkalike.measures.seeds import seeded
+
+Weights = dict[str, Tensor]
+
+
+def tunings(count: int, size: int = 4000) -> list[Tensor]:
+    """An origin, and models that were tuned from it independently, by as much."""
+    origin = torch.randn(size, generator=seeded(0))
+    return [origin, *[origin + 0.05 * torch.randn(size, generator=seeded(1 + n)) for n in range(count)]]
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.5, 0.0), (0.9, 0.1, 0.0), (0.2, 0.3, 0.5)])
+def test_the_weights_of_a_mean_are_those_that_made_it(weights):
+    parents = torch.stack(tunings(2))
+    merged = torch.tensor(weights) @ parents
+    fit = fit_merge(merged, parents)
+    assert torch.allclose(fit.weights, torch.tensor(weights, dtype=torch.float64), atol=1e-4)
+    assert fit.explained == pytest.approx(1, abs=1e-6)
+    assert fit.is_merge
+
+
+def test_a_merge_is_found_after_rounding_to_16_bits():
+    origin, first, second = tunings(2)
+    rounded = ((first + second) / 2).bfloat16().float()
+    fit = fit_merge(rounded, torch.stack([origin, first, second]))
+    assert fit.is_merge
+    assert torch.allclose(fit.weights, torch.tensor([0, 0.5, 0.5], dtype=torch.float64), atol=0.02)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 30])
+def test_siblings_and_their_origin_are_no_merges(count):
+    """The origin is near the mean of what was tuned from it: it explains 1 - 1/k of the distance."""
+    origin, *siblings = tunings(count)
+    of_origin = fit_merge(origin, torch.stack(siblings))
+    assert of_origin.explained == pytest.approx(1 - 1 / count, abs=0.02)
+    assert not of_origin.is_merge
+    sibling = fit_merge(siblings[0], torch.stack([origin, *siblings[1:]]))
+    assert sibling.explained < 0.1
+    assert not sibling.is_merge
+
+
+def test_the_parents_of_a_merge_are_no_merges():
+    origin, first, second = tunings(2)
+    merged = (first + second) / 2
+    assert not fit_merge(first, torch.stack([merged, second])).is_merge
+    assert not fit_merge(first, torch.stack([origin, merged, second])).is_merge
+
+
+def test_a_copy_has_the_weight_of_its_copy_alone():
+    origin, first, second = tunings(2)
+    fit = fit_merge(first, torch.stack([origin, first, second]))
+    assert fit.weights.tolist() == [0, 1, 0]
+    assert not fit.is_merge
+
+
+def mean(first: Weights, second: Weights) -> Weights:
+    return {name: (0.7 * weight + 0.3 * second[name]) for name, weight in first.items()}
+
+
+def slerp(first: Weights, second: Weights) -> Weights:
+    merged = {}
+    for name, weight in first.items():
+        cosine = torch.cosine_similarity(weight.flatten(), second[name].flatten(), dim=0).clamp(-1, 1)
+        merged[name] = (weight + second[name]) / (2 * torch.cos(torch.arccos(cosine) / 2))
+    return merged
+
+
+def stacked(first: Weights, second: Weights) -> Weights:
+    return {name: second[name] if ".h.2." in name or ".h.3." in name else weight for name, weight in first.items()}
+
+
+def write(folder: Path, source: Path, weights: Weights) -> Path:
+    shutil.copytree(source, folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def tuned(weights: Weights, seed: int) -> Weights:
+    generator = seeded(seed)
+    changed = {}
+    for name, weight in weights.items():
+        changed[name] = weight + 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
+    return changed
+
+
+@pytest.fixture
+def family(tmp_path) -> dict[str, Path]:
+    base = tiny.write_checkpoint("gpt2", tmp_path / "base", seed=1)
+    weights = load_file(base / "model.safetensors")
+    return {
+        "base": base,
+        "first": write(tmp_path / "first", base, tuned(weights, 2)),
+        "second": write(tmp_path / "second", base, tuned(weights, 3)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("merge", "expected"),
+    [
+        (mean, "merged is a merge: blocks 0 to 3 are 0.70 first + 0.30 second (explains at least 100.0%"),
+        (slerp, "merged is a merge: blocks 0 to 3 are 0.50 first + 0.50 second (explains at least"),
+        (
+            stacked,
+            "merged is a merge: blocks 0 to 1 are from first, unchanged; blocks 2 to 3 are from second, unchanged.",
+        ),
+    ],
+)
+def test_both_parents_of_a_merge_are_named(
+    merge: Callable[[Weights, Weights], Weights], expected, family, tmp_path, cli
+):
+    weights = [load_file(family[name] / "model.safetensors") for name in ("first", "second")]
+    write(tmp_path / "merged", family["first"], merge(*weights))
+    for names in (["first", "second", "merged"], ["merged", "base", "first", "second"]):
+        folders = [str(tmp_path / name) for name in names]
+        done = cli("analyze.py", "measure=lineage", f"models=[{','.join(folders)}]", f"store={tmp_path / 'store'}")
+        assert set(done.result.tables["merges"]["target"]) == {"merged"}
+        assert set(done.result.tables["merges"]["source"]) == {"first", "second"}
+        assert expected in " ".join(done.stdout.split())
+
+
+def test_a_family_without_a_merge_names_none(family, tmp_path, cli):
+    models = ",".join(str(folder) for folder in family.values())
+    done = cli("analyze.py", "measure=lineage", f"models=[{models}]", f"store={tmp_path / 'store'}")
+    assert "merges" not in done.result.tables
+    assert "is a merge" not in done.stdout
