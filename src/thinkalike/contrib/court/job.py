@@ -222,6 +222,11 @@ def _rows_of_different_documents(
     """Return the tokens of rows to fit on, and of rows that share no document with them.
 
     There are as many whole rows as the tokens fill, or fewer where the text is too short.
+
+    Args:
+        rows: All rows; those to fit on are the first of them.
+        fit_tokens: How many tokens to fit on.
+        other_tokens: How many tokens of other documents.
     """
     n_fit_rows = fit_tokens // rows.context
     n_other_rows = other_tokens // rows.context

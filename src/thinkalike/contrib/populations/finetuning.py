@@ -256,7 +256,13 @@ def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
 def _accuracy_table(
     model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]
 ) -> pd.DataFrame:
-    """Return a row for the held-out pairs, and one for each subset of the challenge."""
+    """Return a row for the held-out pairs, and one for each subset of the challenge.
+
+    Args:
+        model: The classifier.
+        pairs: The pairs of each side, by its name.
+        encoded: Their tokens.
+    """
     subsets_of = {
         "report": {HELD_OUT: list(range(len(pairs["report"])))},
         "challenge": pairs["challenge"].subsets(),

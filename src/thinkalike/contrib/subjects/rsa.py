@@ -235,7 +235,13 @@ def _tables_of_layer(
 def ceiling_rows(
     ceiling: NoiseCeiling, subjects: Sequence[str], recorded: str | int
 ) -> pd.DataFrame:
-    """Return one row per subject: recorded, subject, lower, upper."""
+    """Return one row per subject: recorded, subject, lower, upper.
+
+    Args:
+        ceiling: The noise ceiling of one recorded layer.
+        subjects: The names of the subjects, in the order of the ceiling.
+        recorded: The name or the number of the recorded layer.
+    """
     return pd.DataFrame(
         {
             "recorded": recorded,

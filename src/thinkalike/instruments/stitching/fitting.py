@@ -252,6 +252,11 @@ def _start_from_closed_forms(
     """Let stitches begin with a closed form.
 
     Those of the target into itself begin with the identity.
+
+    Args:
+        module: The training, whose stitches are changed.
+        forms: The closed forms of the source's states.
+        untrained: Those of an untrained source's states; None: no stitch reads one.
     """
     start_of_fit: dict[tuple[object, int, int], AffineMap] = {}
     for closed_forms in (forms, untrained):
@@ -268,7 +273,13 @@ def _start_from_closed_forms(
 
 
 def _whiten(module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None) -> None:
-    """Let SGD step in coordinates in which the states that each stitch reads are white."""
+    """Let SGD step in coordinates in which the states that each stitch reads are white.
+
+    Args:
+        module: The training, which keeps the coordinates.
+        forms: Statistics of the source's states, and of the target's.
+        untrained: Those of an untrained source's states; None: no stitch reads one.
+    """
     statistics = []
     for stitch in module.fits:
         read_from = forms
