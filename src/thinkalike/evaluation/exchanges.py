@@ -51,7 +51,14 @@ def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
 def _kl_alone(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ base with the changed part) of each predicted token, in nats."""
+    """Return KL(base ‖ base with the changed part) of each predicted token, in nats.
+
+    Args:
+        batch: The states of both models on some rows.
+        base: The base model, which is left as it was.
+        changed: The changed model.
+        part: The part that is exchanged; blocks before its layer are not run again.
+    """
     with exchanged(base, changed, part):
         return batch.kl(base, part.layer, batch.base)
 
@@ -59,7 +66,10 @@ def _kl_alone(
 def _kl_without(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ changed model with the base's part) of each predicted token, in nats."""
+    """Return KL(base ‖ changed model with the base's part) of each predicted token, in nats.
+
+    The arguments are those of `_kl_alone`; here the changed model is run.
+    """
     with exchanged(changed, base, part):
         return batch.kl(changed, part.layer, batch.changed)
 

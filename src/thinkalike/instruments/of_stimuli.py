@@ -140,7 +140,14 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def _time_layers(
         self, config: AnalyzeConfig, stimuli: Stimuli, layers: int, width: int
     ) -> float:
-        """Return the seconds of comparing random states of a model with so many layers."""
+        """Return the seconds of comparing random states of a model with so many layers.
+
+        Args:
+            config: The job.
+            stimuli: The stimuli; the seconds are for all of them, however many are timed.
+            layers: How many layers the model has.
+            width: The width of its states.
+        """
 
         def compare(count: int) -> None:
             """Compare so many of the stimuli, by random states."""

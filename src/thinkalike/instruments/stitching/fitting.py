@@ -299,6 +299,13 @@ def _train(
     """Train all stitches of a module, with the models as the trainer's settings want them.
 
     In the end the module is on the device of the target.
+
+    Args:
+        module: The stitches with the models that they are between.
+        data: The rows of each step.
+        target: The model that is stitched into.
+        run: Where and how the training runs.
+        loggers: What the losses are logged to.
     """
     rate = peak_rate(module.config, module.models[0].d_model)
     log.info(
