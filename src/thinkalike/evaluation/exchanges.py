@@ -108,7 +108,10 @@ def exchange_parts(
     """Return what each part that differs does.
 
     Args:
+        base: The base model.
+        changed: The changed model, with the same parts.
         parts: The parts that differ.
+        batches: The states of both models on all of the text.
         most_parts: Of more parts of blocks, those with the greatest KL alone at few tokens are
             exchanged on all of the text.
         state: What an earlier run saved; None: there is none.
@@ -247,6 +250,9 @@ def exchange_outputs(
     is left out.
 
     Args:
+        base: The base model.
+        changed: The changed model.
+        batches: The states of both models on all of the text.
         most_outputs: How many outputs of attention and MLPs are exchanged: those with the greatest
             KL alone at few tokens. As many heads of such attention are exchanged as well.
     """

@@ -55,7 +55,8 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Draw each judge's value against the share of the target's own variance.
 
     Args:
-        curves: own_share and value, by judge.
+        curves: By the name of the judge, a row for each source in the columns own_share and value.
+        folder: Where the figure is written.
     """
     across = min(len(curves), PANELS_ACROSS)
     down = -(-len(curves) // across)

@@ -134,7 +134,11 @@ def _aligned(results: Mapping[str, Result], units: str) -> Claim:
 def _mean_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
     """Return the mean distance of two runs' curves by layer, at the steps or losses of the first.
 
+    Between the points of the other run its curve is taken as straight.
+
     Args:
+        run: The first run: columns for step and loss, and one for each layer by its number.
+        other: The other run, in the same form.
         at: "step" or "loss".
     """
     other = other.sort_values(at)
