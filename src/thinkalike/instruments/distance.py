@@ -57,6 +57,7 @@ class DistanceConfig(LayerPairsConfig):
     batches: int = setting(BATCHES // 32, by_recipe=True, least=1, most=10**9)
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of all settings but `massive`, which has no effect here."""
         # Distances are relative to the states themselves, so long states decide no mean of them.
         return super().settings_read() - {"massive"}
 
@@ -74,6 +75,11 @@ class Distance(
     takes_activations: ClassVar[bool] = False
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
+        """Return the sites of both models, which are the same.
+
+        Raises:
+            ConfigError: The models differ in depth or width, or the sites differ.
+        """
         source, target = models
         if (source.n_layers, source.d_model) != (target.n_layers, target.d_model):
             raise ConfigError(
@@ -95,14 +101,17 @@ class Distance(
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
+        """Return the batches of the states that are compared; massive ones are kept."""
         return super().batches(replace(measure, massive="keep"), config, models, runs)
 
     def metric(
         self, measure: DistanceConfig, source_layers: int, target_layers: int
     ) -> LayerShifts:
+        """Return an accumulator of the shifts of all layers."""
         return LayerShifts(source_layers, target_layers, conditional_on=measure.conditional_on)
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l l"]]:
+        """Return the further columns of the table: cosines, and norms in both models."""
         assert isinstance(estimate, ShiftEstimate)
         return {
             "cosine": estimate.cosine,
@@ -122,6 +131,7 @@ class Distance(
         return ranked_rows(table, "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the highest distance of any layer."""
         row = result.details.iloc[int(result.details["value"].argmax())]
         return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 

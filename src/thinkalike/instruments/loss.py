@@ -43,6 +43,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
     smallest: ClassVar[Mapping[str, object]] = {"data.evaluation_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the amount of text to fit on, which is not read, with its value."""
         return left_in_key(config, FIT_TEXT)
 
     def reductions(
@@ -54,11 +55,13 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
                 yield {"data.evaluation_tokens": tokens}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the logits that are in memory at once."""
         from thinkalike.measures.losses import bytes_of_logits
 
         return bytes_of_logits(shapes["model"].vocabulary)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compute a model's loss on held-out documents, in a table of one row."""
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus

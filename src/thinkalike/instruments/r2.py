@@ -86,9 +86,11 @@ class LayerR2(
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192}
 
     def has_embedding(self, config: AnalyzeConfig) -> bool:
+        """Return whether the embedding is compared like a layer."""
         return config.measure_as(R2Config).embed
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        """Return one pass of each different model over the tokens of the words."""
         tokens = tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
@@ -128,6 +130,10 @@ class LayerR2(
         return 4.0 * measure.words * numbers_per_word + PREDICTOR_BYTES
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Predict each layer of either model from each layer of the other.
+
+        R² is computed with and without what the words themselves explain.
+        """
         measure = config.measure_as(R2Config)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)

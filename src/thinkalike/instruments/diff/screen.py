@@ -173,7 +173,13 @@ def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> str:
-    """Return a number with its interval, if it has one."""
+    """Return a number with its interval, if it has one.
+
+    Args:
+        numbers: Numbers by name, among them perhaps `{name}_low` and `{name}_high`.
+        name: The name of the number.
+        spec: How numbers are formatted, such as ".2f".
+    """
     low = numbers.get(f"{name}_low", math.nan)
     high = numbers.get(f"{name}_high", math.nan)
     return span(numbers[name], low, high, spec)

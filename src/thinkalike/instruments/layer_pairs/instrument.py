@@ -41,6 +41,7 @@ class LayerPairs(PairMeasure[Settings]):
     run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Return fingerprints of models and text; with a recording, what jobs of stimuli read."""
         if not config.activations:
             return super().inputs(config)
         from thinkalike.instruments.of_stimuli import stimuli_inputs
@@ -102,6 +103,7 @@ class LayerPairs(PairMeasure[Settings]):
     # ---- the run
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare all pairs of layers on text or on stimuli, and add readings where asked for."""
         runs = ModelRuns()
         models: Sequence[StateSource] = ()
         with work.phase("loading"):

@@ -222,7 +222,13 @@ def unit_of_rows(result: Result) -> str:
 
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
-    """Print where models are most and least similar, a map of all layer pairs, and the null."""
+    """Print where models are most and least similar, a map of all layer pairs, and the null.
+
+    Args:
+        label: What sentences call the measure.
+        result: The result, of two models or of one with itself.
+        is_distance: Whether smaller values are more similar.
+    """
     across = rows_across(result.details)
     sentence = answer(label, across, is_distance)
     has_control = "equivalent_bits" in result.tables

@@ -159,11 +159,7 @@ def show_runs(runs: list[Run], source: str, target: str) -> None:
             [p_in_words(run.p).removeprefix("p ").removeprefix("= ") for run in runs],
         ),
     ]
-    show_table(
-        Table(
-            f"Blocks of {target}, and of {source} with a common history", columns
-        )
-    )
+    show_table(Table(f"Blocks of {target}, and of {source} with a common history", columns))
 
 
 def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iterator[str]:

@@ -81,6 +81,12 @@ class FeatureProfiles(
     }
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Read the stimuli, and check that they have the features and suit the folds.
+
+        Raises:
+            DataError: The stimuli lack a feature.
+            ConfigError: The null moves whole sentences, which folds would divide.
+        """
         inputs = super().inputs(config)
         measure = config.measure_as(MLEMConfig)
         stimuli = inputs["stimuli"]
@@ -102,6 +108,11 @@ class FeatureProfiles(
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Fit the feature profiles of all layers of all sides.
+
+        The result has a row for each layer and feature. Scores, similarities and levels are
+        further tables.
+        """
         measure = config.measure_as(MLEMConfig)
         with work.phase("states"):
             compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
@@ -147,6 +158,7 @@ class FeatureProfiles(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
+        """Fit the profiles as `run` does, for a forecast of how long that takes."""
         fit_profiles(config, stimuli, sides)
         references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)

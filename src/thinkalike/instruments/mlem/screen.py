@@ -131,7 +131,14 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
 def _show_model(
     model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_changes: int
 ) -> Mentioned:
-    """Print what the features explain of one model; return what was named."""
+    """Print what the features explain of one model; return what was named.
+
+    Args:
+        model: The name of the model.
+        profiles: Its rows of the table of profiles.
+        scores: Its rows of the table of scores.
+        most_changes: How many changes over depth are named at most.
+    """
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
     changes = largest_changes(profiles)[:most_changes]

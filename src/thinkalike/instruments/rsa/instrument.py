@@ -68,6 +68,11 @@ class RSA(
     smallest: ClassVar[Mapping[str, object]] = {"stimuli.sentences": 40}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        """Return the configuration with all decided that was left to the recipe.
+
+        Raises:
+            ConfigError: Crossnobis distances are asked for without a recording.
+        """
         measure = config.measure_as(RSAConfig)
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError(
@@ -89,6 +94,11 @@ class RSA(
         return unread
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare the distances between stimuli in each two layers of all sides.
+
+        Raises:
+            DataError: The distances of a layer cannot be compared.
+        """
         with work.phase("states"):
             compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
         stimuli = compared.stimuli
@@ -119,6 +129,7 @@ class RSA(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
+        """Compute the similarity as `run` does, for a forecast of how long that takes."""
         _similarity(config, Compared(stimuli, list(sides)), None)
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -131,6 +142,10 @@ class RSA(
         return ranked_layer_pairs(table)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the mean and the highest similarity of different layers.
+
+        Where there is only one layer they are the headlines of any instrument.
+        """
         pairs = _different_layers(result.details)
         if pairs.empty:
             return super().headlines(result)

@@ -141,9 +141,11 @@ class RulerInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192, "layers": "[[2,2]]"}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings of the amount of text, which is not read here, with their values."""
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Return the fingerprints of both models, the text, and each further model."""
         inputs = dict(super().inputs(config))
         for name in config.measure_as(RulerConfig).further_models:
             model = configured(name, {})
@@ -183,6 +185,7 @@ class RulerInstrument(
             yield {"measure.words": number}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare pairs of layers on words, beside all rungs of the ruler."""
         measure = config.measure_as(RulerConfig)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)

@@ -80,6 +80,12 @@ class Stitching(
     # ---- the settings of a job
 
     def inputs(self, config: StitchJob) -> Inputs:
+        """Return the fingerprints of models and text, after checks of the settings.
+
+        Raises:
+            ConfigError: A model is to be cut where it cannot be, or compiled or recomputed though
+                it is cut inside a block.
+        """
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
         sites = [config.model.site, config.target.site]
@@ -109,19 +115,26 @@ class Stitching(
     # ---- what a job will take
 
     def model_passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
+        """Return the passes of all directions, and of similarity if it is asked for."""
         return forecast.passes_of_job(config, shapes)
 
     def reductions(
         self, config: StitchJob, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
+        """Yield settings that make the job smaller, see `forecast.smaller_jobs`."""
         return forecast.smaller_jobs(config, shapes, chosen)
 
     def bytes_beside_models(self, config: StitchJob, shapes: Shapes) -> float:
+        """Return the bytes of what needs most memory beside the models."""
         return forecast.bytes_needed(config, shapes)
 
     # ---- the run
 
     def run(self, config: StitchJob, work: Work) -> Outcome:
+        """Train all stitches, in one or both directions, and report their penalties.
+
+        The result has a row for each pair of layers and direction; `details` has all columns.
+        """
         import pandas as pd
 
         from thinkalike.evaluation.columns import document_counts
@@ -183,6 +196,7 @@ class Stitching(
         return ranked_rows(table, "penalty", smallest_first=True)
 
     def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean penalty and the worst one, with the layers that it is of."""
         table = result.details
         mean_penalty = result.scalars["mean_penalty"]
         has_two_directions = len(table) > len(result.arrays["stitch"])
