@@ -276,7 +276,7 @@ def row(name: str, source: UnitModel, target: UnitModel, origins: Mapping[int, i
     largest = f"{max(p_of_origins):.0e}" if p_of_origins else "–"
     return (
         f"| {name} | {comparison.streams.basis} | {found} of {len(origins)} | {largest} | {false_pairs} of "
-        f"{len(comparison.pairs)} | {least_false(comparison, origins):.2f} | {agreeing(comparison)} | {seconds:.0f} |"
+        f"{len(comparison.pairs) - len(p_of_origins)} | {least_false(comparison, origins):.2f} | {agreeing(comparison)} | {seconds:.0f} |"
     )
 
 
