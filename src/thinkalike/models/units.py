@@ -161,7 +161,7 @@ class UnitModel:
 
     def heads_writing(self, heads: Heads) -> Float[Tensor, "n h d"]:
         """Return the vectors by which each of n heads writes its h outputs to the stream."""
-        matrix = self._checked(heads.writing, self.weights.read(heads.writing))
+        matrix = self._as_float32(heads.writing, self.weights.read(heads.writing))
         if not _units_are_rows(heads.writing, tuple(matrix.shape), heads.width, is_reading=False):
             matrix = matrix.T
         return matrix.reshape(heads.heads, -1, heads.width)
