@@ -1,13 +1,14 @@
 # make train ARGS="model=solu-3l-mini"    set-up on first use, then the main job
 # make test | make lint                   the same for the fast tests, on all cores, and the checks
-# make test ARGS="-n0 tests/test_cka.py"  one file, in one process
+# make test ARGS="-n0 tests/measures/test_cka.py"  one file, in one process
 # make ci-slow | make slow                the slow tests that continuous integration runs | all slow tests
 # make docs                               the documentation into site/, strictly; offline once its packages are there
 # make bench | make bench ARGS="cka rsa"   the instruments' speed, one thread, into benchmarks/RESULTS.md
 PYTHON ?= python3
 BIN := .venv/bin
-# processes share the tests, one thread each; they need about 1.5 GB each
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# processes share the tests, one thread each; they need about 1.5 GB each. Bytecode is written even where the
+# environment says otherwise: tests start many interpreters
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: train test ci-slow slow lint docs bench
 
@@ -21,7 +22,7 @@ ci-slow: .venv/ready
 	$(PYTEST) -m ci_slow $(ARGS)
 
 slow: .venv/ready
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow $(ARGS)
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from thinkalike.config import compose_job
 from thinkalike.data.splits import training_texts
-from thinkalike.instruments.ruler.rungs import difference_interval, greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_by_layer
 from thinkalike.instruments.ruler.words import Words, r2_of_layers
 from thinkalike.measures import CKAMeasure, MutualKNN
 from thinkalike.measures.contract import AnyMeasure, Blocks, LayerMeasure, joined

@@ -32,7 +32,7 @@ PHASES = {
     "statistics": "statistics",
     "fit": "training",
     "report": "report",
-    "ruler": "rungs",
+    "ruler": "calibration points",
 }  # and their passes' names
 ASKED, EVERY = 1.4, 5.0
 

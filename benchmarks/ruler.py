@@ -4,9 +4,9 @@
     python benchmarks/ruler.py --simulations 400 --out x.jsonl   keeps what is done, so that a second call goes on
     python benchmarks/ruler.py --measures cka                    its readings in place of the ruler's
 
-Rows of one document depend on each other, as in `dependence`. A pair, rungs and controls share fixed parts of the
-variance of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are
-pairs that are called alike beyond both models' controls, where all share the same: nothing, or a tenth.
+Rows of one document depend on each other, as in `dependence`. A pair, calibration points and controls share fixed parts
+of the variance of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms
+are pairs that are called alike beyond both models' controls, where all share the same: nothing, or a tenth.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from dependence import LATENT, LENGTHS, NOISE, Records
 from torch import Tensor
 
-from thinkalike.instruments.ruler.rungs import difference_interval, greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_by_layer
 from thinkalike.measures import CKA
+from thinkalike.measures.bit_readings import INTERVAL_STEP, reading_interval, reading_of
 from thinkalike.measures.folds import numbered_by_part
-from thinkalike.measures.ladder import INTERVAL_STEP, reading_interval, reading_of
 from thinkalike.measures.ridge import Predictor, both_ways
 
 CHUNK = 20  # simulations that are kept together
@@ -44,7 +44,7 @@ def alike(measure: str, x: Tensor, y: Tensor, documents: Tensor) -> Tensor:
 
 
 def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
-    """Return the R² of pairs and rungs, their readings' ends, and the lower ends beyond controls, of one simulation."""
+    """Return the R² of pairs and points, the ends of readings, and the lower ends beyond controls, of a simulation."""
     chance = torch.Generator().manual_seed(zlib.crc32(f"{sorted(key.items())} {seed}".encode()))
 
     def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
@@ -72,9 +72,9 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
 
     first = latent()
     model = states(first, 0)
-    rungs = torch.stack([compared(model, states(shared(first, common), 0)) for common in MARKS.values()])
+    points = torch.stack([compared(model, states(shared(first, common), 0)) for common in MARKS.values()])
     pairs = [compared(model, states(shared(first, common), 1)) for common in PAIRS]
-    readings = [reading_interval(pair, list(MARKS), rungs) for pair in pairs]
+    readings = [reading_interval(pair, list(MARKS), points) for pair in pairs]
     beyond = []
     for common in CONTROLS:
         second = shared(first, common)
@@ -85,7 +85,7 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
         control = greatest_by_layer([torch.stack([own] * 2)[None], torch.stack([other] * 2)[None]])
         beyond.append(float(difference_interval((both - control[0]).mean(0)[None]).low))
     ends = [[float(each.low), float(each.high)] for each in readings]
-    return [[float(each[0]) for each in pairs], rungs[:, 0].tolist(), *ends, beyond]
+    return [[float(each[0]) for each in pairs], points[:, 0].tolist(), *ends, beyond]
 
 
 def interval(hits: int, n: int) -> str:
@@ -121,8 +121,8 @@ def main() -> None:
             runs += records.of({**key, "start": start}, lambda s=seeds, k=key: [simulated(k, each) for each in s])[
                 "runs"
             ]
-        pairs, rungs = (torch.tensor([run[place] for run in runs]).double().mean(0) for place in (0, 1))
-        truth = reading_of(pairs, list(MARKS), rungs[:, None].expand(-1, len(pairs)))
+        pairs, points = (torch.tensor([run[place] for run in runs]).double().mean(0) for place in (0, 1))
+        truth = reading_of(pairs, list(MARKS), points[:, None].expand(-1, len(pairs)))
         held = [
             sum(
                 run[2 + place][0] <= float(true) + INTERVAL_STEP / 2

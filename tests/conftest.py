@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -26,6 +27,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+gc.disable()  # until all tests are collected: what imports make stays, and looking through it takes seconds
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tiny models, where a second thread only waits
 os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the code of this checkout
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -85,6 +87,12 @@ def pytest_runtest_setup(item):
     for name, method in DRAWN.items():
         is_drawn = item.get_closest_marker("drawn")
         setattr(matplotlib.figure.Figure, name, method if is_drawn else lambda *_, **__: None)
+
+
+def pytest_collection_finish(session):
+    """Collect garbage again, and never look at what imports made, which is millions of objects."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_itemcollected(item):

@@ -149,10 +149,10 @@ def test_a_new_measure_touches_three_files(copy):
         "src/thinkalike/registry.py",
     ]
     assert "`best_unit`" in (copy / "docs/guide/measures.md").read_text()
-    entries = ["tests/test_registry.py", "tests/test_declared_measures.py", "tests/test_fake_device.py"]
-    passed = run_tests(copy, *entries, "tests/test_work.py", "tests/test_functions.py", "-k", "best_unit")
+    entries = ["tests/test_registry.py", "tests/measures/test_declared_measures.py", "tests/test_fake_device.py"]
+    passed = run_tests(copy, *entries, "tests/measures/test_work.py", "tests/test_functions.py", "-k", "best_unit")
     assert int(re.findall(r"(\d+) passed", passed)[0]) > 12
-    run_tests(copy, "tests/test_job.py", "-k", "kind_of_its_own or default_has_changed or registry")
+    run_tests(copy, "tests/job/test_job.py", "-k", "kind_of_its_own or default_has_changed or registry")
     run_tests(copy, "tests/test_docs.py", "-k", "reference or setting or measure")
     run_tests(copy, "tests/test_house.py", "-k", "import or level")
 
@@ -165,7 +165,7 @@ def test_a_measure_that_says_what_is_not_so_is_found(copy):
     (copy / "src/thinkalike/measures/best_unit.py").write_text(wrong)
     add_row(copy, '_by_states("best_unit", "BestUnit", "best_unit", "best unit")')
     with pytest.raises(AssertionError, match="orthogonal moves the value"):
-        run_tests(copy, "tests/test_declared_measures.py", "-k", "best_unit and orthogonal")
+        run_tests(copy, "tests/measures/test_declared_measures.py", "-k", "best_unit and orthogonal")
 
 
 @pytest.mark.timeout(1800)
@@ -178,6 +178,6 @@ def test_a_new_instrument_touches_six_files(copy):
     assert len(files) <= 6, files
     assert "docs/reference/settings.md" in files
     run_tests(copy, "tests/test_norms.py", "tests/test_registry.py")
-    run_tests(copy, "tests/test_job.py", "-k", "kind_of_its_own or default_has_changed")
+    run_tests(copy, "tests/job/test_job.py", "-k", "kind_of_its_own or default_has_changed")
     run_tests(copy, "tests/test_docs.py", "-k", "reference or setting")
     assert not pages.needs_contrib(["measure=norms"])

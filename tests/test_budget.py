@@ -56,10 +56,10 @@ def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
 )
 def test_a_smaller_budget_is_less_work(slow, script, words):
     config = composed(script, *words, *PAIR)
-    jobs = [budget.smaller(config, [], time) for time in ("60s", "20min", "24h")]
+    jobs = [budget.largest_job_within(config, [], time) for time in ("60s", "20min", "24h")]
     assert jobs[0].seconds < jobs[1].seconds <= jobs[2].seconds
     assert jobs[1].seconds <= 0.75 * 1200, "a quarter is left to other programs"
-    assert budget.smaller(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
+    assert budget.largest_job_within(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
     assert all(job.config.ruler == "bits" for job in jobs) or words == ["measure=ruler"]
     assert script == "analyze" or jobs[0].config.data.aligned, "documents give their beginnings"
 
@@ -67,27 +67,27 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
 def test_what_a_command_line_chose_stays(slow):
     words = ["measure=cka", "layers=[[0,0]]"]
     config = composed("analyze", *words, *PAIR)
-    job = budget.smaller(config, ["measure", "layers"], "60s").config
+    job = budget.largest_job_within(config, ["measure", "layers"], "60s").config
     assert job.layers == [[0, 0]]
     assert job.measure.batches < 64, "control"
-    trained = budget.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s").config
+    trained = budget.largest_job_within(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s").config
     assert trained.stitch.kind == "affine"
 
 
-def rungs_of_stitches(chosen, *words):
-    """What each rung of a smaller and smaller stitching job sets."""
+def reductions_of_stitches(chosen, *words):
+    """What each reduction of a smaller and smaller stitching job sets."""
     (job,) = asked_for(composed("train", *words, *PAIR))
     kind = instrument_of(job)
-    return list(kind.smaller(job, kind.shapes_of(job), chosen))
+    return list(kind.reductions(job, kind.shapes_of(job), chosen))
 
 
 @pytest.mark.parametrize("chosen", [(), ("stitch.both", "stitch.controls")])
 def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
-    rungs = rungs_of_stitches(chosen)
-    with_less_text = [rung for rung in rungs if "data.evaluation_tokens" in rung]
+    reductions = reductions_of_stitches(chosen)
+    with_less_text = [reduction for reduction in reductions if "data.evaluation_tokens" in reduction]
     assert len(with_less_text) > 5
-    assert all(rung["stitch.kind"] == "least_squares" for rung in with_less_text)
-    assert not any("stitch.steps" in rung for rung in rungs)
+    assert all(reduction["stitch.kind"] == "least_squares" for reduction in with_less_text)
+    assert not any("stitch.steps" in reduction for reduction in reductions)
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_a_stitch_that_has_no_time_to_converge_is_a_closed_form(chosen):
 )
 def test_a_training_that_is_named_keeps_steps_enough_for_a_bound(words, fewest):
     chosen = [word.partition("=")[0] for word in words]
-    rungs = rungs_of_stitches(chosen, *words)
-    shorter = [rung for rung in rungs if "stitch.steps" in rung]
-    steps = [rung["stitch.steps"] for rung in shorter]
+    reductions = reductions_of_stitches(chosen, *words)
+    shorter = [reduction for reduction in reductions if "stitch.steps" in reduction]
+    steps = [reduction["stitch.steps"] for reduction in shorter]
     assert min(steps) == fewest < max(steps)
-    assert not any("stitch.kind" in rung for rung in rungs)
-    read = [rung["stitch.steps"] * rung["stitch.tokens_per_step"] for rung in shorter]
+    assert not any("stitch.kind" in reduction for reduction in reductions)
+    read = [reduction["stitch.steps"] * reduction["stitch.tokens_per_step"] for reduction in shorter]
     assert read == sorted(read, reverse=True)
     assert read[-1] < read[0], "control: there is less work"
 
 
 def test_steps_that_a_command_line_sets_stay(slow):
     config = composed("train", "stitch.steps=8", *PAIR)
-    job = budget.smaller(config, ["stitch.steps"], "60s").config
+    job = budget.largest_job_within(config, ["stitch.steps"], "60s").config
     assert (job.stitch.steps, job.stitch.kind) == (8, "linear")
 
 
@@ -116,7 +116,7 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
     config = composed("train", *PAIR)
     assert budget.offered(config, [], 599.0) == ""
     time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
-    job = budget.smaller(config, [], time)
+    job = budget.largest_job_within(config, [], time)
     assert job.words == words
     assert job.seconds <= budget.seconds_of_budget(time)
 
@@ -136,7 +136,7 @@ def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
 )
 def test_each_instrument_of_text_or_stimuli_reads_less_in_less_time(slow, words, part, setting):
     config = composed("analyze", *words)
-    none_chosen = [budget.smaller(config, [], time) for time in ("1s", "20h")]
+    none_chosen = [budget.largest_job_within(config, [], time) for time in ("1s", "20h")]
     least, all_of_it = (getattr(getattr(job.config, part), setting) for job in none_chosen)
     assert none_chosen[0].seconds < none_chosen[1].seconds
     assert all_of_it in (getattr(getattr(config, part), setting), 2**18)

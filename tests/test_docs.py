@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 import pages
 from conftest import ROOT, composed
-from pages import script
+from pages import COMMANDS, DOCS, DOORS, script
 from thinkalike.catalogue import conf_folders
 from thinkalike.cli import NAMES_OF_MODELS, as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
@@ -24,10 +24,6 @@ from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_set
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 
-DOCS = ROOT / "docs"
-DOORS = ("train", "analyze")
-PLUGGED = [each for each in pages.commands() if any(".py:" in word for word in each.words)]  # tests/test_plugins.py
-COMMANDS = [each for each in pages.commands() if each not in PLUGGED]
 PAGES = pages.pages()
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

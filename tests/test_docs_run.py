@@ -14,7 +14,7 @@ import torch
 import pages
 import tiny
 from conftest import ROOT, of_core, smallest_words, with_slow
-from test_docs import COMMANDS, DOCS, DOORS, script
+from pages import COMMANDS, DOCS, DOORS, script
 from thinkalike.config import MEASURES
 from thinkalike.training import optimizers
 

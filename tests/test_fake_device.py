@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
 import tiny
+from counted_work import KINDS, of_outputs
 from fake_device import FakeDevice, move
-from test_work import KINDS, of_outputs
 from thinkalike import measures
 from thinkalike.config import DataConfig, instrument, measure_entry, measure_schema
-from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.rows import Corpus
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_parts
@@ -31,8 +31,8 @@ from thinkalike.states.pieces import Pieces
 from thinkalike.states.stimuli import stimulus_states
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitching import STITCH_LOSSES, Microbatch, StitchTraining, mean_losses
+from two_gpus import GPU, OTHER, ROWS, made, rows, waits
 
-GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "leave_out.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
@@ -113,19 +113,6 @@ def iterated(batches, layers, dtype=torch.float32):
     assert all(list(found.pool(number)) for number in range(found.total))
 
 
-def made(seed, place):
-    with _disable_current_modes():
-        model = tiny.frozen(seed)
-    move(model.module, place)
-    model.device = torch.device(place)
-    return model
-
-
-def rows(seed):
-    tokens = torch.randint(40, (12, 32), generator=torch.Generator().manual_seed(seed))
-    return TokenRows(tokens, torch.arange(12)[:, None].repeat(1, 32))
-
-
 def stitched(steps, pairs, loss="cross_entropy", size=(12, 3)):
     """The source is on another GPU."""
     with _disable_current_modes():
@@ -180,12 +167,6 @@ LONG |= {"mutual_knn", "differentiable", "token", "word"}
 def by_length(names):
     """Long ones run with the slow tests of continuous integration."""
     return [pytest.param(*own, marks=[pytest.mark.ci_slow] if own[0] in LONG else []) for own in names]
-
-
-def waits(job, *sizes, **chosen):
-    with FakeDevice() as device:
-        job(*sizes, **chosen)
-    return device.waits
 
 
 @pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs", "ignore:CUDA is not available")

@@ -26,9 +26,23 @@ from safetensors.torch import save_file
 
 import thinkalike
 import tiny
-from conftest import of_core, with_slow
+from conftest import with_slow
+from function_calls import (  # noqa: F401
+    ALIKE,
+    FEW,
+    FRAME,
+    JOBS,
+    PAIR,
+    PROFILES,
+    SETTINGS,
+    TEXTS,
+    _own_cache,
+    bridged,
+    check_table_of_command,
+    files,
+)
 from thinkalike import jobs, load_model, measures, open_result
-from thinkalike.config import MEASURES, AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
+from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import initial_of
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import (
@@ -53,89 +67,14 @@ from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
 SAME_CALL = "0"  # stands for the random text that all models of one call of a function share
-PAIR = ("gelu-3l-mini", "solu-3l-mini")
-FRAME = pd.DataFrame(
-    [(f"The {word}{'s' * many} ran.", f"{word}{'s' * many}", many, kind)
-     for kind, words in (("animal", "dog cat cow"), ("thing", "car bus jet")) for word in words.split()
-     for many in (0, 1)],
-    columns=["text", "word", "many", "kind"],
-)  # fmt: skip
-TEXTS = [tiny.document(seed, 60) for seed in range(240)]
-FEW = {"batches": 2, "tokens_per_batch": 128}
-PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
-SETTINGS = {  # small sizes, by their names on a command line, of which a keyword is the last part
-    "stitch": {"layers": [1], "seed": 1, "model.site": "resid_mid", "stitch.steps": 3, "stitch.tokens_per_step": 256,
-               "data.evaluation_tokens": 2048, "data.evaluation_share": 0.5},
-    "cka": {f"measure.{name}": value for name, value in FEW.items()},
-    "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
-    "r2": {"measure.words": 8000},
-    "mlem": {"seed": 1} | {f"measure.{name}": value for name, value in PROFILES.items()},
-    "rsa": {},
-    "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
-    "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
-                   "measure.importance": False, "stimuli.sample": 60},
-    "loss": {"data.evaluation_tokens": 2048},
-    "lineage": {"measure.likeness": False},
-    "ruler": {"measure.words": 8000},
-}  # fmt: skip
-ALIKE = [kind for kind in of_core(MEASURES) if kind not in SETTINGS]  # measures of layer pairs, all in the same way
-SETTINGS |= dict.fromkeys(ALIKE, SETTINGS["cka"])
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def files(tmp_path):
-    """The same text and stimuli as files, for commands."""
-    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in TEXTS))
-    FRAME.to_parquet(tmp_path / "words.parquet")
-    return {"text": ["data=text", "data.files=[texts.jsonl]"], "words": ["stimuli=table", "stimuli.path=words.parquet"]}
-
-
-def called(kind, store, models):
-    """The result of a function, of small sizes."""
-    keywords = {name.rpartition(".")[2]: value for name, value in SETTINGS[kind].items()}
-    keywords |= {} if kind in JOBS else {"measure": kind}
-    if kind != "lineage":  # which reads weights alone
-        keywords |= {"stimuli": FRAME} if kind in ("mlem", "rsa") else {"texts": TEXTS}
-    given = [models] if kind == "rsa" else models
-    return getattr(thinkalike, "compare" if "measure" in keywords else kind)(*given, store=store, **keywords)
-
-
-def words_of(kind, names, files):
-    """The same on a command line."""
-    own = [f"{name}={value}" for name, value in SETTINGS[kind].items()]
-    models = [f"{part}={name}" for part, name in zip(("model", "model@target"), names, strict=False)]
-    read = [] if kind == "lineage" else files["words" if kind in ("mlem", "rsa") else "text"]
-    return [*([] if kind == "stitch" else [f"measure={kind}"]), *models, *read, *own]
 
 
 # others than mutual_knn go the same way
 @pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE))
-def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):
-    """By name it is the very same result, which the store has already, and in memory the same table to the bit."""
-    for step in (1, 2) if kind == "trajectory" else ():  # whose stimuli are of the grammar: the tokenizer knows letters
-        tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=step)
-    alone = {"mlem": PAIR[:1], "loss": PAIR[:1], "trajectory": [str(tmp_path / "run")], "diff": [PAIR[0]] * 2}
-    names = alone.get(kind, PAIR)
-    theirs = cli("train.py" if kind == "stitch" else "analyze.py", *words_of(kind, names, files), "store=kept").result
-    ours = called(kind, "kept", names)
-    assert (ours.folder.resolve(), ours.key) == (theirs.folder.resolve(), theirs.key)
-    held = called(kind, None, names if kind == "trajectory" else [load_model(name) for name in names])
-    pd.testing.assert_frame_equal(held.table, theirs.table, check_exact=True)
-    assert held.arrays.keys() == theirs.arrays.keys()
-    assert all(np.array_equal(each, theirs.arrays[name]) for name, each in held.arrays.items())
+def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):  # noqa: F811
+    check_table_of_command(kind, files, cli, tmp_path)
 
 
-JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd", "rsa", "mlem",
-                                           "diff"],
-        "ruler": ["ruler"], "loss": ["loss"],
-        "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "lineage": ["lineage"],
-        "trajectory": ["trajectory"]}  # fmt: skip
 COMMON = {each.name for part in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(part)} | {"site", "head"}
 
 
@@ -191,17 +130,6 @@ def test_a_keyword_counts_whatever_the_default_of_another_measure_is(measure, ke
 def test_a_keyword_is_refused_by_a_measure_that_takes_no_such_value():
     with pytest.raises(ConfigError, match="null"):
         thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure="diff", null=False)
-
-
-def bridged(name="gpt2-mini"):
-    from transformer_lens.model_bridge import TransformerBridge
-
-    folder = str(ASSETS / name)
-    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return TransformerBridge.boot_transformers(
-        folder, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=torch.float32
-    )
 
 
 def test_a_bridge_is_the_model_that_it_wraps():
@@ -842,6 +770,12 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
         (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
         (lambda: thinkalike.diff(PAIR[0], "nope"), "^changed=nope is not known"),
+        (lambda: thinkalike.diff(*PAIR, other="nope"), "^other=.nope. is not known"),
+        (lambda: thinkalike.diff(*PAIR, margin={"kI": 1.0}), "^margin=.kI. is not known; there is"),
+        (lambda: run(None), "^job is NoneType: give one"),
+        (lambda: run("cka"), "^job is str: give one"),
+        (lambda: run(thinkalike.Job), "^job is type: give one"),
+        (lambda: thinkalike.open_result("~no-such-user/x"), "~no-such-user/x holds no finished result"),
         (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r"^models\[1\]=nope is not known"),
         (lambda: thinkalike.stitch(PAIR[0], steps=0), "^steps=0 must be at least 1 for a linear stitch"),
         (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
@@ -853,6 +787,7 @@ def test_errors_name_the_argument(call, said):
 
 
 compare = inspect.unwrap(thinkalike.compare)  # users have no checks of types before it
+run = inspect.unwrap(thinkalike.run)
 STATES, OTHERS = (np.random.default_rng(seed).normal(size=(12, 4)) for seed in range(2))
 MASKED = np.ma.masked_less(STATES, -1)
 
@@ -1140,7 +1075,15 @@ def test_the_tokenizer_of_another_model_is_refused(tmp_path):
         load_model(model, more)
 
 
-@pytest.mark.parametrize("name", thinkalike.__all__)
+def names_by_example():
+    """The public names by their docstrings: a function has that of the class of its job, which runs once."""
+    names = {}
+    for name in thinkalike.__all__:
+        names.setdefault(inspect.getdoc(getattr(thinkalike, name)), name)
+    return names
+
+
+@pytest.mark.parametrize("name", names_by_example().values())
 def test_the_example_of_a_public_name_runs(name):
     parsed = doctest.DocTestParser().get_doctest(
         inspect.getdoc(getattr(thinkalike, name)) or "",

@@ -10,7 +10,7 @@ import thinkalike.instruments.ruler.screen as ruler_screen
 import thinkalike.instruments.stitching.screen as stitching_screen
 from conftest import ROOT, of_core
 from pages import script
-from test_screen import PLANTED
+from planted_screens import PLANTED
 from thinkalike.catalogue import TASKS
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, instrument, measure_schema
 from thinkalike.config.groups import GROUPS, config_schema_of, schema_of_group

@@ -6,8 +6,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 import thinkalike
+from source_imports import imported, nodes
 from thinkalike.measures.kernel_alignment import alignment
 from thinkalike.measures.losses import token_loss
 
@@ -95,21 +95,6 @@ def part_of(file: Path) -> str:
 def found_in(files: Iterable[Path], look: Callable[[Path], Any]) -> dict[str, Any]:
     """Return what was found in files in which something was."""
     return {str(file.relative_to(ROOT)): found for file in files if (found := look(file))}
-
-
-@cache
-def nodes(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
-
-
-def imported(source: str) -> Iterator[str]:
-    """Dotted names of all imports, those inside functions too."""
-    for node in nodes(source):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute, so that this test sees them"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def without_types(source: str) -> str:
@@ -218,6 +203,29 @@ def test_no_file_that_is_read_can_run_code():
     assert {name: found for name, text in texts.items() if (found := unsafe(text))} == {}
     others = [text for name, text in texts.items() if "/tests/" not in name and "pickle" in text]  # of metrics
     assert [name for text in others for name in imported(text) if name.split(".")[0] == "pickle"] == []
+
+
+def test_the_folders_of_tests_are_packages_of_the_source():
+    source = ROOT / "src" / "thinkalike"
+    folders = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert {name for name in folders if not (source / name).is_dir()} == {"faults"}
+    assert {"data", "measures"} <= folders, "control"
+
+
+def test_no_test_module_imports_another():
+    """What tests share is in tests/helpers or in conftest.py."""
+    modules = list((ROOT / "tests").rglob("*.py"))
+    found = {path.name: [name for name in imported(path.read_text()) if _is_test(name)] for path in modules}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert len(found) > 100, "control"
+    assert [name for name in imported("from test_cka import cka\nimport tests.test_cka") if _is_test(name)] == [
+        "test_cka.cka",
+        "tests.test_cka",
+    ], "control"
+
+
+def _is_test(name: str) -> bool:
+    return any(part.startswith("test_") for part in name.split("."))
 
 
 @pytest.mark.parametrize(

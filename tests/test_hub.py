@@ -1,10 +1,13 @@
 """A hub: what a user of the real models gets from it, and one clear line, soon, for all that can go wrong there."""
 
 import dataclasses
+import gzip
 import json
 import re
 import shutil
 import time
+import warnings
+import zlib
 from types import SimpleNamespace
 
 import pandas as pd
@@ -163,6 +166,70 @@ def test_a_download_without_end_is_ended(served, monkeypatch, name):
     monkeypatch.setattr(requests, "PATIENCE", 1.0)
     served({name: Fault(pause=0.05)})
     assert "bytes in 1 s" in line_of(lambda: load_model(MODEL))
+
+
+def zipped(content):
+    return gzip.compress(content), {"Content-Encoding": "gzip"}
+
+
+def deflated(content):
+    return zlib.compress(content), {"Content-Encoding": "deflate"}
+
+
+@pytest.mark.parametrize("answer", [zipped, deflated, lambda content: (content, {})], ids=["gzip", "deflate", "plain"])
+@pytest.mark.parametrize("where", ["/api/models", "config.json"])
+def test_no_answer_that_is_read_whole_expands_without_bound(where, answer, served, monkeypatch):
+    """A few kilobytes of gzip stand for gigabytes, which would be parsed."""
+    monkeypatch.setattr(requests, "LARGEST_ANSWER", 2**20)
+    monkeypatch.setattr(requests, "LARGEST_READ_WHOLE", 2**20)
+    content, headers = answer(b" " * 2**21)
+    headers |= {"ETag": '"a"', "X-Repo-Commit": hub.COMMIT}
+    served({where: Fault(answer=(content, headers))})
+    assert "read as a whole" in line_of(lambda: load_model(MODEL))
+
+
+def test_compressed_answers_are_read(served, root):
+    files = [{"rfilename": path.name} for path in (root / "someone" / "m").iterdir()]
+    facts = {"id": "someone/m", "sha": hub.COMMIT, "siblings": files, "tags": [], "private": False}
+    served({"/api/models": Fault(answer=zipped(json.dumps(facts).encode()))})
+    assert load_model(MODEL).revision == hub.COMMIT
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        (
+            {"X-Linked-Size": "5"},
+            r"model.safetensors of someone/m came with \d+ bytes, and the hub states 5: .*load it",
+        ),
+        ({"X-Linked-Size": str(10**15)}, "the hub states a file of .* MB in someone/m, and .* free space; .*HF_HOME"),
+    ],
+)
+def test_a_file_of_another_size_than_stated_is_told_with_a_remedy_of_this_program(states, words, served):
+    served({WEIGHTS: Fault(states=states)})
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        line = line_of(lambda: load_model(MODEL))
+    assert re.search(words, line)
+    assert "force_download" not in line
+    assert "\n" not in line
+    assert not [warning for warning in warned if "disk" in str(warning.message)]
+
+
+def test_a_file_beyond_what_plain_downloads_bring_names_xet(served, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 10)
+    served()
+    assert "unset HF_HUB_DISABLE_XET" in line_of(lambda: load_model(MODEL))
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_a_hub_that_ends_in_the_middle_of_a_file_is_given_up(name, served, monkeypatch):
+    """The library would resume five times, and without end where old bytes come again."""
+    monkeypatch.setattr(requests, "LONGEST_STANDSTILL", 1.5)
+    asked = served({name: Fault(states={"Content-Length": str(10**6)})})
+    line = line_of(lambda: load_model(MODEL))
+    assert re.search(f"{name} of .* was interrupted after [\\d,]+ bytes, again and again for [23] s", line)
+    assert len([path for path in asked if path.endswith(name)]) <= 6
 
 
 def files_outside(tmp_path):

@@ -1,17 +1,14 @@
 """The package as users get it: a wheel, imports that cost what a job needs, types, and minis as their cards say."""
 
 import ast
-import json
-import shutil
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
 import thinkalike
 from conftest import ROOT, composed
+from installed_package import TAUGHT, card, installed, run  # noqa: F401
 from thinkalike import open_result
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
@@ -28,38 +25,9 @@ SMALL = [
 ]
 
 
-def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
-    return subprocess.run(words, cwd=cwd, env=environment, check=check, capture_output=True, text=True, timeout=600)
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory) -> Path:
-    """The command of the package in a fresh environment, from a wheel; dependencies come from this environment."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "copy"  # a build leaves files beside the sources
-    copy.mkdir()
-    for name in ("src", "conf"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(ROOT / name, copy)
-    pip = [sys.executable, "-m", "pip"]
-    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, copy, cwd=folder)
-    (wheel,) = folder.glob("thinkalike-*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "fresh", cwd=folder)
-    python = folder / "fresh" / "bin" / "python"
-    where = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=folder)
-    site = Path(where.stdout.strip())
-    run(*pip, f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel, cwd=folder)
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    places = "import thinkalike, thinkalike.config as c; print(thinkalike.__file__, c.CONF)"
-    assert run(python, "-c", places, cwd=folder).stdout.count(str(site)) == 2, "control: from the wheel"
-    return folder / "fresh" / "bin" / "thinkalike"
-
-
 @pytest.mark.ci_slow
 @pytest.mark.timeout(900)
-def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):
+def test_a_wheel_in_a_fresh_environment_runs_the_main_job(installed, tmp_path):  # noqa: F811
     done = run(installed, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=tmp_path)
     result = open_result(tmp_path / done.stdout.splitlines()[-1].removeprefix("results: "))
     assert list(result.details["source_layer"]) == [0, 1, 2]
@@ -225,16 +193,11 @@ def test_a_users_file_is_checked(tmp_path):
     assert found == {first + number: kind for number, kind in enumerate(BAD.values())}, run.stdout
 
 
-TAUGHT = "bert-mini-nli"  # a body without a head, whose card states accuracies
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json") if path.parent.name != TAUGHT)
 GRAMMAR = [f"{kind}-mini{seed}" for kind in ("bert", "gpt2", "mamba") for seed in ("", "-s1")]
 NEOX = ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"]
 RETOKENISED = "gelu-3l-mini-v2k"
 EXPECTED = ["gelu-3l-mini", "gelu-3l-mini-s1", "gelu-4l-mini", "solu-3l-mini", "solu-3l-mini-s1", "solu-4l-mini"]
-
-
-def card(name):
-    return json.loads((ASSETS / name / "config.json").read_text())
 
 
 def mini(name):

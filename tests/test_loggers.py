@@ -12,12 +12,12 @@ import pytest_socket
 from PIL import Image
 
 import wandb_runs
-from test_job import Toy, config
 from thinkalike import loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job.performing import perform
 from thinkalike.loggers import run_name
+from toy_job import Toy, config
 
 
 class Pictured(Toy):

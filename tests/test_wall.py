@@ -15,7 +15,7 @@ import pytest
 import pages
 import tiny
 from conftest import ROOT, of_core, smallest_words
-from test_house import imported
+from source_imports import imported
 from thinkalike.config import MEASURES, ModelConfig, instrument
 
 CONTRIB = ("src/thinkalike/contrib", "tests/contrib", "docs/contrib")
@@ -149,7 +149,7 @@ def test_all_tests_of_the_core_are_collected_and_a_sample_passes(without_contrib
     collected = run(without_contrib, *quick, "--collect-only", "-q")
     assert collected.returncode == 0, collected.stdout[-3000:]
     assert "tests/contrib" not in collected.stdout
-    sample = ["tests/test_config.py", "tests/test_docs.py", "tests/test_path.py", "tests/test_shape.py"]
+    sample = ["tests/config/test_config.py", "tests/test_docs.py", "tests/test_path.py", "tests/measures/test_shape.py"]
     passed = run(without_contrib, *quick, *sample, "--deselect", BENCHMARKED)
     assert passed.returncode == 0, passed.stdout[-3000:]
 

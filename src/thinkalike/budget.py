@@ -54,7 +54,7 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     """
     if config.budget is None:
         return config
-    job = smaller(config, chosen, config.budget)
+    job = largest_job_within(config, chosen, config.budget)
     if job is None:
         raise ConfigError(
             f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
@@ -78,13 +78,13 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
     if seconds <= LONG_SECONDS:
         return ""
     for budget in OFFERED_BUDGETS:
-        job = smaller(config, chosen, budget)
+        job = largest_job_within(config, chosen, budget)
         if job is not None and job.seconds <= seconds_of_budget(budget) < seconds:
             return f"; budget={budget} does {job.words}"
     return ""
 
 
-def smaller(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJob | None:
+def largest_job_within(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJob | None:
     """Return the largest job that a budget has time for, or the least.
 
     None: the job has nothing to leave out, all of it is `chosen`, or a shape is unknown.
@@ -121,7 +121,7 @@ def _choices(config: JobConfig, chosen: Collection[str]) -> Sequence[SettingValu
         shapes[model_part] = shape
 
     choices = []
-    for settings in instrument.smaller(job, shapes, chosen):
+    for settings in instrument.reductions(job, shapes, chosen):
         choice = {}
         for key, value in settings.items():
             if key not in chosen and key.removesuffix(".kind") not in chosen:

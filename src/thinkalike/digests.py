@@ -25,7 +25,7 @@ from thinkalike.code_text import (
     is_installed_function,
     is_own_class,
 )
-from thinkalike.errors import short
+from thinkalike.errors import in_home, short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +76,7 @@ _known_digests: dict[str, str] = {}
 
 def cache_home() -> Path:
     """Return the folder of all caches: $THINKALIKE_CACHE, or one in the home folder."""
-    return Path(os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike").expanduser()
+    return in_home(os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike")
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -217,7 +217,7 @@ def content_key(path: str | os.PathLike[str] | None) -> str:
     """
     if not path:
         return ""
-    file = Path(path).expanduser()
+    file = in_home(path)
     try:
         if not file.is_file():
             return ""

@@ -13,6 +13,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 LISTED = 40  # names that a message lists
@@ -77,6 +78,11 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     names = list(choices)
     if value not in names:
         raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
+
+
+def in_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home folder in the place of ~; that of an unknown user stays ~user."""
+    return Path(os.path.expanduser(path))
 
 
 def checked_path(name: str, value: object) -> str:

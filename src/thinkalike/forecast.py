@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from thinkalike.config import AnalyzeConfig, JobConfig, TrainerConfig
-from thinkalike.instruments import asked_for, instrument_of, passes
+from thinkalike.instruments import asked_for, instrument_of, jobs_by_pass
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.planning import is_known_done
 from thinkalike.memory import FRAGMENTATION, readable
@@ -185,7 +185,7 @@ def forecast(config: JobConfig, looks_up: bool = True) -> Forecast:
     """
     labelled = _labelled_jobs(config)
     passes_over_text = []
-    for positions in passes([job for _, job in labelled]):
+    for positions in jobs_by_pass([job for _, job in labelled]):
         jobs = []
         for position in positions:
             label, job = labelled[position]
@@ -250,14 +250,14 @@ def _bytes_of_process(config: JobConfig, shapes: Mapping[str, Shape]) -> float:
 
 def _with_work(job: ForecastJob, kind: AnyInstrument, config: JobConfig, shapes: Mapping[str, Shape]) -> ForecastJob:
     """Return a job with what its instrument says of its work."""
-    bytes_of_job = FRAGMENTATION * kind.holds(config, shapes)
+    bytes_of_job = FRAGMENTATION * kind.bytes_beside_models(config, shapes)
     job = replace(
         job,
-        passes=[of_model for of_model in kind.passes(config, shapes) if of_model.tokens],
+        passes=[of_model for of_model in kind.model_passes(config, shapes) if of_model.tokens],
         bytes_beside_models=job.bytes_beside_models + bytes_of_job,
     )
     if shapes:
-        job = replace(job, time_work=partial(kind.seconds, config, shapes))
+        job = replace(job, time_work=partial(kind.seconds_beside_passes, config, shapes))
     return job
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from http.client import responses
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 import httpx2
 
@@ -39,6 +40,10 @@ FIRST_SERVER_ERROR = 500
 # After so many seconds, a download must have had so many bytes per second.
 PATIENCE = 20.0
 LEAST_RATE = 2000.0
+# So many seconds after a file has last come further, it is not asked for again.
+LONGEST_STANDSTILL = 15.0
+# of an answer that is no file: what the hub says of 100,000 files takes a third of it
+LARGEST_ANSWER = 2**25
 SHA256 = re.compile(r"[0-9a-f]{64}")  # names of cached files whose digest the hub states
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
 
@@ -54,8 +59,19 @@ NO_REVISION = re.compile(
 # An ETag, of which the library makes the name of a file: a digest, or a mirror's word for one.
 ETAG = re.compile(r'(W/)?"?[\w+=-]+"?')
 
+# Where the answer to a resumed download begins.
+RESUMED_FROM = re.compile(r"bytes (?P<start>\d+)-")
+
 # A file of a certain commit, in the address of a request.
 FILE_OF_COMMIT = re.compile(r"/resolve/(?P<commit>[0-9a-f]{40})/")
+
+# What the hub's library says of downloads that failed. Its remedies are arguments of its own.
+WRONG_SIZE = re.compile(r"file should be of size (?P<stated>\S+) but has size (?P<received>\S+) \((?P<file>.*)\)")
+FULL_DISK = re.compile(
+    r"Not enough free disk space .* size is: (?P<needed>\S+) MB.*"
+    r"location (?P<folder>.*) only has (?P<free>\S+) MB"
+)
+TOO_LARGE_WITHOUT_XET = "too large to be downloaded using the regular download method"
 
 
 class Commit(NamedTuple):
@@ -80,36 +96,96 @@ def _sending_steadily() -> Iterator[None]:
     """End downloads of the hub's library that would take for ever, while this is open.
 
     The library limits the time between two bytes, and not the time of all bytes. It also makes
-    paths of what the hub states, and reads files of any size; see `_check_answer`.
+    paths of what the hub states, and reads answers of any size; see `_check_answer`.
     """
     from huggingface_hub.utils import get_session
 
     session = get_session()
     earlier_hooks = session.event_hooks
-
-    refusals: list[ModelError] = []
-
-    def watch(response: httpx2.Response) -> None:
-        try:
-            _check_answer(response)
-        except ModelError as error:
-            refusals.append(error)
-            raise
-        if isinstance(response.stream, httpx2.SyncByteStream):
-            response.stream = _SteadyStream(response.stream, _most_bytes(response))
-
-    response_hooks = [*earlier_hooks.get("response", ()), watch]
-    session.event_hooks = {**earlier_hooks, "response": response_hooks}
+    watch = _Watch()
+    session.event_hooks = {
+        "request": [*earlier_hooks.get("request", ()), watch.ask],
+        "response": [*earlier_hooks.get("response", ()), watch.begin],
+    }
     try:
-        yield
+        with warnings.catch_warnings():
+            # It is certain that the download would fail.
+            warnings.filterwarnings("error", message="Not enough free disk space")
+            yield
     except Exception as error:
-        if refusals and error is not refusals[0]:
-            raise refusals[0] from error  # transformers calls the file missing
+        if watch.refusals and error is not watch.refusals[0]:
+            raise watch.refusals[0] from error  # transformers calls the file missing
         raise
     finally:
         session.event_hooks = earlier_hooks
-    if refusals:
-        raise refusals[0]
+    if watch.refusals:
+        raise watch.refusals[0]
+
+
+class _Watch:
+    """Watches the answers of the hub.
+
+    Attributes:
+        refusals: The errors of answers that were refused; after one, nothing more is asked.
+        progress: By address, how far the file has come that is being downloaded.
+    """
+
+    def __init__(self) -> None:
+        self.refusals: list[ModelError] = []
+        self.progress: dict[str, _Progress] = {}
+
+    def ask(self, request: httpx2.Request) -> None:
+        """Check that a question makes sense after the answers to earlier ones."""
+        if self.refusals:
+            raise self.refusals[0]
+        if request.method == "GET":
+            self.check_moves(_address(request))
+
+    def check_moves(self, address: str) -> None:
+        """Check that the download of a file still moves, over all of its attempts.
+
+        The library repeats an attempt without end as long as each brings a byte, also an old one.
+        """
+        progress = self.progress.setdefault(address, _Progress())
+        now = monotonic()
+        standstill = now - progress.last_moved
+        seconds = now - progress.began
+        is_slow = seconds > PATIENCE and progress.bytes < LEAST_RATE * seconds
+        if standstill > LONGEST_STANDSTILL or is_slow:
+            raise self.refuse(
+                f"{_file_of_host(address)} was interrupted after {progress.bytes:,} bytes, again "
+                f"and again for {seconds:.0f} s; check the network, HF_ENDPOINT and proxies"
+            )
+
+    def begin(self, response: httpx2.Response) -> None:
+        """Check an answer, and let its content be checked as it is read."""
+        if response.is_error:  # the library pauses before it asks again
+            self.progress.pop(_address(response.request), None)
+        try:
+            _check_answer(response)
+        except ModelError as error:
+            self.refusals.append(error)
+            raise
+        if not isinstance(response.stream, httpx2.SyncByteStream):
+            return
+
+        response.stream = _SteadyStream(response, response.stream, self)
+        decoder = _CountingDecoder(response, self)
+        response._decoder = decoder  # type: ignore[assignment]
+        read_whole = response.read
+
+        def read() -> bytes:
+            decoder.most = LARGEST_ANSWER
+            return read_whole()
+
+        # Files go to the disk by chunks; all else is read by this function.
+        response.read = read  # type: ignore[method-assign]
+
+    def refuse(self, message: str) -> ModelError:
+        """Return the error of an answer whose content is refused."""
+        error = ModelError(message)
+        self.refusals.append(error)
+        return error
 
 
 def _check_answer(response: httpx2.Response) -> None:
@@ -158,27 +234,112 @@ def _most_bytes(response: httpx2.Response) -> int | None:
     return None
 
 
-class _SteadyStream(httpx2.SyncByteStream):
-    """A stream of bytes that raises an error if too few arrive, or more than `most`."""
+def _address(request: httpx2.Request) -> str:
+    """Return the address of a request without its query, which may hold a signature."""
+    return str(request.url.copy_with(query=None))
 
-    def __init__(self, stream: httpx2.SyncByteStream, most: int | None):
-        self.stream = stream
-        self.most = most
+
+def _file_of_host(address: str) -> str:
+    """Return the last name of an address, and its host, as messages show them."""
+    url = httpx2.URL(address)
+    return f"{short(PurePosixPath(url.path).name)} of {short(url.host)}"
+
+
+class _Decoder(Protocol):
+    """Makes the content of an answer from the bytes that were sent."""
+
+    def decode(self, data: bytes) -> Iterator[bytes]: ...
+    def flush(self) -> Iterator[bytes]: ...
+
+
+class _CountingDecoder:
+    """Decodes an answer as its encoding wants it, and raises an error beyond `most` bytes.
+
+    A compressed answer may become a thousand times as large as what was sent.
+    """
+
+    def __init__(self, response: httpx2.Response, watch: _Watch):
+        self.most = _most_bytes(response)
+        self._address = _address(response.request)
+        self._decoder: _Decoder = response._get_content_decoder()
+        self._watch = watch
+        self._count = 0
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        return self._counted(self._decoder.decode(data))
+
+    def flush(self) -> Iterator[bytes]:
+        return self._counted(self._decoder.flush())
+
+    def _counted(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._count += len(chunk)
+            if self.most is not None and self._count > self.most:
+                raise self._watch.refuse(
+                    f"{_file_of_host(self._address)} has more than {self.most:,} bytes, and would "
+                    "be read as a whole; check HF_ENDPOINT and proxies"
+                )
+            yield chunk
+
+
+class _Progress:
+    """How far the download of a file has come, over all of its attempts.
+
+    Attributes:
+        bytes: The bytes from the beginning of the file that have arrived.
+        began: The time at which the file was asked for.
+        last_moved: The time at which the last of the bytes arrived.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.began = monotonic()
+        self.last_moved = self.began
+
+    def move(self, position: int) -> None:
+        """Note that the file has arrived up to a position."""
+        if position > self.bytes:
+            self.bytes = position
+            self.last_moved = monotonic()
+
+
+class _SteadyStream(httpx2.SyncByteStream):
+    """A stream of bytes that raises an error if too few arrive, or only old ones."""
+
+    def __init__(self, response: httpx2.Response, stream: httpx2.SyncByteStream, watch: _Watch):
+        resumed = RESUMED_FROM.match(response.headers.get("Content-Range", ""))
+        self._start = 0
+        if resumed is not None:
+            self._start = int(resumed["start"])
+        self._address = _address(response.request)
+        self._stream = stream
+        self._watch = watch
 
     def __iter__(self) -> Iterator[bytes]:
+        progress = self._watch.progress.get(self._address, _Progress())
+        will_be_resumed = False
+        try:
+            yield from self._steady(progress)
+        except (httpx2.TimeoutException, httpx2.RemoteProtocolError):
+            will_be_resumed = True
+            raise
+        finally:
+            if not will_be_resumed:
+                self._watch.progress.pop(self._address, None)
+
+    def _steady(self, progress: _Progress) -> Iterator[bytes]:
         began = monotonic()
         received = 0
-        for chunk in self.stream:
+        for chunk in self._stream:
             received += len(chunk)
+            progress.move(self._start + received)
             seconds = monotonic() - began
             if seconds > PATIENCE and received < LEAST_RATE * seconds:
                 raise httpx2.ReadError(f"it sent {received:,} bytes in {seconds:.0f} s")
-            if self.most is not None and received > self.most:
-                raise ModelError(too_large("a file of the hub", received))
             yield chunk
 
     def close(self) -> None:
-        self.stream.close()
+        self._stream.close()
 
 
 @functools.cache
@@ -377,6 +538,30 @@ def _message_of(error: BaseException, repository: str, revision: str) -> str | N
             return "the hub does not answer in time; check the network, HF_ENDPOINT and proxies"
         case httpx2.RequestError():
             return f"the hub does not answer ({error}); check the network, HF_ENDPOINT and proxies"
+    return _message_of_download(str(error), repository)
+
+
+def _message_of_download(reason: str, repository: str) -> str | None:
+    """Return what the library says of a download that failed, with a remedy that exists here."""
+    wrong_size = WRONG_SIZE.search(reason)
+    if wrong_size is not None:
+        return (
+            f"{short(wrong_size['file'])} of {repository} came with {wrong_size['received']} bytes, "
+            f"and the hub states {wrong_size['stated']}: it was damaged on its way, and nothing of "
+            "it was kept; load it again, and check HF_ENDPOINT and proxies"
+        )
+    full_disk = FULL_DISK.search(reason)
+    if full_disk is not None:
+        return (
+            f"the hub states a file of {full_disk['needed']} MB in {repository}, and "
+            f"{full_disk['folder']} has {full_disk['free']} MB of free space; delete files there, "
+            "or set HF_HOME to a folder on a larger disk"
+        )
+    if TOO_LARGE_WITHOUT_XET in reason:
+        return (
+            f"the hub states a file of more than 50 GB in {repository}, which comes by Xet alone; "
+            "pip install hf_xet, and unset HF_HUB_DISABLE_XET"
+        )
     return None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
 
-from thinkalike.errors import PluginError, ThinkalikeError, one_line, short
+from thinkalike.errors import PluginError, ThinkalikeError, in_home, one_line, short
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 # the FILE.py:NAME that a person typed, or gave as an argument in Python; no other file is run
@@ -89,7 +89,7 @@ def load(name: str) -> object:
         raise PluginError(f"{short(name)} is not a plugin; name the object of a file as FILE.py:NAME")
     path, _, attribute = name.rpartition(":")
     check_trusted(name)
-    module = _module(Path(path).expanduser().resolve(), _content(path))
+    module = _module(in_home(path).resolve(), _content(path))
     names: Mapping[str, object] = vars(module)
     if attribute not in names:
         raise PluginError(f"{path} has no {attribute}")
@@ -137,7 +137,7 @@ def blaming(what: str) -> Iterator[None]:
 
 def _content(path: str) -> bytes:
     try:
-        return Path(path).expanduser().read_bytes()
+        return in_home(path).read_bytes()
     except OSError as error:
         raise PluginError(f"the plugin {path} cannot be read from {Path.cwd()}: {error.strerror}") from error
 

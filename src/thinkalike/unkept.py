@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from thinkalike.columns import Columns
-from thinkalike.errors import StoreError, checked_path, one_line
+from thinkalike.errors import StoreError, checked_path, in_home, one_line
 from thinkalike.store import (
     Result,
     TensorFile,
@@ -214,7 +214,7 @@ class UnkeptResult(Result):
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
         """Write the result and its figures into a new folder, and open it there."""
-        destination = Path(checked_path("folder", folder)).expanduser()
+        destination = in_home(checked_path("folder", folder))
         make_new_folder(destination)
         try:
             write_content(destination, self.config, self._record, self.tables, self.arrays)

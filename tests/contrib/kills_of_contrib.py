@@ -6,7 +6,8 @@ python tests/contrib/kills_of_contrib.py 20
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "faults")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "helpers"), str(TESTS / "faults")]
 
 import kills  # noqa: E402
 from kills import TEXT  # noqa: E402

@@ -9,10 +9,10 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
-from test_one_pass import list_of, results
+from one_pass import list_of, results
 from thinkalike.contrib.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, mean_over_models
 from thinkalike.contrib.atlas.inner_jobs import PAIR_COLUMNS as PLACE
-from thinkalike.instruments import asked_for, passes
+from thinkalike.instruments import asked_for, jobs_by_pass
 
 DEPTH = tiny.ARCHITECTURE["n_layers"]
 SIX = [f"m{number}" for number in range(6)]
@@ -82,7 +82,7 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
 
 def test_kinds_that_share_a_pass_are_together_and_others_alone():
     configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "mutual_knn")]
-    assert passes([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"
+    assert jobs_by_pass([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"
 
 
 REFUSED = {

@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import composed
-from test_install import ASSETS, TAUGHT, card, installed, run  # noqa: F401 (a fixture)
+from installed_package import TAUGHT, card, installed, run  # noqa: F401 (a fixture)
 from thinkalike.contrib.populations.new_classifier import new_classifier
+from thinkalike.models.checkpoints import ASSETS
 
 
 def test_a_body_that_was_taught_says_how_and_makes_classifiers():

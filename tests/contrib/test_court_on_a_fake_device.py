@@ -2,11 +2,11 @@
 
 import pytest
 
-from test_fake_device import GPU, OTHER, made, rows, waits
 from thinkalike.contrib.court.bench import Bench
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.source import Source
+from two_gpus import GPU, OTHER, made, rows, waits
 
 
 @pytest.mark.ci_slow

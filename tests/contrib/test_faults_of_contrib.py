@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FAULTS = Path(__file__).parents[1] / "faults"
-sys.path.append(str(FAULTS))
-
-from test_bad_inputs import check_refused  # noqa: E402
-from test_machine import ended, one_line  # noqa: E402
+from faulty_commands import check_refused, ended, one_line
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from test_figures import (
+from planted_figures import (
     FEATURES,
     NOWHERE,
     RANDOM,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from test_foreign_config import CALLBACKS, folder_of
+from foreign_files import CALLBACKS, folder_of
 
 TRAJECTORY = "defaults: [analyze, {override measure: trajectory}, _self_]\nmodel: {name: gelu-3l-mini}\nmeasure"
 

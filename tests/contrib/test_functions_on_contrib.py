@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-import test_functions
 import thinkalike
-from test_functions import FRAME, PAIR, _own_cache, files  # noqa: F401 (fixtures)
+from function_calls import FRAME, PAIR, SETTINGS, _own_cache, check_table_of_command, files  # noqa: F401 (fixtures)
 from thinkalike.config import part_named
 from thinkalike.errors import ConfigError
 
-test_functions.SETTINGS |= {
+SETTINGS |= {
     "steering": {"layers": [[1, 1]], "seed": 1},
     "probes": {"layers": [[1, 1]], "stimuli.features": ["Number"]},
 }
@@ -18,7 +17,7 @@ test_functions.SETTINGS |= {
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", ["probes", "steering"])
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):  # noqa: F811
-    test_functions.test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path)
+    check_table_of_command(kind, files, cli, tmp_path)
 
 
 def test_a_measure_of_many_models_is_a_command_alone():

@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import test_integrity
+from planted_headlines import TABLE, check_lacking_result_is_one_line, of
 from stores import made
-from test_store import TABLE, of
 from thinkalike.contrib.papers import paper_experiment
 
 
@@ -42,4 +41,4 @@ def test_an_experiment_says_how_many_of_its_claims_hold():
 
 @pytest.mark.parametrize("kind", ["population", "sae"])
 def test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path):
-    test_integrity.test_a_result_that_lacks_what_its_kind_shows_is_one_line(kind, tmp_path)
+    check_lacking_result_is_one_line(kind, tmp_path)

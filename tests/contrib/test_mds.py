@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.manifold import smacof
 
-from test_rsa import drawn
+from drawn_states import drawn
 from thinkalike.contrib.papers.mds import mds
 from thinkalike.measures import rsa
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from classifiers import THREE
 
-from test_weights import DAMAGES, rewrite
+from damaged_weights import DAMAGES, rewrite
 from thinkalike.config.parts import model_settings
 from thinkalike.contrib.populations.new_classifier import new_classifier
 from thinkalike.errors import ModelError

@@ -20,7 +20,7 @@ from classifiers import (
     write_sibling,
 )
 from classifiers import PAIR_BLOCKS as BLOCKS
-from test_nli_pairs import write
+from published_pairs import write
 
 from conftest import CLI, composed, wait_for_state
 from thinkalike.contrib.populations import all_stitches as module

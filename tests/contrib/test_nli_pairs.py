@@ -1,15 +1,13 @@
 """Pairs for language inference: labels of templates follow from the meaning, and published formats are read alike."""
 
-import json
 from collections import Counter
 from functools import reduce
 from operator import and_, or_
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
-from classifiers import of_the_hub
+from published_pairs import write
 
 from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.encoding import batches, encode
@@ -352,26 +350,6 @@ HARD = [
     ("The doctor and the actor danced .", "The actor danced .", "entailment", "subsequence", "se_conjunction"),
     ("If the actor slept , the judge ran .", "The judge ran .", "non-entailment", "constituent", "cn_after_if_clause"),
 ]
-
-
-def published(rows) -> pd.DataFrame:
-    names = ["sentence1", "sentence2", "gold_label", "heuristic", "subcase"]
-    frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
-    return frame.assign(pairID=[f"ex{row}" for row in range(len(rows))], sentence1_parse='(ROOT (S "))')
-
-
-def write(rows, path: Path) -> Path:
-    """As it is published in the format of the ending."""
-    if path.suffix == ".parquet":
-        of_the_hub(rows).to_parquet(path)
-    elif path.suffix == ".jsonl":
-        lines = [json.dumps(record) for record in published(rows).to_dict("records")]
-        path.write_text("\n".join(lines) + "\n")
-    else:
-        frame = published(rows)
-        lines = ["\t".join(frame), *("\t".join(row) for row in frame.to_numpy())]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
 
 
 def pairs_of(rows) -> Pairs:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from sae_courses import TOKENS, course
 from safetensors.torch import load_file, save_file
 
 import tiny
@@ -163,15 +164,6 @@ def test_a_fitted_rotation_carries_an_sae_and_a_wrong_one_not():
     assert native > 0.98
     assert astray == pytest.approx(chance, abs=0.005)
     assert torch.stack(others).mean() == pytest.approx(chance, abs=0.005)
-
-
-TOKENS = [0, *(125 * 2**place for place in range(8))]
-
-
-def course(name: str, speed: float, fixed: float = 0.0, start: float = 0.0, seeds: int = 3) -> Course:
-    """One that explains start + log2(1 + speed · tokens / 1000) / 10 after so many tokens, a little more each seed."""
-    curve = start + torch.log2(1 + speed * torch.tensor(TOKENS) / 1000) / 10
-    return Course(name, TOKENS, curve[:, None] + torch.linspace(0, 0.01, seeds), fixed, 2.0)
 
 
 def test_a_start_twice_as_fast_saves_half():

@@ -10,8 +10,8 @@ import torch
 
 import tiny
 from conftest import CLI, break_off, composed
+from counted_work import counted
 from stores import finish
-from test_screen import counted
 from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import costs as formulas
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss

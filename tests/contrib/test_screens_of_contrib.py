@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from planted_screens import NAMES, check_dry_run, check_it_fits, check_its_form, explained
 from stores import layer_pairs, made
-from test_screen import NAMES, check_dry_run, check_it_fits, check_its_form, explained
 from thinkalike.config import SUBJECTS, instrument, measure_entry
 from thinkalike.contrib.court.judges import JUDGES
 from thinkalike.contrib.papers import paper_experiment

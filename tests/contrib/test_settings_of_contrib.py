@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import test_job
-import test_ranges
 from conftest import composed
+from key_checks import NEUTRAL as NEUTRAL_IN_CORE
+from key_checks import check_defaults, key_of_settings, outside_the_key
+from setting_checks import OTHER, check_refused_before_loading, check_taken_settings_are_in_the_key, numbers
 from thinkalike.config import MEASURES, ModelConfig, compose_job, measure_schema, options
 from thinkalike.config.compose import compose_open_job, keys_of
 from thinkalike.config.parts import model_settings
@@ -240,8 +241,8 @@ NEUTRAL = {"pairs.fit", "pairs.report", "pairs.challenge", "model.members", "tar
 
 @pytest.mark.parametrize("root", [NLIJob, PopulationJob])
 def test_every_setting_is_in_the_key_unless_declared_neutral(root):
-    outside = test_job.outside_the_key(root, architecture={"d_model": 8})
-    outside -= test_job.NEUTRAL
+    outside = outside_the_key(root, architecture={"d_model": 8})
+    outside -= NEUTRAL_IN_CORE
     if root is PopulationJob:
         outside = {name for name in outside if not name.startswith("trainer.")}
     assert outside == NEUTRAL
@@ -249,7 +250,7 @@ def test_every_setting_is_in_the_key_unless_declared_neutral(root):
 
 def test_no_default_has_changed_without_a_word():
     schemas = (NLIConfig, NumberedModel, PairsConfig, PopulationConfig, PretrainConfig, PretrainedModel, SAEConfig)
-    test_job.check_defaults(HERE / "defaults.json", schemas, OF_CONTRIB)
+    check_defaults(HERE / "defaults.json", schemas, OF_CONTRIB)
 
 
 SCHEMAS = {"pretrain": PretrainConfig, "nli": NLIConfig, "sae": SAEConfig, "pairs": PairsConfig}
@@ -258,7 +259,7 @@ SCHEMAS |= {f"measure={kind}": measure_schema(kind) for kind in OF_CONTRIB}
 
 
 def test_every_number_of_every_schema_has_a_range():
-    fields = [(name, item) for name, schema in SCHEMAS.items() for item in test_ranges.numbers(schema)]
+    fields = [(name, item) for name, schema in SCHEMAS.items() for item in numbers(schema)]
     assert [f"{name}: {item.name}" for name, item in fields if declared_of(item).range is None] == []
     assert len(fields) > 60, "control"
 
@@ -272,10 +273,10 @@ NOT_HERE = {
 
 @pytest.mark.parametrize("said", NOT_HERE)
 def test_what_cannot_be_is_refused_before_anything_is_loaded(said, cli, tmp_path, monkeypatch):
-    test_ranges.check_refused_before_loading(said, NOT_HERE[said], cli, tmp_path, monkeypatch)
+    check_refused_before_loading(said, NOT_HERE[said], cli, tmp_path, monkeypatch)
 
 
-test_ranges.OTHER |= {"classes": "[a,b]", "architecture": "{n_layers: 2}"}
+OTHER |= {"classes": "[a,b]", "architecture": "{n_layers: 2}"}
 JOBS = {  # by name: what is fitted
     "pretrain": "train task=pretrain model=gelu-3l-mini",
     "nli": "train task=nli model=bert-mini",
@@ -287,7 +288,7 @@ JOBS = {  # by name: what is fitted
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("job", JOBS)
 def test_a_setting_that_is_taken_is_in_the_key(job):
-    test_ranges.check_taken_settings_are_in_the_key(JOBS[job])
+    check_taken_settings_are_in_the_key(JOBS[job])
 
 
 KEYS = HERE / "keys.json"  # by command line; one changes only with the version of its kind
@@ -295,4 +296,4 @@ KEYS = HERE / "keys.json"  # by command line; one changes only with the version 
 
 @pytest.mark.parametrize("line", json.loads(KEYS.read_text()))
 def test_stored_results_are_found_by_their_keys(line):
-    assert test_job.key_of_settings(line) == json.loads(KEYS.read_text())[line]
+    assert key_of_settings(line) == json.loads(KEYS.read_text())[line]

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_sae import course
+from sae_courses import course
 
 import tiny
 from conftest import composed
+from rotated_models import rotate, rotation
 from stores import finish
-from test_recipes import rotate, rotation
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import chen2025_probes, chen2025_saes, chen2025_steering
 from thinkalike.contrib.papers.chen2025_saes import TRANSFERS

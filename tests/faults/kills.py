@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")

@@ -3,12 +3,12 @@
 Each is refused by another check or library, and none of them by a test elsewhere; {here} is a folder with `FILES`.
 """
 
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from faulty_commands import check_refused
 
 TEXT = [f"logger=none data=text data.files=[{{here}}/{name}]" for name in (
     "nowhere.txt", "surrogate.jsonl", "blank.txt", "latin.txt", "nul.txt", "*.nothing", "words.csv",
@@ -63,55 +63,11 @@ BAD: dict[str, list[str]] = {  # by script
     ],
 }
 
-FILES = {
-    "surrogate.jsonl": '{"text": "fine"}\n{"text": "\\ud800"}\n',
-    "blank.txt": " \n\t\n",
-    "words.csv": "text,a,b\nred,1,x\nblue,2,y\ngreen,3,x\n",
-    "broken.conllu": "1\tx\n",
-    "folder/notes": "",
-    "listed/config.json": "[]",
-    "deep/config.json": '{"a":' * 10**5 + "1" + "}" * 10**5,
-    "layers/config.json": '{"model_type": "gpt2", "n_layer": 10000000}',
-    "index/config.json": '{"model_type": "gpt2", "n_layer": 2}',
-    "index/model.safetensors.index.json": '{"weight_map": ["a"]}',
-    "file": "no folder",
-    "notnpz.npz": "no archive",
-    "own/model/broken.yaml": "name: [\n",
-    "own/model/odd.yaml": "name: odd\nlayers: 3\n",
-    "own/measures.yaml": "defaults: [analyze, {override measure: cka}, _self_]\nmeasure: {folds: 3}\n",
-    "own/dates.yaml": "defaults: [train, _self_]\nseed: 2026-01-01\n",
-}
-BYTES = {"nul.txt": b"\x00" * 64, "latin.txt": b"\xff\xfe\xe4"}
-
-
-def write_files(folder: Path) -> None:
-    """Write the files that bad lines name."""
-    for name, content in [*((name, text.encode()) for name, text in FILES.items()), *BYTES.items()]:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-
-
-def files(folder: Path) -> set[Path]:
-    """Return what is in a folder, where a line's own store is, too, but for caches and Hydra's record of a sweep."""
-    found = {path for path in folder.rglob("*") if path.is_file()}
-    return {path for path in found if path.relative_to(folder).parts[0] not in ("cache", "hf", "multirun")}
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [f"{script} {words}" for script, lines in BAD.items() for words in lines])
 def test_a_bad_line_is_refused_in_one_line(line, cli, tmp_path):
     check_refused(line, cli, tmp_path)
-
-
-def check_refused(line, cli, tmp_path):
-    write_files(tmp_path)
-    before = files(tmp_path)
-    script, *words = shlex.split(line.replace("{here}", str(tmp_path)))
-    refused = cli(f"{script}.py", *words, *([] if "store=" in line else [f"store={tmp_path}/store"]))
-    assert refused.status == 1, refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert refused.stderr.count("error: ") == 1 or "of the sweep's jobs failed:" in refused.stderr
-    assert files(tmp_path) == before
 
 
 def test_a_terminal_in_ascii_shows_what_it_can(tmp_path, cli, monkeypatch):

@@ -2,33 +2,13 @@
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, results_in
+from conftest import results_in
+from faulty_commands import ended, one_line
 
 pytestmark = pytest.mark.slow
-
-
-def ended(words: list[str], folder: Path, before: Callable[[], None] = lambda: None, **streams) -> tuple[int, str]:
-    """Run train.py in a process that `before` sets limits on; returns its status and stderr."""
-    environment = {**os.environ, "THINKALIKE_CACHE": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *words],
-        cwd=folder, env=environment, preexec_fn=before, stderr=subprocess.PIPE, text=True, timeout=240,
-        **{"stdout": subprocess.DEVNULL, **streams},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr
-
-
-def one_line(status: int, said: str) -> str:
-    assert status == 1, said
-    assert [line for line in said.splitlines() if line.startswith("error: ")] == said.splitlines()[-1:]
-    return said.splitlines()[-1]
 
 
 @pytest.mark.ci_slow

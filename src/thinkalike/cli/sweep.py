@@ -30,7 +30,7 @@ from thinkalike.config.compose import (
     loading_files_only,
     use_folder,
 )
-from thinkalike.errors import ConfigError, ResourceError, one_line, short
+from thinkalike.errors import ConfigError, ResourceError, in_home, one_line, short
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Sweep(Callback):
             store = Path(tempfile.mkdtemp(prefix=DRY_RUN))
             use_folder(config, str(store))
         else:
-            store = Path(str(config.store)).expanduser().resolve()
+            store = in_home(str(config.store)).resolve()
 
         handle, path = _new_shared_file(store)
         _make_sweep_folder(Path(config.hydra.sweep.dir))

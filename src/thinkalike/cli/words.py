@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from thinkalike.config.compose import check_given_once, get_args_parser
 from thinkalike.errors import ConfigError, listed, nearest, refuse_words, short
@@ -22,6 +23,9 @@ def options_first(words: Sequence[str]) -> list[str]:
         ConfigError: an option is not known, or lacks its value.
     """
     parser = get_args_parser()
+    for action in parser._actions:
+        if isinstance(action, argparse._VersionAction):
+            action.version = f"thinkalike {version('thinkalike')}"  # in place of Hydra's
     parser.error = refuse_words  # type: ignore[method-assign]
     known, unknown = parser.parse_known_args(list(words))
     for word in unknown:
@@ -53,6 +57,11 @@ def check_flags(words: argparse.Namespace) -> None:
     """Check the options that begin with a dash, at some of which Hydra ends in a traceback."""
     if words.resolve and not (words.cfg or words.help):
         raise ConfigError("--resolve goes with --cfg job|hydra|all or --help; add one of them")
+    if words.package and not words.cfg:
+        raise ConfigError(
+            f"--package={short(words.package)} goes with --cfg job|hydra|all; add it, or leave "
+            "--package out"
+        )
     if words.experimental_rerun:
         # Hydra unpickles this file, and a pickle runs whatever code its author chose.
         raise ConfigError(

@@ -38,6 +38,7 @@ from hydra._internal.config_repository import (
 from hydra._internal.core_plugins.basic_launcher import BasicLauncherConf
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra._internal.utils import get_args_parser as get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
@@ -138,6 +139,19 @@ MOST_JOBS = 10_000  # of a sweep; Hydra lists and composes all of them before th
 # of an integer in a file, as no float is larger; Python refuses to print very long ones
 MOST_BITS = 1024
 OF_HYDRA = re.compile(r"hydra\b")
+SWEPT = "hydra.sweeper.params."  # the beginning of the keys of the values that a sweep tries
+# What to install for plugins of Hydra that this project names, or that its authors publish; our
+# slurm builds on submitit_slurm.
+INSTALLED_BY = {
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher: pip install 'thinkalike[slurm]'",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher: pip install 'thinkalike[slurm]'",
+    "hydra/launcher/joblib": "hydra-joblib-launcher: pip install hydra-joblib-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher: pip install hydra-ray-launcher",
+    "hydra/launcher/rq": "hydra-rq-launcher: pip install hydra-rq-launcher",
+    "hydra/sweeper/optuna": "hydra-optuna-sweeper: pip install hydra-optuna-sweeper",
+    "hydra/sweeper/ax": "hydra-ax-sweeper: pip install hydra-ax-sweeper",
+    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper: pip install hydra-nevergrad-sweeper",
+}
 
 _COMPOSING = threading.RLock()
 
@@ -395,11 +409,13 @@ class FilesOnly(ConfigRepository):
         This includes the groups that the job does not ask for: whoever wrote the file believes
         that it counts.
         """
-        sources = [
-            source for source in self.sources if source.scheme() == "file" and source.available()
+        sources_of_user = [
+            source
+            for source in self.sources
+            if source.scheme() == "file" and source.available() and not _is_own_folder(source)
         ]
         for config_path in _names_of_package():
-            for source in sources:
+            for source in sources_of_user:
                 file = _foreign_file(source, config_path)
                 if file is None or not file.is_file():
                     continue
@@ -548,9 +564,12 @@ class Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         try:
-            composed = super().load_configuration(
-                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
-            )
+            with warnings.catch_warnings():
+                # It comes last then, as everybody expects today.
+                warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
+                composed = super().load_configuration(
+                    config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+                )
             self._check_and_restore(composed, is_whole=run_mode == RunMode.RUN)
             return composed
         except ConfigError as error:
@@ -634,12 +653,12 @@ class Loader(ConfigLoaderImpl):
 
     def _explained_failure(self, error: Exception) -> str:
         """Return what to say of an error of Hydra's that is not one of its own classes."""
-        beginning = "hydra.sweeper.params."
-        for key in self.given_keys:
-            if key.startswith(beginning):  # this sweeper has no parameters yet
-                name = short(key.removeprefix(beginning))
-                return f"{short(key)} is a setting of files; give -m {name}=VALUES"
-        reason = one_line(error) or type(error).__name__
+        for override in self.given:
+            for key in _settings_of(override):
+                if key.startswith(SWEPT):  # this sweeper has no parameters yet
+                    name = short(key.removeprefix(SWEPT))
+                    return f"{short(key)} is a setting of files; give -m {name}=VALUES"
+        reason = _first_sentence(error)
         return f"the configuration cannot be composed: {reason}"
 
     def _check_order(self) -> None:
@@ -764,6 +783,11 @@ def _names_of_package() -> list[str]:
     return sorted(names)
 
 
+def _is_own_folder(source: ConfigSource) -> bool:
+    """Return whether a source is a folder of this package, or of one that extends it."""
+    return Path(source.path).resolve() in _own_folders()
+
+
 @cache
 def _own_folders() -> list[Path]:
     """Return the folders of groups of this package and of installed packages that extend it."""
@@ -826,10 +850,7 @@ def _check_option(group: str, chosen: object, file: str = "") -> None:
         file: The beginning of messages on a file; "": the option is that of an override.
     """
     name = group.strip("/")
-    is_ours = name in LISTS
-    if name and not is_ours:
-        is_ours = any((folder / name).is_dir() for folder in _own_folders())
-    if not is_ours:
+    if not name or not _is_group(name):
         return
     if isinstance(chosen, list):
         raise ConfigError(
@@ -904,7 +925,7 @@ def check_number_of_jobs(composed: DictConfig) -> None:
     words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     counts: dict[str, int | float] = {}  # the last override of a key replaces those before it
-    for override in parser.parse_overrides([*words, *composed.hydra.overrides.task]):
+    for override in parser.parse_overrides([*words, *_words_of_task(composed.hydra)]):
         counts[override.get_key_element()] = _number_of_values(override)
 
     empty = [key for key, count in counts.items() if count == 0]
@@ -964,15 +985,16 @@ def trust_plugins_of(overrides: Iterable[str]) -> None:
 def check_given_once(overrides: Iterable[str]) -> None:
     """Check that no two overrides of a command line give one setting different values.
 
-    Hydra would take the last. Its own settings are left out, as a process that shares a job gets
-    some of them again from the one before it.
+    Hydra would take the last. `stitch={lr: 0.5}` gives the settings inside, so that it goes with
+    stitch=affine, which chooses the others, and with stitch={steps: 9}. Hydra's own settings are
+    left out, as a process that shares a job gets some of them again from the one before it.
     """
     first_of_key: dict[tuple[str, str], tuple[str, object]] = {}
     for word in overrides:
         for override in _parsed(word):
             if override.is_delete() or OF_HYDRA.match(override.key_or_group):
                 continue
-            for setting, value in _settings_of(override).items():
+            for setting, value in _settings_given(override.key_or_group, override.value()):
                 key = (setting, override.package or "")
                 first, first_value = first_of_key.setdefault(key, (word, value))
                 if first_value != value:
@@ -980,6 +1002,26 @@ def check_given_once(overrides: Iterable[str]) -> None:
                         f"{short(first)} and {short(word)} give one setting twice; "
                         "leave one of them out"
                     )
+
+
+def _settings_given(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the settings that the value of a key gives.
+
+    For settings that hold others, the value is a mapping without any: two of them are merged, and
+    none goes with a plain value. To a group, a plain value gives nothing but its option.
+    """
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    if not _is_group(key):
+        yield key, {}
+    for name, inner_value in value.items():
+        yield from _settings_given(f"{key}.{name}", inner_value)
+
+
+def _is_group(name: str) -> bool:
+    """Return whether a name is that of a group of options of this project."""
+    return name in LISTS or any((folder / name).is_dir() for folder in _own_folders())
 
 
 def _settings_of(override: Override) -> dict[str, object]:
@@ -1280,6 +1322,8 @@ def checked(
         file = _file_of(message, overrides)
         if file:
             message = f"{file}: {message}"
+        else:
+            message = _with_file_of_option(message, choices)
         raise ConfigError(message) from error
 
 
@@ -1298,6 +1342,25 @@ def _file_of(message: str, overrides: Sequence[str]) -> str:
         if name == key or name.startswith(f"{key}."):
             files = file
     return files
+
+
+def _with_file_of_option(message: str, choices: Mapping[str, str | None]) -> str:
+    """Return a message that names the file of an option which leaves a setting out.
+
+    Only the schema of its group gives all of the settings a value.
+    """
+    unset = re.match(r"(\w+)\.\w+=None must", message)
+    loader = _loader()
+    if unset is None or loader is None:
+        return message
+    part = unset[1]
+    group = "model@target" if part == "target" else part
+    name = choices.get(group)
+    for file, keys in loader.notes.settings.items():
+        is_of_option = Path(file).stem == Path(name or "").name
+        if is_of_option and any(key.startswith(f"{part}.") for key in keys):
+            return f"{file}: {message}; begin the file with defaults: [schema, _self_]"
+    return message
 
 
 def _checked(
@@ -1414,11 +1477,9 @@ def _explained_missing(error: MissingConfigException) -> str:
         group, _, name = path.rpartition("/")
     else:
         group, _, name = path.partition("/")
-    # hydra/launcher=slurm builds on it
-    if group == "hydra/launcher" and name.startswith("submitit"):
-        return (
-            "hydra/launcher=slurm needs hydra-submitit-launcher: pip install 'thinkalike[slurm]'"
-        )
+    if path in INSTALLED_BY:
+        chosen = name.removeprefix("submitit_")
+        return f"{group}={chosen} needs {INSTALLED_BY[path]}"
     if not name or not (group in _groups() or group.startswith("hydra/")):
         return (
             f"there is no configuration {short(path)}; "
@@ -1533,12 +1594,22 @@ def called() -> Called:
     if not OmegaConf.is_missing(hydra_config.job, "num"):
         number = hydra_config.job.num
     return Called(
-        overrides=list(hydra_config.overrides.task),
+        overrides=_words_of_task(hydra_config),
         choices=hydra_config.runtime.choices,
         has_values_to_try=bool(hydra_config.sweeper.get("params")),
         has_launcher=hydra_config.launcher != {"_target_": BasicLauncherConf._target_},
         number=number,
     )
+
+
+def _words_of_task(hydra_config: HydraConf | DictConfig) -> list[str]:
+    """Return the overrides of a job as they were written.
+
+    In the list of overrides, the ${.name} of one would stand for another override.
+    """
+    words = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    assert isinstance(words, list)
+    return words
 
 
 def hydra_main(name: str, task: Callable[[DictConfig], object]) -> Callable[[], None]:
@@ -1567,5 +1638,5 @@ def command_line() -> str:
     name = hydra_config.job.config_name
     if name not in ("train", "analyze"):
         words.append(f"--config-name={name}")
-    words.extend(hydra_config.overrides.task)
+    words.extend(_words_of_task(hydra_config))
     return f"{os.environ[PROGRAM]} {shlex.join(words)}".rstrip()

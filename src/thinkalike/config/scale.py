@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,5 +48,11 @@ def _bytes_in(folder: Path) -> int:
     """Return the bytes of the files of a folder; 0 for anything else."""
     if not is_folder(folder):
         return 0
+    size = 0
     with os.scandir(folder) as entries:
-        return sum(entry.stat().st_size for entry in entries if entry.is_file())
+        for entry in entries:
+            # A link may lead to itself, or to what nobody may see.
+            with contextlib.suppress(OSError):
+                if entry.is_file():
+                    size += entry.stat().st_size
+    return size

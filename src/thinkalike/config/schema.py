@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache, wraps
@@ -39,6 +40,7 @@ from typing import (
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from thinkalike import catalogue
 from thinkalike.errors import ConfigError, nearest, short
@@ -372,14 +374,16 @@ def _is_of_numbers(hint: object) -> bool:
 
 
 def _no_truth_value(value: object) -> object:
+    entries: dict[object, object] = {}
     if isinstance(value, Mapping):
-        numbers = list(value.values())
+        entries = {**value}
     elif isinstance(value, list | tuple):
-        numbers = list(value)
-    else:
-        numbers = [value]
-    if any(isinstance(number, bool) for number in numbers):
+        entries = dict(enumerate(value))
+    elif isinstance(value, bool):
         raise ValueError("must be a number, and not true or false")
+    for name, number in entries.items():
+        if isinstance(number, bool):
+            raise ValueError(f"must have a number, and not true or false, at [{short(name)}]")
     return value
 
 
@@ -406,7 +410,7 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
         for problem in problems
         if problem["type"] != "literal_error" or isinstance(problem["input"], str)
     ]
-    first = (other_forms or problems)[0]
+    first = _most_telling(other_forms or problems)
 
     names = [name for name in first["loc"] if isinstance(name, str) and name.isidentifier()]
     key = ".".join(name for name in (part, *names[:1]) if name)
@@ -415,7 +419,33 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
         return f"{key}={first['input']} is now {key}={renamed}"
     reason = first["msg"].removeprefix("Value error, ")
     reason = reason.replace("Input should", "must").replace("String should", "must")
+    reason = reason.replace("List should", "must").replace("Dictionary should", "must")
+    entries = "".join(f"[{number}]" for number in first["loc"] if isinstance(number, int))
+    if entries:
+        reason += f", at {key}{entries}"
     return f"{key}={short(first['input'])} {reason}"
+
+
+def _most_telling(problems: list[ErrorDetails]) -> ErrorDetails:
+    """Return the problem that says what is wrong with a value that may have several forms.
+
+    The value was meant in the form that fits it best: there the problem is deepest inside of its
+    lists, and is one of a number or a length rather than of a wrong type, and there are fewest.
+    Of a list beside a number, the number is named.
+    """
+
+    def form(problem: ErrorDetails) -> tuple[int | str, ...]:
+        return tuple(name for name in problem["loc"] if isinstance(name, str))
+
+    counts = Counter(form(problem) for problem in problems)
+
+    def misfit(problem: ErrorDetails) -> tuple[int, bool, int, bool]:
+        depth = sum(isinstance(number, int) for number in problem["loc"])
+        is_of_wrong_type = problem["type"].endswith("_type")
+        is_of_list = isinstance(problem["input"], list)
+        return -depth, is_of_wrong_type, counts[form(problem)], is_of_list
+
+    return min(problems, key=misfit)
 
 
 # ---- schemas from plain settings

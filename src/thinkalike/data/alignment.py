@@ -41,7 +41,7 @@ from thinkalike.errors import ModelError
 QUARTERS_PER_CHARACTER = 4
 
 MOST_TIES = 2**20
-"""More tokens than ever end at one position."""
+"""More tokens than ever end at one position, which `_break_ties` multiplies positions by."""
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How tokenizers that fall back to bytes write one."""
@@ -106,6 +106,8 @@ class TokenisedText:
         """
         next_starts = self._next_starts(text)
         ends = np.minimum(self._ends, next_starts)
+        # The end of a token within a cluster is moved behind it, if no later token begins in it,
+        # or else before it.
         for token in self._ending_in_cluster(text, ends):
             first, end = _cluster(text.text, int(ends[token]))
             ends[token] = end if next_starts[token] >= end else first
@@ -117,6 +119,8 @@ class TokenisedText:
         A reader of these tokens knows nothing of the text beyond there.
         """
         next_starts = self._next_starts(text)
+        # The token may have read all of a gap before the next one, as text that a normaliser
+        # swallowed, if the gap has visible characters or the token ends in white space.
         later = np.maximum(next_starts, self._ends)
         has_gap = next_starts > self._ends
         is_swallowed = text.visible_before[later] > text.visible_before[self._ends]
@@ -137,7 +141,12 @@ class TokenisedText:
         return np.minimum.accumulate(starts[::-1])[::-1]
 
     def _ending_in_cluster(self, text: IndexedText, ends: Positions) -> Positions:
-        """Return the indices of tokens that seem to end within what a normaliser may join."""
+        """Return the indices of tokens that seem to end within what a normaliser may join.
+
+        Args:
+            text: The text.
+            ends: The position after each token, (n,), in characters.
+        """
         if not self.composes:
             return np.zeros(0, np.int64)
         next_codes = np.append(text.codes, 0)[ends]
@@ -146,9 +155,10 @@ class TokenisedText:
         return np.array(tokens, np.int64)
 
     def _in_quarters(self, text: IndexedText, ends: Positions) -> Positions:
-        """Return positions in quarters.
+        """Return positions after tokens, (n,), in quarters of a character and not in characters.
 
-        A token that ends within a character ends after those of its bytes that it holds.
+        A token that ends within a character, which the next token begins in as well, ends after
+        those of its bytes that it holds.
         """
         quarters = ends * QUARTERS_PER_CHARACTER
         next_starts = self._next_starts(text)
@@ -163,6 +173,11 @@ class TokenisedText:
         """Return how many bytes of a character a token and those before it hold.
 
         None means that this cannot be told.
+
+        Args:
+            text: The text.
+            token: The index of the token, in whose offsets the character is.
+            character: The index of the character.
         """
         if self._ends[token] != character + 1:
             return None
@@ -171,6 +186,7 @@ class TokenisedText:
             if end - first > 1:
                 return None
 
+        # The first token whose offsets hold the character.
         first_token = token
         while first_token > 0 and self._ends[first_token - 1] > character:
             first_token -= 1
@@ -208,8 +224,14 @@ class Alignment:
 
 
 def align(document: str, target: TokenisedText, source: TokenisedText) -> Alignment:
-    """Align the tokens of a document, and the token that ends it for each model."""
+    """Align the tokens of a document, and the token that ends it for each model.
+
+    Args:
+        document: The text.
+        target, source: How the two models cut it, without the tokens that end it.
+    """
     text = IndexedText(document)
+    # The tokens that end the document are behind its last character.
     end = QUARTERS_PER_CHARACTER * (len(document) + 1)
     target_ends = np.append(target.certain_ends(text), end)
     source_ends = np.append(source.possible_ends(text), end)
@@ -238,13 +260,19 @@ def _break_ties(ends: Positions) -> Positions:
 
 
 def _added_bytes(text: IndexedText, ends: Positions) -> NDArray[np.int32]:
-    """Return how many bytes of the text each token adds, given where it ends in quarters."""
+    """Return how many UTF-8 bytes of the text each token adds, given where it ends in quarters.
+
+    A character counts for the token that completes it.
+    """
     characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.codes))
     return np.diff(text.bytes_before[characters], prepend=0).astype(np.int32)
 
 
 def _token_bytes(token_text: str) -> bytes:
-    """Return the bytes that a token of a vocabulary stands for."""
+    """Return the bytes that a token of a vocabulary stands for.
+
+    The vocabulary may write single bytes as <0x0A>, be byte-level, or write a space as ▁.
+    """
     byte_token = BYTE_TOKEN.fullmatch(token_text)
     if byte_token is not None:
         return bytes([int(byte_token[1], 16)])
@@ -308,7 +336,7 @@ def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> Non
     Args:
         source: The model whose token ids the rows have.
         target: The model that is to read the same rows.
-        rows: Token ids.
+        rows: Token ids, (b, t).
 
     Raises:
         ModelError: They cut the text differently, or a model lacks a token.
@@ -338,7 +366,10 @@ def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> Non
 
 
 def _first_difference(source_ids: Sequence[int], target_ids: Sequence[int]) -> int:
-    """Return the index of the first token that differs between two lists that are not equal."""
+    """Return the index of the first token that differs between two lists that are not equal.
+
+    A list that is the beginning of the other one differs where it ends.
+    """
     for index, (source_id, target_id) in enumerate(zip_longest(source_ids, target_ids)):
         if source_id != target_id:
             return index

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.digests import cache_home
+from thinkalike.errors import in_home
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class CacheEntry(NamedTuple):
     facts: dict[str, Any]
 
     def digest(self) -> str:
-        """Return the SHA-256 of the facts and of the tensors with their names and shapes."""
+        """Return the SHA-256 of the facts and the tensors, with their names, shapes and dtypes."""
         digest = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -44,7 +45,7 @@ class CacheEntry(NamedTuple):
 def cache_folder(config: DataConfig) -> Path:
     """Return the folder of all caches: `data.cache`, or the one that the environment names."""
     if config.cache:
-        return Path(config.cache).expanduser()
+        return in_home(config.cache)
     return cache_home()
 
 
@@ -99,7 +100,13 @@ def _read_entry(path: Path) -> CacheEntry | None:
 
 
 def _write_entry(path: Path, entry: CacheEntry, largest_folder: int | None) -> None:
-    """Write an entry in one step; log a warning if that is impossible."""
+    """Write an entry in one step; log a warning if that is impossible.
+
+    Args:
+        path: The file of the entry.
+        entry: The entry.
+        largest_folder: The most bytes of all entries of the folder. A larger entry is not written.
+    """
     temporary = path.with_suffix(".aside")
     # One metadata entry, because safetensors writes several in no fixed order.
     metadata = {"about": json.dumps({"about": entry.facts, "digest": entry.digest()})}
@@ -120,7 +127,10 @@ def _write_entry(path: Path, entry: CacheEntry, largest_folder: int | None) -> N
 
 
 def _make_room(folder: Path, room: int) -> None:
-    """Remove the least recently read entries until the rest fits into `room` bytes."""
+    """Remove the least recently read entries until the rest fits into `room` bytes.
+
+    The time at which a file was changed is that of the last read.
+    """
     entries = list(folder.glob("*.safetensors"))
     entries.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in entries:

@@ -27,6 +27,7 @@ WORD_ID = re.compile(r"(\d{1,9})(?:([-.])(\d{1,9}))?")
 """The ID of a word (3), a multiword token (3-4), or an empty node (3.1)."""
 
 SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*(.*\S)")
+"""The comment that gives the name of a sentence."""
 
 
 def read_conllu(
@@ -86,7 +87,11 @@ class _MultiwordToken(NamedTuple):
     """A token of several words, such as "don't"."""
 
     first_word: int
+    """The ID of its first word, from 1."""
+
     last_word: int
+    """The ID of its last word."""
+
     span: Span
 
 
@@ -115,7 +120,8 @@ class _Sentence:
             )
         number, form, _, upos, _, feats, _, _, _, misc = columns
         word_id = WORD_ID.fullmatch(number)
-        if word_id is not None and word_id[2] == ".":
+        is_empty_node = word_id is not None and word_id[2] == "."
+        if is_empty_node:
             return
         next_word = len(self.words) + 1
         last_covered = 0  # by a multiword token
@@ -127,6 +133,7 @@ class _Sentence:
             )
         if word_id is None or int(word_id[1]) != next_word:
             raise _unexpected_id(number, form, next_word)
+        # The last word of a multiword token such as 3-4; None for a single word.
         last_word = int(word_id[3]) if word_id[2] else None
         if last_word is not None and not last_covered < next_word < last_word:
             raise _unexpected_id(number, form, next_word)
@@ -150,6 +157,9 @@ class _Sentence:
 
     def end(self) -> None:
         """Give the words of multiword tokens their spans.
+
+        If the words together spell the token, each gets its part of the characters. Otherwise they
+        keep the span of the whole token.
 
         Raises:
             ValueError: The sentence ends within a multiword token.
@@ -177,7 +187,10 @@ def _unexpected_id(number: str, form: str, next_word: int) -> ValueError:
 
 
 def _parse_features(feats: str) -> dict[str, str | int | None]:
-    """Return the features of a word by name.
+    """Return the features of a word by name; none for "_".
+
+    Args:
+        feats: The column FEATS, such as "Case=Nom|Number=Sing".
 
     Raises:
         ValueError: They are malformed.
@@ -203,9 +216,17 @@ def _parse_features(feats: str) -> dict[str, str | int | None]:
 
 
 def _sentences_in(path: str | Path, lines: list[str]) -> Iterator[_Sentence]:
-    """Yield the sentences of a file, which empty lines divide."""
+    """Yield the sentences of a file that have words, which empty lines divide.
+
+    Args:
+        path: What errors call the file.
+        lines: Its lines.
+
+    Raises:
+        DataError: A line is malformed; the message names its number.
+    """
     sentence = _Sentence()
-    for number, line in enumerate([*lines, ""], 1):
+    for number, line in enumerate([*lines, ""], 1):  # an empty line ends the last sentence, too
         sentence_id = SENTENCE_ID.match(line)
         is_empty = not line.strip()
         try:

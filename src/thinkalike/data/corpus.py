@@ -92,6 +92,7 @@ def read_corpus(
     limits = TextLimits(fit_tokens, evaluation_tokens, document_bytes)
 
     def compute() -> CacheEntry:
+        """Tokenise and pack the text, for one tokenizer or for two."""
         if source is not None:
             corpus = source.pack(data, tokenizer, context, bos, limits)
         else:
@@ -131,7 +132,7 @@ def warn_of_few_documents(data: DataConfig, documents: int) -> None:
 
 
 def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
-    """Log a warning if documents that follow each other resemble each other."""
+    """Log a warning if documents that follow each other in the report resemble each other."""
     correlation = neighbour_correlation(rows.tokens, rows.documents)
     if correlation:
         log.warning(
@@ -149,7 +150,11 @@ def _cache_name(
     limits: TextLimits,
     source: SourceTokenizer | None,
 ) -> str:
-    """Return a name for the rows of a request: a hash of everything that decides them."""
+    """Return a name for the rows of a request: a hash of everything that decides them.
+
+    It has 16 hexadecimal digits. A source with another tokenizer, and a limit of the bytes of a
+    document, count only if there is one.
+    """
     request = {
         "version": CACHE_VERSION,
         "tokenizer": tokenizer_fingerprint(tokenizer),
@@ -173,19 +178,22 @@ def _cache_name(
 
 
 def _named_tensors(corpus: Corpus) -> CacheEntry:
-    """Return a corpus as named tensors; `_corpus_of` is the inverse."""
+    """Return a corpus as tensors by the split and what they hold, such as "fit.tokens".
+
+    `_corpus_of` is the inverse.
+    """
     tensors: dict[str, Tensor] = {}
-    for side, rows in {"fit": corpus.fit, "report": corpus.report}.items():
-        tensors[f"{side}.tokens"] = rows.tokens
-        tensors[f"{side}.documents"] = rows.documents
+    for split, rows in {"fit": corpus.fit, "report": corpus.report}.items():
+        tensors[f"{split}.tokens"] = rows.tokens
+        tensors[f"{split}.documents"] = rows.documents
         if isinstance(rows, PairedRows):
             assert rows.source is not None
-            tensors[f"{side}.source_tokens"] = rows.source.tokens
-            tensors[f"{side}.source_positions"] = rows.source.positions
-            tensors[f"{side}.source_documents"] = rows.source.documents
-            tensors[f"{side}.target_bytes"] = rows.target_bytes
-            tensors[f"{side}.source_bytes"] = rows.source_bytes
-            tensors[f"{side}.document_hashes"] = rows.document_hashes
+            tensors[f"{split}.source_tokens"] = rows.source.tokens
+            tensors[f"{split}.source_positions"] = rows.source.positions
+            tensors[f"{split}.source_documents"] = rows.source.documents
+            tensors[f"{split}.target_bytes"] = rows.target_bytes
+            tensors[f"{split}.source_bytes"] = rows.source_bytes
+            tensors[f"{split}.document_hashes"] = rows.document_hashes
     return CacheEntry(tensors, corpus.counts)
 
 
@@ -198,22 +206,25 @@ def _corpus_of(entry: CacheEntry) -> Corpus:
     )
 
 
-def _rows_of_split(tensors: dict[str, Tensor], side: str) -> TokenRows:
-    """Return the rows of one split, "fit" or "report", from the tensors of a cache entry."""
-    token_ids = tensors[f"{side}.tokens"]
-    documents = tensors[f"{side}.documents"]
-    if f"{side}.source_tokens" not in tensors:
+def _rows_of_split(tensors: dict[str, Tensor], split: str) -> TokenRows:
+    """Return the rows of one split, "fit" or "report", from the tensors of a cache entry.
+
+    They are `PairedRows` if the entry has tokens of a source with another tokenizer.
+    """
+    token_ids = tensors[f"{split}.tokens"]
+    documents = tensors[f"{split}.documents"]
+    if f"{split}.source_tokens" not in tensors:
         return TokenRows(token_ids, documents)
     source = SourceTokens(
-        tokens=tensors[f"{side}.source_tokens"],
-        positions=tensors[f"{side}.source_positions"],
-        documents=tensors[f"{side}.source_documents"],
+        tokens=tensors[f"{split}.source_tokens"],
+        positions=tensors[f"{split}.source_positions"],
+        documents=tensors[f"{split}.source_documents"],
     )
     return PairedRows(
         token_ids,
         documents,
         source,
-        target_bytes=tensors[f"{side}.target_bytes"],
-        source_bytes=tensors[f"{side}.source_bytes"],
-        document_hashes=tensors[f"{side}.document_hashes"],
+        target_bytes=tensors[f"{split}.target_bytes"],
+        source_bytes=tensors[f"{split}.source_bytes"],
+        document_hashes=tensors[f"{split}.document_hashes"],
     )

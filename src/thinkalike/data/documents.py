@@ -36,7 +36,7 @@ from thinkalike.data.sources import (
     whole_characters,
     whole_text,
 )
-from thinkalike.errors import DataError, nearest, short
+from thinkalike.errors import DataError, in_home, nearest, short
 from thinkalike.files import is_there
 from thinkalike.shards.index import states_fingerprint
 
@@ -107,7 +107,7 @@ class Document(str):
 
 
 def group_of(text: str) -> str | None:
-    """Return the name of the group of a document; None if it is in no group."""
+    """Return the name of the group of a document; None if it is in no group, as a plain `str`."""
     return getattr(text, "group", None)
 
 
@@ -130,15 +130,15 @@ def documents_of(config: DataConfig) -> Iterator[str]:
         DataError: The source cannot be read.
     """
     documents = _whole_documents(config)
-    first = list(islice(documents, FEWEST_WHOLE_DOCUMENTS))
-    if len(first) == FEWEST_WHOLE_DOCUMENTS:
-        return chain(first, documents)
+    first_documents = list(islice(documents, FEWEST_WHOLE_DOCUMENTS))
+    if len(first_documents) == FEWEST_WHOLE_DOCUMENTS:
+        return chain(first_documents, documents)
 
     pieces = []
-    for document in first:
+    for document in first_documents:
         for piece in cut_into_pieces(document):
             pieces.append(Document(piece, group_of(document)))
-    if len(pieces) > len(first):
+    if len(pieces) > len(first_documents):
         # Neighbouring pieces resemble each other, and the first of many must not be one passage.
         pieces.sort(key=document_fingerprint)
     return iter(pieces)
@@ -153,8 +153,8 @@ def cut_into_pieces(text: str) -> Iterator[str]:
     start = 0
     remaining = len(text)
     while remaining > PIECE_CHARACTERS:
-        pieces_left = -(-remaining // PIECE_CHARACTERS)
-        stop = start + -(-remaining // pieces_left)
+        pieces_left = -(-remaining // PIECE_CHARACTERS)  # rounded up
+        stop = start + -(-remaining // pieces_left)  # an equal share, rounded up
         end = _last_break(text, start, stop)
         yield text[start:end]
         start = end
@@ -163,7 +163,10 @@ def cut_into_pieces(text: str) -> Iterator[str]:
 
 
 def _last_break(text: str, start: int, stop: int) -> int:
-    """Return where to end a piece that would go from `start` to `stop`."""
+    """Return where to end a piece of a text that would go from `start` to `stop`.
+
+    It is after the last paragraph, line or word in the second half of the piece, or else `stop`.
+    """
     middle = (start + stop) // 2
     for separator in ("\n\n", "\n", " "):
         end = text.rfind(separator, middle, stop) + len(separator)
@@ -173,7 +176,11 @@ def _last_break(text: str, start: int, stop: int) -> int:
 
 
 def _whole_documents(config: DataConfig) -> Iterator[str]:
-    """Yield the documents of a source before any of them is cut."""
+    """Yield the documents of a source before any of them is cut.
+
+    Raises:
+        DataError: The source cannot be read, or is a folder of states.
+    """
     if config.source == "stdlib":
         yield from _stdlib_documents()
     elif config.source == "pydoc":
@@ -208,7 +215,7 @@ def _stdlib_files() -> list[Path]:
     """Return the Python files of the standard library in the order of their paths."""
     files: list[Path] = []
     for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS
+        subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS  # in place: `walk` enters these alone
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
 
@@ -283,7 +290,7 @@ def _documents_of_hub(config: DataConfig) -> Iterator[str]:
 
 
 def rows_folder(config: DataConfig) -> str:
-    """Return the folder of states whose rows of text are read."""
+    """Return the folder of states whose rows of text are read: the only one of `data.files`."""
     assert config.files is not None, "DataConfig checks that there is one"
     return config.files[0]
 
@@ -352,7 +359,7 @@ def _hub_fingerprint(config: DataConfig) -> str:
 
 def _file_fingerprint(path: Path) -> bytes:
     """Return the endings of a file's name and the SHA-256 of its content."""
-    endings = path.name.partition(".")[2]
+    endings = path.name.partition(".")[2]  # "jsonl.gz" of a.jsonl.gz, since they decide the reader
     with path.open("rb") as file:
         return endings.encode() + hashlib.file_digest(file, "sha256").digest()
 
@@ -408,7 +415,7 @@ def files_of(config: DataConfig) -> list[Path]:
     """
     files: list[Path] = []
     for name in config.files or []:
-        path = Path(name).expanduser()
+        path = in_home(name)
         if is_there(path):
             files.append(path)
             continue
@@ -436,14 +443,23 @@ class _Grouping:
         self._first_value: object = None
 
     def document(self, text: str, record: Record, path: Path | None = None) -> str:
-        """Return a text as a document of its group."""
+        """Return a text as a document of its group.
+
+        Args:
+            text: The text.
+            record: The record that it is a field of; empty for a file of text.
+            path: Its file; None for text that is not in files.
+
+        Raises:
+            DataError: The record lacks the field, or its value names no group.
+        """
         if self.field is None:
             return text
         if self.field in ("file", "folder") and path is not None:
-            inside_root = path.absolute().relative_to(self.root)
+            path_in_root = path.absolute().relative_to(self.root)
             if self.field == "folder":
-                return Document(text, inside_root.parts[0])
-            return Document(text, str(inside_root))
+                return Document(text, path_in_root.parts[0])
+            return Document(text, str(path_in_root))
         if self.field not in record:
             hint = nearest(self.field, map(str, record))
             raise DataError(f"data.group={self.field}: the records have no such field; {hint}")
@@ -481,7 +497,17 @@ class _Grouping:
 
 
 def _texts_of_file(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Record]]:
-    """Yield the texts of a file, each with the record that it is a field of."""
+    """Yield the texts of a file, each with the record that it is a field of.
+
+    Args:
+        path: The file. A .txt file has no records, so each of its texts comes with an empty one.
+        field: The field of a record that holds the text.
+        group: The field that names the group of a document, or "file" or "folder"; None: there are
+            no groups, and a .parquet file is read for its texts alone.
+
+    Raises:
+        DataError: The file cannot be read, has another ending, or a record lacks the text.
+    """
     name = path.name.lower()
     if not name.endswith((".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
         raise DataError(
@@ -515,7 +541,12 @@ def _text_of(record: Record, field: str, location: str) -> str:
     """Return the text of a record.
 
     Args:
+        record: The record.
+        field: The field that holds the text.
         location: What errors call the record.
+
+    Raises:
+        DataError: The field is missing, holds no text, or holds half of a character.
     """
     if field not in record:
         hint = nearest(field, map(str, record))

@@ -48,11 +48,14 @@ def lexicon(size: str) -> Lexicon:
 #
 # - Gender: nouns, names, he, she, him, her.
 # - Number: nouns, names, pronouns but "you", determiners of one number ("this", "many"; not
-# "the"), and finite verbs in the present, which have their subject's. As "do" of "do you sing" is
-# singular in the table, "you" counts as one. - Tense: verbs and auxiliaries, that of their clause:
-# "sing" is present in "do you sing" and past in "did you sing". - Person: nouns, names, pronouns,
-# and verbs in -s.  The table has no verb like "they sing" and no "did": what is said of these is a
-# choice of this package.
+#   "the"), and finite verbs in the present, which have their subject's. As "do" of "do you sing"
+#   is singular in the table, "you" counts as one.
+# - Tense: verbs and auxiliaries, that of their clause: "sing" is present in "do you sing" and past
+#   in "did you sing".
+# - Person: nouns, names, pronouns, and verbs in -s.
+#
+# The table has no verb like "they sing" and no "did": what is said of these is a choice of this
+# package.
 
 
 class Word(NamedTuple):
@@ -89,13 +92,17 @@ def with_ed(base: str) -> str:
 
 
 def _ends_in_consonant_and_y(base: str) -> bool:
+    """Return whether a word, which is not "y" itself, ends like "lady" or "cry"."""
     return base.endswith("y") and base[-2] not in "aeiou"
 
 
 def noun(entry: str, gender: str | None, number: str = "singular") -> Word:
     """Return a noun or name of the lexicon.
 
-    Its entry gives an irregular plural after a slash.
+    Args:
+        entry: The singular, with an irregular plural after a slash, such as "child/children".
+        gender: Its gender; None: it shows none.
+        number: "singular" or "plural".
     """
     base, _, irregular_plural = entry.partition("/")
     if number == "singular":
@@ -113,9 +120,11 @@ class Phrase(NamedTuple):
     slots: list[Slot]
     number: str = "singular"
     third: bool = True
+    """Whether it is of the third person."""
 
 
 def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
+    """Return a pronoun with its features; None where one does not apply."""
     return Word(form, "Pronoun", gender, number, person=person)
 
 
@@ -150,9 +159,9 @@ def nouns(words: Lexicon, number: str) -> Slot:
 
 
 def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
-    """Return phrases such as "the woman" and "the tall woman".
+    """Return phrases such as "the woman" and "the tall woman", in the words that `first` begins.
 
-    They begin with a word of `first`.
+    The second has no sentences in a grammar without adjectives.
     """
     head = nouns(words, number)
     adjectives = [Word(form, "Adjective") for form in words["adjectives"]]
@@ -175,6 +184,9 @@ def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -
 
     Args:
         entries: Entries of the lexicon, which give an irregular past after a slash.
+        tense: "present" or "past".
+        subject: The subject, whose number and person decide the form in the present.
+        pos: The part of speech: "Verb" or "Auxiliary".
     """
     slot = []
     for entry in entries:
@@ -226,9 +238,10 @@ def patterns(size: str = "small") -> tuple[Pattern, ...]:
 
 
 def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
-    """Yield the kind and the slots of each clause of a tense."""
+    """Yield the kind and the slots of each clause of a tense, "present" or "past"."""
     intransitive = words["intransitive"]
     transitive = words["transitive"]
+    # The infinitives behind an auxiliary: "sing" and "see" stand for all verbs of their kind.
     sing = [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in intransitive]
     see = [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in transitive]
     interrogatives = [
@@ -261,7 +274,10 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
 
 
 def _objects(subject: Phrase, full: list[Phrase]) -> list[list[Slot]]:
-    """Return the objects that go with a subject; after I, you, we, they there is no "I see me"."""
+    """Return the slots of each object that goes with a subject: pronouns, or a full phrase.
+
+    I, you, we and they take no "me", "us" or "you", so that there is no "I see me".
+    """
     pronouns = HIM_HER + THEM
     if subject.slots not in ([I_YOU], [WE_THEY]):
         pronouns = pronouns + ME_US_YOU
@@ -276,6 +292,7 @@ class Sentence(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The words with a space between two of them."""
         return " ".join(word.form for word in self.words)
 
 
@@ -295,10 +312,16 @@ def crossed_sentences(most_words: int = 5) -> list[Sentence]:
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
     """Draw distinct sentences, half of them questions.
 
-    Each kind is drawn equally often, until it is used up.
+    Each kind is drawn equally often, until it is used up. The same seed draws the same sentences,
+    in the order in which they are drawn.
+
+    Args:
+        count: How many sentences are drawn.
+        seed: The seed.
+        size: The grammar: "small", "large" or "crossed".
 
     Raises:
-        DataError: The grammar has fewer sentences.
+        DataError: There is no grammar of this size, or it has fewer sentences.
     """
     total = sum(pattern.size for pattern in patterns(size))
     if not 0 < count <= total:
@@ -321,7 +344,7 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
         pattern = rng.choice(rng.choice(kinds))
         words = tuple(rng.choice(slot) for slot in pattern.slots)
         sentence = Sentence(pattern.kind, words)
-        sentences.setdefault(sentence.text, sentence)
+        sentences.setdefault(sentence.text, sentence)  # a repeated sentence counts once
     return list(sentences.values())
 
 

@@ -25,8 +25,13 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 PIPED_MARK = re.compile(r"<([|｜])[\w▁/.-]{1,40}\1>")
+"""A mark such as <|endoftext|>."""
+
 MARK_LINE = re.compile(r"(?m)^[ \t]*(<([|｜])[\w▁/.-]{1,40}\2>|</?\w{1,40}>|\[\w{1,40}\])[ \t]*$")
+"""A line that holds nothing but a mark of any form, which is the first group."""
+
 TAG = re.compile(r"<[A-Za-z/!?][^<>\n]*>")
+"""Anything that looks like a tag of HTML or XML."""
 
 END_NAME = re.compile(r"(?:^|[^a-z])(?:end|eo[sdt]|sep|stop)|^/s$")
 """Names that say that a text ends."""
@@ -65,9 +70,9 @@ def divide_at_marks(text: str) -> DividedText:
         is_boundary = bool(_boundaries({mark: 1}))
         if is_boundary and len(re.findall(_attached(mark), text)) >= FEWEST_REPEATS:
             attached = "|" + _attached(mark)
-        repeats = line_counts[mark] >= FEWEST_REPEATS
+        is_repeated = line_counts[mark] >= FEWEST_REPEATS
         marks = []
-        if attached or repeats or (is_boundary and line_counts[mark] > 0):
+        if attached or is_repeated or (is_boundary and line_counts[mark] > 0):
             marks = [mark]
     elif piped_marks:
         marks = _boundaries({mark: line_counts[mark] for mark in piped_marks if line_counts[mark]})
@@ -117,7 +122,14 @@ def _bare_marks(text: str, line_counts: Counter[str]) -> list[str]:
 
 
 def _boundaries(counts: Mapping[str, int]) -> list[str]:
-    """Return the least frequent marks whose names say that a text ends or begins."""
+    """Return the least frequent marks whose names say that a text ends or begins.
+
+    Marks of an end come first. Among those of an end, and among those of a beginning, all that are
+    equally rare are returned.
+
+    Args:
+        counts: How often each mark occurs.
+    """
     boundaries: list[str] = []
     for name_pattern in (END_NAME, START_NAME):
         marks = [mark for mark in counts if name_pattern.search(_name_in(mark))]
@@ -127,6 +139,7 @@ def _boundaries(counts: Mapping[str, int]) -> list[str]:
 
 
 def _name_in(mark: str) -> str:
+    """Return the name in a mark, such as "endoftext" of <|endoftext|>, in lower case."""
     return mark.strip("<>[]|｜").casefold()
 
 

@@ -60,7 +60,7 @@ def shingles(text: str) -> Shingles:
 def near_duplicates(
     documents: Sequence[Shingles], originals: Iterable[Shingles]
 ) -> NDArray[np.bool_]:
-    """Return, for each document, whether one original has more than half of its shingles.
+    """Return, for each document, whether one original has more than half of its shingles, (n,).
 
     The originals are read once and not kept, so that memory grows with the documents alone.
     """
@@ -79,6 +79,7 @@ def near_duplicates(
     most_shared = np.zeros(len(documents), np.int64)  # shingles that any one original shares
     for batch in batched(originals, DOCUMENTS_PER_LOOKUP):
         hashes, original_indices = _concatenated(batch)
+        # The index at which each hash would stand; behind the last one, none is known.
         hash_indices = np.searchsorted(known_hashes, hashes)
         hash_indices = np.minimum(hash_indices, len(known_hashes) - 1)
         is_known = known_hashes[hash_indices] == hashes

@@ -66,7 +66,13 @@ class TokenizerReader:
 
 
 def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
-    """Return the token that ends a document, and the one that begins a row or None.
+    """Return the id of the token that ends a document, and of the one that begins a row or None.
+
+    A tokenizer without EOS, such as BERT's, ends documents with its separator.
+
+    Args:
+        tokenizer: The tokenizer.
+        bos: Whether rows begin with BOS.
 
     Raises:
         DataError: The tokenizer has no such token.
@@ -92,7 +98,7 @@ def without_separators(
 
     Packing adds both tokens itself, and a document that has them already would get them twice.
     """
-    start_text = ""
+    start_text = ""  # which no text loses
     if start is not None:
         start_text = tokenizer.convert_ids_to_tokens(start)
     end_text = tokenizer.convert_ids_to_tokens(end)
@@ -135,13 +141,19 @@ class RowPacker:
         return len(self.tokens) >= self.most_rows * self.text_width
 
     def add(self, tokens: Sequence[int], group: str | None = None) -> None:
-        """Append a document; documents of one group count as one."""
+        """Append a document; documents of one group count as one.
+
+        Args:
+            tokens: The token ids of the document, which end with EOS.
+            group: The name of its group; None: it is in no group.
+        """
         row_tokens = tokens
         if self.aligned:
             left_in_row = self.text_width - len(self.tokens) % self.text_width
             row_tokens = tokens[:left_in_row]
         self.tokens.extend(row_tokens)
 
+        # A document without a group is known by its number, which equals no name of a group.
         group_key = group or len(self.document_lengths)
         number = self._numbers_of_groups.setdefault(group_key, len(self._numbers_of_groups))
         self.document_numbers.append(number)
@@ -214,7 +226,16 @@ def _check_enough_text(
     split: DocumentSplit,
     report: RowPacker,
 ) -> None:
-    """Raise a DataError unless there is a row to fit on and a report of two documents."""
+    """Raise a DataError unless there is a row to fit on and a report of two documents.
+
+    Args:
+        config: The text.
+        context: How many tokens a row has.
+        limits: How much text was to be read.
+        counts: How much was read.
+        split: The documents that were read.
+        report: The packer of the report.
+    """
     is_fit_empty = limits.fit_tokens != 0 and counts["fit_tokens"] == 0
     is_report_small = counts["report_documents"] < 2
     if not is_fit_empty and not is_report_small:
@@ -267,6 +288,13 @@ def _fill_rows(
 ) -> RowPacker:
     """Add documents until both packers are full or the source ends.
 
+    Args:
+        fit, report: The packers of what is fitted on, and of the report.
+        split: The documents.
+        reader: Turns documents into tokens.
+        document_bytes: How many bytes of each document the report reads; None: all.
+        activity: Is told how many tokens both packers have.
+
     Returns:
         The packer of the report. It is another one if near-duplicates had to leave the report.
     """
@@ -316,7 +344,13 @@ def _without_near_duplicates(
 ) -> RowPacker:
     """Return the report without documents that nearly repeat one to fit on.
 
-    Those to fit on that were read so far count.
+    Those to fit on that were read so far count. The packer itself is returned if the split left
+    such documents out already.
+
+    Args:
+        report: The packer of the report.
+        split: The documents, which gets the number of those that are left out.
+        provisional: The tokens of all documents of the report that were read so far.
     """
     if split.is_settled:
         return report

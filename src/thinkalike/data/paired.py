@@ -72,6 +72,7 @@ class SourceTokenizer:
         reader = PairedReader(tokenizer, self, bos)
         row_length = context
         while True:
+            # The rows of the target hold numbers of tokens in its stream, and not token ids.
             packed = pack(config, reader, row_length, limits)
             streams = reader.streams()
             fit = AlignedRows.of(packed.fit, reader, streams)
@@ -82,6 +83,7 @@ class SourceTokenizer:
                 fit_rows = fit.paired_rows(reader, streams)
                 return Corpus(fit_rows, report.paired_rows(reader, streams), counts)
 
+            # Shorter in proportion, and by one token at least.
             row_length = min(row_length - 1, row_length * self.context // longest)
             if row_length < 2:
                 raise DataError(
@@ -129,7 +131,7 @@ class TokenStreams:
     """(documents,): a hash of each document's text."""
 
     def document_of(self, target_numbers: IntArray) -> IntArray:
-        """Return the index of the document of each target token."""
+        """Return the index of the document of each target token, in the order of the streams."""
         return np.searchsorted(self.target_starts, target_numbers, "right") - 1
 
 
@@ -161,6 +163,8 @@ class Stretches:
             documents: (rows, t), the document of each.
         """
         width = target_numbers.shape[1]
+        # A stretch starts with the row, and wherever the document differs from that of the token
+        # before.
         is_start = np.ones(target_numbers.shape, bool)
         is_start[:, 1:] = np.diff(documents) != 0
         starts = np.flatnonzero(is_start.ravel())
@@ -217,7 +221,13 @@ class AlignedRows:
 
     @classmethod
     def of(cls, packed: TokenRows, reader: PairedReader, streams: TokenStreams) -> AlignedRows:
-        """Align the rows that `pack` made with the numbers of the target's tokens."""
+        """Align the rows that `pack` made with the numbers of the target's tokens.
+
+        Args:
+            packed: The target's rows, with numbers of tokens in place of token ids.
+            reader: What cut the documents; it knows the separators of both models.
+            streams: The tokens of all documents.
+        """
         bos_width = 0 if reader.start is None else 1
         source_bos_width = 0 if reader.source_bos is None else 1
         numbers = packed.tokens[:, bos_width:].numpy().astype(np.int64)
@@ -259,12 +269,13 @@ class AlignedRows:
         )
 
     def paired_rows(self, reader: PairedReader, streams: TokenStreams) -> PairedRows:
-        """Return the token ids of both models."""
+        """Return the rows with the token ids of both models, and the sizes of their documents."""
         source_tokens, source_documents, source_bytes = self._source_rows(reader, streams)
 
         numbers = self.packed.tokens.numpy()
         documents = self.packed.documents.numpy()
         is_text = numbers != NO_TEXT
+        # Without BOS every token is text, so that the 0 is not used.
         bos = 0 if reader.bos is None else reader.bos
         target_tokens = np.where(is_text, streams.target_ids[numbers], bos)
         target_bytes = np.where(is_text, streams.target_bytes[numbers], 0)
@@ -313,7 +324,10 @@ class AlignedRows:
         return token_ids, documents, sizes
 
     def alignment_counts(self, streams: TokenStreams) -> dict[str, int]:
-        """Return how many target tokens are aligned exactly, and how many with no source token."""
+        """Return how many target tokens are aligned exactly, and how many with no source token.
+
+        BOS is aligned exactly with BOS of the source, or with no token if the source has none.
+        """
         numbers = self.packed.tokens.numpy()
         is_text = numbers != NO_TEXT
         has_no_source = self.offsets < 0
@@ -323,12 +337,13 @@ class AlignedRows:
             "aligned_nowhere": int(has_no_source.sum()),
         }
         bos_tokens = int((~is_text).sum())
-        bos_is = "aligned_exactly" if self.source_has_bos else "aligned_nowhere"
-        counts[bos_is] += bos_tokens
+        alignment_of_bos = "aligned_exactly" if self.source_has_bos else "aligned_nowhere"
+        counts[alignment_of_bos] += bos_tokens
         return counts
 
 
 def _int32(values: IntArray) -> Tensor:
+    """Return whole numbers as a tensor of int32, which takes half the memory of int64."""
     return torch.from_numpy(values.astype(np.int32))
 
 
@@ -338,8 +353,9 @@ def _sum_by_document(values: IntArray, documents: IntArray, document_count: int)
     The first token of each row does not count, because it is not predicted.
 
     Args:
-        values: (rows, t)
-        documents: (rows, t), negative for tokens of no document.
+        values: (rows, t).
+        documents: (rows, t), the document of each token; negative for tokens of no document.
+        document_count: How many documents there are; one without tokens has the sum 0.
     """
     predicted_documents = documents[:, 1:]
     has_document = predicted_documents >= 0
@@ -350,7 +366,7 @@ def _sum_by_document(values: IntArray, documents: IntArray, document_count: int)
 
 @dataclass(frozen=True)
 class _ReadDocument:
-    """A document as both models cut it."""
+    """A document as both models cut it; its token ids end with EOS of each model."""
 
     target_ids: IntArray
     source_ids: IntArray
@@ -381,7 +397,8 @@ class PairedReader:
         self._token_count = 0
 
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
-        """Return the numbers of each document's target tokens."""
+        """Return the numbers of each document's target tokens, in the order of the texts."""
+        # The first 60 bits, which an int64 holds.
         hashes = [int(document_fingerprint(text)[:15], 16) for text in texts]
         new_texts: dict[int, str] = {}
         for document_hash, text in zip(hashes, texts, strict=True):
@@ -397,6 +414,7 @@ class PairedReader:
         return (self._target_numbers[document_hash] for document_hash in hashes)
 
     def _without_separators(self, texts: list[str]) -> list[str]:
+        """Return documents without a written BOS before or EOS after them, of either model."""
         texts = without_separators(texts, self._target_tokenizer, self.bos, self.end)
         return without_separators(texts, self._source_tokenizer, self.source_bos, self.source_end)
 
@@ -412,7 +430,7 @@ class PairedReader:
         self._target_numbers[document_hash] = range(first, self._token_count)
 
     def streams(self) -> TokenStreams:
-        """Return the tokens of all documents that were read."""
+        """Return the tokens of all documents that were read, in the order of reading."""
         documents = self._documents
         target_starts = _starts([document.target_ids for document in documents])
         source_starts = _starts([document.source_ids for document in documents])
@@ -434,7 +452,7 @@ class PairedReader:
 
 
 def _starts(arrays: Sequence[IntArray]) -> IntArray:
-    """Return where each of several arrays begins once they are joined."""
+    """Return the index at which each of several arrays begins once they are joined."""
     lengths = [len(array) for array in arrays]
     return np.cumsum([0, *lengths[:-1]])
 
@@ -455,7 +473,8 @@ def untrimmed(tokenizer: Any) -> Any:
 
 
 def tokenised_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
-    """Cut texts with a `tokenizers.Tokenizer`."""
+    """Return texts as a `tokenizers.Tokenizer` cuts them, without special tokens."""
+    # Any normaliser may be one that joins characters.
     composes = tokenizer.normalizer is not None
     tokenised = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):

@@ -143,7 +143,10 @@ def contents_of_path(path: Path) -> FileContents:
 
 
 def _split_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return an array for each layer, where one array may have all layers."""
+    """Return an array for each layer, where one array may have all layers.
+
+    A single array of three dimensions is divided into layers, called "0", "1" and so on.
+    """
     if len(arrays) != 1:
         return arrays
     (array,) = arrays.values()
@@ -155,7 +158,13 @@ def _split_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 def _rows_of_run(
     run: str, row_ids: Sequence[str], row_runs: Sequence[str], stimuli: Stimuli, path: str
 ) -> list[int]:
-    """Return the row of each stimulus in a run.
+    """Return the row of each stimulus in a run, in the order of the stimuli.
+
+    Args:
+        run: The name of the run.
+        row_ids, row_runs: The id and the run of each row.
+        stimuli: The stimuli.
+        path: What errors call the recording.
 
     Raises:
         DataError: The run does not have exactly the stimuli.
@@ -179,7 +188,10 @@ def _rows_of_run(
 
 
 def _read_folder(folder: Path) -> FileContents:
-    """Return the array of each .npy file of a folder by its name without the ending."""
+    """Return the array of each .npy file of a folder by its name without the ending.
+
+    The files "ids.npy" and "runs.npy" hold the ids and runs.
+    """
     labels: dict[str, np.ndarray] = {}
     arrays: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.npy"), key=lambda path: natural_order(path.stem)):
@@ -193,11 +205,12 @@ def _read_folder(folder: Path) -> FileContents:
 
 
 def _read_npy(path: Path) -> FileContents:
+    """Return the array of an .npy file, which has no ids and no runs."""
     return FileContents({UNNAMED_LAYER: _native(np.load(path))}, None, None)
 
 
 def _native(array: np.ndarray) -> Tensor:
-    """Return an array as a tensor; torch reads no foreign byte order."""
+    """Return an array as a tensor, in the byte order of the machine, as torch needs it."""
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
@@ -243,8 +256,11 @@ def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
     """Return ids or runs as text.
 
     Args:
-        labels: An array of text, bytes or whole numbers.
+        labels: An array (rows,) of text, bytes in UTF-8 or whole numbers.
         location: What errors call the array.
+
+    Raises:
+        DataError: It is anything else, or a text has half of a character.
     """
     is_text_or_integer = labels.dtype.kind in "USiu"
     if labels.ndim != 1 or not is_text_or_integer:
@@ -291,7 +307,13 @@ def _checked_layer(location: str, array: Tensor, row_count: int) -> Float[Tensor
 
 
 def recording_fingerprint(recorded: str | RecordedArrays) -> str:
-    """Return the name of recorded states, and the first digits of the SHA-256 of their file."""
+    """Return the name of recorded states, and 16 digits of the SHA-256 of their file.
+
+    Arrays in memory have a fingerprint of their own.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
     if isinstance(recorded, RecordedArrays):
         return recorded.fingerprint
     path = Path(recorded)

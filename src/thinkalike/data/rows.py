@@ -36,7 +36,7 @@ class SourceTokens:
     """The document of each source token; -1 for BOS, padding and other tokens of no document."""
 
     def select(self, rows: slice | Int[Tensor, " some"]) -> SourceTokens:
-        """Return the tokens of the chosen rows."""
+        """Return the tokens of the chosen rows, in the order of `rows`."""
         return SourceTokens(self.tokens[rows], self.positions[rows], self.documents[rows])
 
 
@@ -76,7 +76,7 @@ class TokenRows:
         return self.source.documents
 
     def select(self, rows: slice | Int[Tensor, " some"]) -> TokenRows:
-        """Return the chosen rows."""
+        """Return the chosen rows, in the order of `rows`."""
         source = None
         if self.source is not None:
             source = self.source.select(rows)
@@ -85,7 +85,7 @@ class TokenRows:
     def batches(self, size: int, name: str = "batch") -> Iterator[TokenRows]:
         """Yield at most `size` rows at a time, and show progress in batches of this name.
 
-        Their token ids are int64, as models and losses need them.
+        The last batch may be smaller. Token ids are int64, as models and losses need them.
         """
         starts = range(0, len(self), size)
         for start in counted(starts, name):
@@ -101,7 +101,12 @@ class TokenRows:
     def align(
         self, states: Sequence[Float[Tensor, "rows s _"]]
     ) -> list[Float[Tensor, "rows t _"]]:
-        """Return, for each target token, the source's state at each of several layers."""
+        """Return, for each target token, the source's state at each of several layers.
+
+        Args:
+            states: For each layer, the states of the tokens that the source reads. Layers may have
+                different widths.
+        """
         if self.source is None:
             return list(states)
         return aligned_states(states, self.source.positions)
@@ -203,7 +208,13 @@ class PackedLayout:
     def source_states(
         self, model: Any, packed: Int[Tensor, "b width"], layers: Sequence[int]
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return, for each target token, the source's states at these layers, from one pass."""
+        """Return, for each target token, the source's states at these layers, from one pass.
+
+        Args:
+            model: The source, or anything else with `residuals` that reads the source's tokens.
+            packed: Rows in this layout.
+            layers: The layers of the source, in the order of the result.
+        """
         if self.source_width == 0:
             return list(model.residuals(packed, layers))
         end_of_source_tokens = self.target_width + self.source_width
@@ -216,7 +227,12 @@ class PackedLayout:
 def aligned_states(
     states: Sequence[Float[Tensor, "b s _"]], positions: Int[Tensor, "b t"]
 ) -> list[Float[Tensor, "b t _"]]:
-    """Return the states at these positions of each row, for each of several layers."""
+    """Return the states at these positions of each row, for each of several layers.
+
+    Args:
+        states: The states of each layer; widths may differ.
+        positions: For each of the t results, the column of its state in the s columns of its row.
+    """
     aligned = []
     for state in states:
         width = state.shape[-1]

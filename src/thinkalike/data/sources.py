@@ -38,6 +38,9 @@ MOST_EXPANSION = 200
 ALWAYS_EXPANDED = 2**26
 """The bytes that every compressed file may expand to, as a small file may repeat one sentence."""
 
+MOST_NUL = 0.25
+"""How much of a text may be the character NUL: UTF-16 has it after each letter of English."""
+
 BUFFER_BYTES = 2**20
 """The bytes of a compressed file that are expanded at once."""
 
@@ -91,7 +94,7 @@ def whole_text(path: Path) -> str:
     """Return a text file in UTF-8, which may begin with a byte-order mark.
 
     Raises:
-        DataError: The file is too large to be read at once.
+        DataError: The file is too large to be read at once, or is in UTF-16.
     """
     size = path.stat().st_size
     if size > MOST_TEXT_BYTES:
@@ -99,7 +102,17 @@ def whole_text(path: Path) -> str:
             f"{path} has {size:,} bytes, and a file that is read at once has at most "
             f"{MOST_TEXT_BYTES:,}; divide it into several files"
         )
-    return path.read_text(encoding="utf-8-sig")
+    text = path.read_text(encoding="utf-8-sig")
+    _check_encoding(text, path)
+    return text
+
+
+def _check_encoding(text: str, path: Path) -> None:
+    """Raise a DataError for UTF-16 or UTF-32 that was read as UTF-8, which is no error there."""
+    if text and text.count("\0") >= MOST_NUL * len(text):
+        raise DataError(
+            f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
+        )
 
 
 class _ExpansionLimit:
@@ -128,9 +141,15 @@ class _ExpandedBytes(io.RawIOBase):
         self._expanded = _ExpansionLimit(path)
 
     def readable(self) -> bool:
+        """Return True, as `io` needs it."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read expanded bytes into a buffer, and return how many; 0 at the end.
+
+        Raises:
+            DataError: The file has expanded too much.
+        """
         content = self._read(len(buffer))
         self._expanded.add(len(content))
         buffer[: len(content)] = content
@@ -140,8 +159,10 @@ class _ExpandedBytes(io.RawIOBase):
 def _lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a text file, which may be compressed and begin with a byte-order mark.
 
+    The ending tells the compression: .zst, .gz, or none. Lines keep their line breaks.
+
     Raises:
-        DataError: A line is too long, or a compressed file expands too much.
+        DataError: A line is too long or in UTF-16, or a compressed file expands too much.
     """
     import pyarrow
 
@@ -150,6 +171,7 @@ def _lines_of(path: Path) -> Iterator[str]:
     if compression is not None:
         stream = io.BufferedReader(_ExpandedBytes(path, stream.read), BUFFER_BYTES)
     with io.TextIOWrapper(stream, encoding="utf-8-sig") as lines:
+        # One character more than allowed shows that a line is too long, without reading all of it.
         read_line = partial(lines.readline, LONGEST_LINE + 1)
         for number, line in enumerate(iter(read_line, ""), 1):
             if len(line) > LONGEST_LINE:
@@ -157,11 +179,12 @@ def _lines_of(path: Path) -> Iterator[str]:
                     f"{path} line {number} has more than {LONGEST_LINE:,} characters; write each "
                     "document in a line of its own"
                 )
+            _check_encoding(line, path)
             yield line
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield each record of a .jsonl file, and what errors call its line.
+    """Yield what errors call each line of a .jsonl file, and its record; empty lines are left out.
 
     The file may be compressed (.gz, .zst) and may begin with a byte-order mark.
 
@@ -183,9 +206,10 @@ def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Record]]:
-    """Yield each row of a .parquet file, and what errors call it.
+    """Yield what errors call each row of a .parquet file, and the row.
 
     Args:
+        path: The file.
         field: The only column to read, if there is one of this name; None reads all columns.
 
     Raises:
@@ -225,9 +249,18 @@ def _bytes_of_texts(column: pyarrow.Array) -> int:
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
-    """Return the commit of a data set of the hub.
+    """Return the commit of a data set of the hub, as 40 hexadecimal digits.
 
     A branch that has moved has another commit, and counts as another data set.
+
+    Args:
+        repository: The data set, ORG/NAME.
+        revision: A branch, tag or commit; None: the default branch. A commit is returned without
+            asking the hub.
+        label: What errors call the data set.
+
+    Raises:
+        DataError: The hub does not answer, or has no such data set.
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
@@ -248,6 +281,8 @@ def stream_records(
 
     Args:
         label: What errors call the data set.
+        repository: The data set, ORG/NAME.
+        subset: The name of one of its configurations; None: the default one.
         revision: A branch, tag or commit; None: the default branch.
         remedy: What errors suggest.
         options: Passed to `datasets.load_dataset`.
@@ -273,7 +308,13 @@ def stream_records(
 def _errors_name_data_set(
     label: str, repository: str, revision: str | None, remedy: str
 ) -> Iterator[None]:
-    """Turn errors, such as a lacking hub or split or a damaged shard, into DataErrors."""
+    """Turn errors, such as a lacking hub or split or a damaged shard, into DataErrors.
+
+    Args:
+        label: What the errors call the data set.
+        repository, revision: The data set and its branch, tag or commit.
+        remedy: What the errors suggest.
+    """
     try:
         yield
     except Exception as error:

@@ -44,10 +44,12 @@ SOURCES_UNSEEN_BY_MINIS = ("text", "hub")
 
 
 class _SplitDocument(NamedTuple):
-    """A document and its side."""
+    """A document and whether it is for the report or for fitting."""
 
     text: str
     fingerprint: str
+    """The SHA-256 of the text."""
+
     is_for_report: bool
 
 
@@ -79,6 +81,7 @@ class DocumentSplit:
         self._fit_shingles: list[Shingles] = []
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
+        """Yield each document and whether it is for the report."""
         repeating: set[str] = set()
         if self._is_held_out and self.is_settled and not self.config.same_split:
             repeating = _repeating_documents(self.config)
@@ -105,15 +108,19 @@ class DocumentSplit:
         return self.config.evaluation_share or REPORT_SHARE
 
     def report_repeats(self) -> NDArray[np.bool_]:
-        """Return, for each document of the report so far, whether it repeats one to fit on."""
+        """Return, for each document of the report so far, whether it nearly repeats one to fit on.
+
+        It is empty if `is_settled`, since documents are remembered only until then.
+        """
         return near_duplicates(self._report_shingles, self._fit_shingles)
 
 
 def tokens_of_report(config: DataConfig, evaluation_tokens: int, vocabulary: int) -> int:
-    """Return about how many tokens a report has: those asked for, or all of a local text.
+    """Return about how many tokens a report has: those asked for, or fewer if a local text has.
 
-    A token of a vocabulary of v entries has about log2(v) / 4 bytes of English or code: 2.7 of the
-    minis' 2,048 entries, and 3.9 of 49,152.
+    A text of the hub is taken to be long enough, as its length is not known. A token of a
+    vocabulary of v entries has about log2(v) / 4 bytes of English or code: 2.7 of the minis' 2,048
+    entries, and 3.9 of 49,152.
     """
     if config.source in ("hub", "states"):
         return evaluation_tokens
@@ -157,7 +164,12 @@ def _without_copies(
 
 
 def _split_documents(config: DataConfig, evaluation_share: float) -> Iterator[_SplitDocument]:
-    """Yield each document with its side, which the hash of its content or its group decides."""
+    """Yield each document with its side, which the hash of its content or its group decides.
+
+    Args:
+        config: The source.
+        evaluation_share: The share of documents, or of groups, for the report.
+    """
     for text in documents_of(config):
         fingerprint = document_fingerprint(text)
         group = group_of(text)
@@ -179,6 +191,7 @@ def _repeating_documents(config: DataConfig) -> set[str]:
         if document.is_for_report:
             report_documents[document.fingerprint] = shingles(document.text)
 
+    # The source is read once more, so that the documents to fit on need no memory.
     fit_shingles = (
         shingles(document.text)
         for document in counted(_split_documents(config, evaluation_share), "document compared")

@@ -172,9 +172,9 @@ class Stimuli:
         return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
     def take(self, rows: Any) -> Stimuli:
-        """Return the stimuli of an index of numpy (numbers, a mask or a slice).
+        """Return the stimuli of an index of numpy (numbers, a mask or a slice), in its order.
 
-        Only the texts that they are in are kept.
+        Only the texts that they are in are kept, and numbered anew.
         """
         rows = np.arange(len(self))[rows]
         used_texts, sentence = np.unique(self.sentence[rows], return_inverse=True)
@@ -193,14 +193,22 @@ class Stimuli:
 
         Combinations of the features in `balance` come equally often, up to one.
 
+        Args:
+            n: How many stimuli are drawn.
+            seed: The same seed draws the same stimuli.
+            balance: The name of a feature, or several names; without any, all stimuli are equally
+                likely.
+
         Raises:
-            DataError: There are too few stimuli.
+            DataError: There are too few stimuli, or no such feature.
         """
         balanced_names = [balance] if isinstance(balance, str) else balance
         names = select_names(self.source, balanced_names, self.names)
-        cells = joint_codes(self.features[names])  # the combination of each stimulus
+        # A cell is a combination of levels: (n,), that of each stimulus.
+        cells = joint_codes(self.features[names])
         counts = np.bincount(cells)
         rarest = counts.min()
+        # Once the rarest combination is used up, each of the others can come once more.
         most = len(counts) * rarest + (counts > rarest).sum()
         if not 0 < n <= most:
             raise DataError(
@@ -223,7 +231,7 @@ class Stimuli:
     def codes(self) -> Codes:
         """Return the features as one table of float64.
 
-        A level has the same number in every choice of stimuli.
+        A level has the same number in every choice of stimuli, its index among all levels.
         """
         numbers = {}
         levels = {}
@@ -235,6 +243,7 @@ class Stimuli:
                 numbers[name] = column.cat.codes
                 levels[name] = list(column.cat.categories)
         values = torch.tensor(pd.DataFrame(numbers).to_numpy(float))
+        # pandas numbers a missing level -1.
         applies = torch.tensor(self.features.notna().to_numpy())
         return Codes(values.where(applies, torch.nan), levels)
 
@@ -277,6 +286,7 @@ class Stimuli:
                     f"{self.source}: {name} has one level or differs between all stimuli; leave "
                     "it out"
                 )
+        # The correlation of the 1 - Δ, which is that of the Δ.
         deviation = np.sqrt(share * (1 - share))
         covariance = equal - np.outer(share, share)
         correlation = covariance / np.outer(deviation, deviation)
@@ -306,6 +316,7 @@ class Stimuli:
             table.tolist(),
             levels,
         ]
+        # The default adds nothing: its fingerprint is that of stimuli without this setting.
         if self.token != "last":
             content.append(self.token)
         return hashlib.sha256(repr(tuple(content)).encode()).hexdigest()[:16]
@@ -363,7 +374,13 @@ def _mixes_truth_values_and_numbers(column: pd.Series) -> bool:
 
 
 def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverlap:
-    """Return how far a feature can be told from words, over the stimuli that it applies to."""
+    """Return how far a feature can be told from words, over the stimuli that it applies to.
+
+    Args:
+        name: The name of the feature.
+        feature: Its value for each stimulus; NaN: it does not apply.
+        words: The word of each stimulus, in the same order.
+    """
     table = pd.DataFrame({"level": feature.astype(object), "word": words})
     table = table[feature.notna().to_numpy()]
     all_pairs = max(len(table) * (len(table) - 1) / 2, 1.0)
@@ -371,6 +388,8 @@ def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverla
     same_word = _equal_pairs(table[["word"]]) / all_pairs
     same_both = _equal_pairs(table[["level", "word"]]) / all_pairs
 
+    # The squared correlation of the indicators of equal levels and of equal words. Their variances
+    # are 0 if all pairs, or none, are equal.
     explained = 0.0
     variances = same_level * (1 - same_level) * same_word * (1 - same_word)
     if variances > 0:
@@ -392,7 +411,7 @@ def _equal_pairs(columns: pd.DataFrame) -> float:
 def select_names(
     source: str | Path, names: Names, available: Sequence[str], label: str = "feature"
 ) -> list[str]:
-    """Return the names that are asked for, or all that are available.
+    """Return the names that are asked for, in their order, or all that are available.
 
     Args:
         source: What errors call the source of the names.
@@ -491,13 +510,13 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
 
 
 def duplicates(names: Iterable[str]) -> list[str]:
-    """Return the names that occur before, in order."""
+    """Return the second and further occurrences of names, in order; [] if all are different."""
     index = pd.Index(names)
     return list(index[index.duplicated()])
 
 
 def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
-    """Return the numbers of a column.
+    """Return the numbers of a column in float64, with NaN where the feature does not apply.
 
     Raises:
         DataError: A value is not a finite number, or float64 would make two numbers one.
@@ -522,7 +541,7 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
 
 
 def _level_name(value: object) -> str:
-    """Return the name of a level; a whole number loses its point."""
+    """Return the name of a level; a whole number loses its point, so that 2.0 is "2"."""
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -572,9 +591,10 @@ def crossed_stimuli() -> Stimuli:
 
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
-    """Return every word of sentences of the grammar.
+    """Return every word of sentences of the grammar, with the `GRAMMAR_FEATURES`.
 
     Args:
+        sentences: The sentences.
         source: What errors call the stimuli.
     """
     rows = []

@@ -40,12 +40,12 @@ from thinkalike.data.stimuli import (
 )
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, in_home
 
 log = logging.getLogger(__name__)
 
 IN_MEMORY = "stimuli"
-"""What errors call a table in memory: the argument of functions."""
+"""What errors call a table in memory: the name of the argument that a user gave it as."""
 
 MARKS = {".csv": ",", ".tsv": "\t"}
 """What separates two cells, by the ending of a file."""
@@ -57,7 +57,7 @@ AMBIGUOUS_NUMBER = r"[+-]?[1-9]\d{0,2},\d{3}"
 """A number such as 1,234, whose comma may mark thousands or decimals."""
 
 LONG_WHOLE_NUMBER = r"[+-]?[1-9]\d{16,}"
-"""A whole number that float64 may not hold."""
+"""A whole number of 17 digits or more, which float64 may not hold."""
 
 FEWEST_ROWS_FOR_LABELS = 8
 """Tables of fewer rows are not searched for columns of labels."""
@@ -128,7 +128,11 @@ def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stim
 
 
 def _of_grammar(stimuli: Stimuli, config: StimuliConfig) -> Stimuli:
-    """Return stimuli of a grammar with the features and kinds of a configuration."""
+    """Return stimuli of a grammar with the features and kinds that a configuration chooses.
+
+    Raises:
+        DataError: The grammar has no such feature.
+    """
     names = select_names(stimuli.source, config.features, stimuli.names)
     return replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
 
@@ -167,7 +171,7 @@ def read_table(
             f"{path}: columns={columns!r} must give the column of each role, as "
             "{'text': 'sentence'}"
         )
-    frame = read_frame(Path(path).expanduser()) if frame is None else checked_frame(frame, path)
+    frame = read_frame(in_home(path)) if frame is None else checked_frame(frame, path)
     frame, columns = _explode_lists(path, frame, columns or {})
     roles = _roles(path, frame, columns)
     cells = {role: _cell_texts(frame[name], path) for role, name in roles.items()}
@@ -210,7 +214,7 @@ def read_table(
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return a table, with the cells of a text file as they are written.
+    """Return the table of a file, with the cells of a text file as they are written.
 
     Raises:
         DataError: The file cannot be read, it has no rows, or two columns have one name.
@@ -246,6 +250,7 @@ def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     rows.
 
     Args:
+        frame: The table, which is not changed.
         path: What errors call the table.
 
     Raises:
@@ -299,6 +304,7 @@ def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
     """
     index = frame.index
     frame = frame.reset_index(drop=True)
+    # From the last level of the index to the first, as each is put in front of the columns.
     for position, name in reversed(list(enumerate(index.names))):
         if name is None:
             continue
@@ -328,6 +334,10 @@ def _check_cell(cell: object, location: str) -> None:
     """Raise a DataError if a cell is bytes or a list, which `str` would turn into a made-up text.
 
     Halves of a character, which no file can hold, are refused as well.
+
+    Args:
+        cell: The cell.
+        location: What the error calls it.
     """
     if isinstance(cell, str):
         whole_characters(cell, location)
@@ -357,11 +367,13 @@ def _read_separated(path: Path) -> pd.DataFrame:
                 f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as "
                 "UTF-8"
             )
-        is_spaced = any(name.startswith(" ") for name in heading.split(separator)[1:])
+        spaces_follow_commas = any(name.startswith(" ") for name in heading.split(separator)[1:])
         file.seek(0)
         with _unlimited_cells():
-            reader = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=is_spaced)
-            lines = [line for line in reader if line]
+            reader = csv.reader(
+                file, delimiter=separator, strict=True, skipinitialspace=spaces_follow_commas
+            )
+            lines = [line for line in reader if line]  # without empty lines
     header = lines[0] if lines else []
     rows = lines[1:]
     for number, row in enumerate(rows, 1):
@@ -371,10 +383,15 @@ def _read_separated(path: Path) -> pd.DataFrame:
 
 
 def _is_column_name(name: object) -> bool:
-    """Return whether a column has a name; pandas writes row numbers without one, or reads one."""
-    return not isinstance(name, str) or bool(
-        name.strip() and not re.fullmatch(r"Unnamed: [\d.]+", name)
-    )
+    """Return whether a column has a name of its own.
+
+    pandas writes row numbers under an empty name, and reads an empty name as "Unnamed: 0". A
+    number is a name.
+    """
+    if not isinstance(name, str):
+        return True
+    is_made_up_by_pandas = re.fullmatch(r"Unnamed: [\d.]+", name) is not None
+    return bool(name.strip()) and not is_made_up_by_pandas
 
 
 def _is_missing(name: object) -> bool:
@@ -398,6 +415,11 @@ def _roles(
 ) -> dict[str, str]:
     """Return the column of each role that a table has.
 
+    Args:
+        path: What errors call the table.
+        frame: The table.
+        columns: The columns that are given by role; None: no column has the role.
+
     Raises:
         DataError: A role is not known, a column is missing, or only one of `start` and `stop` is
             there.
@@ -410,6 +432,7 @@ def _roles(
         if name in available:
             roles[role] = name
 
+    # Texts are joined from words if sentences are asked for, or if there is no column of texts.
     has_words_in_sentences = "sentence" in roles and "word" in roles
     has_text = "text" in columns or "text" in roles
     if has_words_in_sentences and ("sentence" in columns or not has_text):
@@ -418,6 +441,7 @@ def _roles(
     required = [name for name in {"text": "text", **columns}.values() if name is not None]
     select_names(path, required, available, "column")
     roles.pop("sentence", None)
+    # Without a text, its id stands for each stimulus, and words or positions have no meaning.
     if "text" not in roles:
         return {role: name for role, name in roles.items() if role == "id"}
     if ("start" in roles) != ("stop" in roles):
@@ -428,9 +452,19 @@ def _roles(
 def _explode_lists(
     path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
 ) -> tuple[pd.DataFrame, Mapping[str, str | None]]:
-    """Return a table whose cells that are lists, of equal lengths in each row, have become rows.
+    """Return a table whose cells that are lists have become rows, and the columns of roles.
 
-    Also returned are the columns of roles, in which those of words and sentences are set.
+    A table without a column of lists of words is returned as it is. Otherwise each row is a
+    sentence: in the columns of roles, that of words is set, and so is that of sentences, which is
+    the column "sentence" or "id", or else the number of the row.
+
+    Args:
+        path: What errors call the table.
+        frame: The table. The cells of its first row tell which columns hold lists.
+        columns: The columns that are given by role.
+
+    Raises:
+        DataError: The lists of a row have different lengths.
     """
     list_columns = []
     for name in frame:
@@ -469,11 +503,16 @@ def _join_words(
     """Join the words of each sentence with spaces.
 
     Args:
+        path: What errors call the table.
         sentences: The name of the sentence of each row; empty for that of the row above.
         words: The word of each row.
 
     Returns:
         For each row the text of its sentence, and the characters of its word in it.
+
+    Raises:
+        DataError: A row has no word or no sentence, or the rows of a sentence do not stand
+            together.
     """
     words_of_sentences: dict[str, list[str]] = {}
     spans: list[Span] = []
@@ -493,7 +532,7 @@ def _join_words(
             start = 0
         words_of_sentences.setdefault(current, []).append(word)
         spans.append((start, start + len(word)))
-        start += len(word) + 1
+        start += len(word) + 1  # a space
 
     texts = []
     for sentence_words in words_of_sentences.values():
@@ -502,7 +541,9 @@ def _join_words(
 
 
 def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
-    """Return the characters of a stimulus in its text.
+    """Return the characters of a stimulus in its text: the first one, and one past the last.
+
+    They are given by `start` and `stop`, or are those of the word, or all characters of the text.
 
     Args:
         location: What errors call the row.
@@ -518,6 +559,7 @@ def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
         return _span_from_cells(location, text, word, cells["start"], cells["stop"])
     if word is None:
         return 0, len(text)
+    # Where the word is no whole word anywhere, as in scripts without spaces, it may be a part.
     literal = re.escape(word)
     matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text))
     if not matches:
@@ -533,14 +575,25 @@ def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
 def _span_from_cells(
     location: str, text: str, word: str | None, start_cell: str, stop_cell: str
 ) -> Span:
-    """Return the characters that the columns `start` and `stop` give."""
+    """Return the characters that the columns `start` and `stop` give.
+
+    Args:
+        location: What errors call the row.
+        text: The text of the row.
+        word: The word that they must cut out; None or "": any.
+        start_cell, stop_cell: The cells of the two columns.
+
+    Raises:
+        DataError: They are no positions, or cut out something else.
+    """
     start = start_cell.removesuffix(".0")  # pandas writes whole numbers beside missing ones so
     stop = stop_cell.removesuffix(".0")
     span = (0, 0)
     if _is_position(start) and _is_position(stop):
         span = (int(start), int(stop))
     piece = text[slice(*span)]
-    if span == (0, 0) or (word and piece != word):
+    has_span = span != (0, 0)
+    if not has_span or (word and piece != word):
         raise DataError(
             f"{location}: start={start[:MOST_DIGITS]}, stop={stop[:MOST_DIGITS]} cut {piece!r} "
             f"out of the text, not {word!r}"
@@ -549,6 +602,7 @@ def _span_from_cells(
 
 
 def _is_position(cell: str) -> bool:
+    """Return whether a cell is a whole number that may be a position in a text."""
     return cell.isdecimal() and len(cell) <= MOST_DIGITS
 
 
@@ -561,8 +615,13 @@ def _feature_values(
     as 1.1 and 1.10, are one number.
 
     Args:
+        column: The column. Categories are returned as they are.
         kind: The kind of the feature; None: it is inferred.
         location: What errors call the column.
+
+    Raises:
+        DataError: A cell is bytes or a list, commas may mark thousands as well as decimals, or
+            float64 would make one number of two.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
@@ -659,7 +718,11 @@ def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: st
 
 
 def _is_label(column: pd.Series, kinds: Kinds) -> bool:
-    """Return whether most rows of a nominal column have a level that no other row has."""
+    """Return whether most rows of a nominal column have a level that no other row has.
+
+    A column of numbers is none, and in a table of few rows no column is. Without a declared kind,
+    a column of names is nominal.
+    """
     is_nominal = kinds.get(str(column.name), "nominal") == "nominal"
     if not is_nominal or pd.api.types.is_numeric_dtype(column):
         return False

@@ -39,7 +39,7 @@ WORD = regex.compile(rf"(?V1)(?={CHARACTER})\X[^\w\s]*|(?:(?!{CHARACTER})\S)+")
 
 
 def word_spans(text: str) -> list[Span]:
-    """Return the first character of each word and the one after its last."""
+    """Return the first character of each word and the one after its last, in order."""
     return [match.span() for match in WORD.finditer(text)]
 
 

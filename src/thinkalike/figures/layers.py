@@ -482,7 +482,7 @@ def draw_band(axes: Axes, rows: pd.DataFrame, column: str, label: str, **style: 
 
 def ruler(
     table: pd.DataFrame,
-    rungs: pd.DataFrame,
+    points: pd.DataFrame,
     documents: float,
     folder: Path,
     label: str,
@@ -491,7 +491,7 @@ def ruler(
 
     Args:
         table: The layer pairs, with intervals over documents.
-        rungs: The value of each calibration point of each layer.
+        points: The value of each calibration point of each layer.
         documents: Over how many documents the intervals are.
         folder: Where the figure is written.
         label: The name of the measure, at the vertical axis.
@@ -510,13 +510,15 @@ def ruler(
     height = 1.9 * len(models) + 1.1
     with canvas(COLUMN, height, len(models), 1, squeeze=False) as (figure, panels):
         for axes, model in zip(panels[:, 0], models, strict=True):
-            of_model = rungs[rungs["model"] == model]
-            rung_cells = of_model.pivot(index="layer", columns="calibration_point", values="value")
+            of_model = points[points["model"] == model]
+            point_cells = of_model.pivot(
+                index="layer", columns="calibration_point", values="value"
+            )
             layers = table[f"{side_of_model[model]}_layer"]
             both = f"{source} and {target}"
             line(axes, table, "value", ("low", "high"), both, colour_of(0), "o-")
             axes.autoscale(tight=False)
-            _draw_rungs(axes, rung_cells.loc[layers])
+            _draw_calibration_points(axes, point_cells.loc[layers])
             axes.set(title=f"beside changed copies of {model}", ylabel=label)
             ticks(axes.xaxis, pair_names, MOST_TICKS)
         panels[-1, 0].set_xlabel(in_lines(f"layer of {source} → layer of {target}", COLUMN - 0.6))
@@ -539,16 +541,16 @@ def pairs_in_words(table: pd.DataFrame) -> list[str]:
     return names
 
 
-def _draw_rungs(axes: Axes, rungs: pd.DataFrame) -> None:
+def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     """Draw a line for each calibration point, with its name at the right end of the line.
 
     Args:
-        rungs: Rows are layer pairs, and columns calibration points.
+        points: Rows are layer pairs, and columns calibration points.
     """
-    last = len(rungs) - 1
-    ends = rungs.iloc[-1].sort_values()
+    last = len(points) - 1
+    ends = points.iloc[-1].sort_values()
     for name in ends.index:
-        values = rungs[name].to_numpy()
+        values = points[name].to_numpy()
         if str(name).endswith(" bits"):
             axes.plot(values, linewidth=1, color=COPY_COLOUR, zorder=1)
         else:

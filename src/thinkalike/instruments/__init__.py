@@ -15,7 +15,7 @@ from thinkalike.errors import ResultError
 from thinkalike.global_state import isolated
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
-from thinkalike.job.performing import passes, run_job, run_jobs
+from thinkalike.job.performing import jobs_by_pass, run_job, run_jobs
 from thinkalike.job.unread_settings import check_read
 from thinkalike.store import Result
 
@@ -63,6 +63,11 @@ def plot(
 
 
 def _plot_estimate(estimate: LayerPairEstimate, ax: Axes | None) -> object:
+    """Draw the matrix of all layer pairs that a metric computed, and return figure and axes.
+
+    Raises:
+        ResultError: The estimate is not one.
+    """
     from torch import Tensor  # the help of a command need not load it
 
     is_estimate = isinstance(getattr(estimate, "value", None), Tensor)
@@ -79,7 +84,7 @@ __all__ = [
     "check_read",
     "instrument",
     "instrument_of",
-    "passes",
+    "jobs_by_pass",
     "plot",
     "run_job",
     "run_jobs",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import FIT_TEXT, left_in_key
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
@@ -38,7 +38,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         return left_in_key(config, FIT_TEXT)
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens."""
@@ -46,7 +46,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
             for tokens in halvings(config.data.evaluation_tokens, least=FEWEST_TOKENS):
                 yield {"data.evaluation_tokens": tokens}
 
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         from thinkalike.measures.losses import bytes_of_logits
 
         return bytes_of_logits(shapes["model"].vocabulary)

@@ -24,7 +24,7 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.models.labels import names_of, recording_name
 from thinkalike.models.layer_choice import layers_of_sides
 from thinkalike.states.batches import StateBatches, array_batches
@@ -92,7 +92,15 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> object:
-        """Compute the numbers of all layers of all sides: most of what a job does with states."""
+        """Compute the numbers of all layers of all sides: most of what a job does with states.
+
+        A forecast times it on random states.
+
+        Args:
+            config: The job.
+            stimuli: The stimuli that are compared.
+            sides: Their states in each model or recording.
+        """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)
@@ -102,11 +110,14 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             return config.unread_beside_recordings()
         return {}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         return sentence_passes(config, shapes)
 
-    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time that comparing takes, from that of random states of 2 and 4 layers."""
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the seconds that comparing takes, from those of random states of 2 and 4 layers.
+
+        0 without models, and where the stimuli cannot be compared.
+        """
         models = set(shapes.values())
         if not models:
             return 0.0
@@ -129,6 +140,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """Return the seconds of comparing random states of a model with so many layers."""
 
         def compare(count: int) -> None:
+            """Compare so many of the stimuli, by random states."""
             evenly_spaced = torch.linspace(0, len(stimuli) - 1, count).long().numpy()
             generator = torch.Generator().manual_seed(0)
             states = [torch.randn(count, width, generator=generator) for _ in range(layers)]
@@ -141,7 +153,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         )
         return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield all stimuli, and then fewer of them."""
@@ -150,7 +162,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         for sample in halvings(stimuli, least=min(FEWEST_STIMULI, stimuli))[1:]:
             yield {"stimuli.sample": sample}
 
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all stimuli, as they are and in float64."""
         embed = config.measure_as(StimulusDistanceConfig).embed
         numbers_per_stimulus = 0
@@ -171,7 +183,10 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
-    """Return what decides the numbers of a measure of stimuli: these, and models or recordings."""
+    """Return what decides the numbers of a measure of stimuli, by name, for the key of its job.
+
+    These are the stimuli, and the models, or the recordings with the names that they have.
+    """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)
         return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
@@ -210,7 +225,7 @@ def sentence_groups(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
-    """Return model and layer of all layers of all sides."""
+    """Return a table with a row for each layer of each side: the columns model and layer."""
     rows = [layer_rows(side.name, side.layers) for side in sides]
     return pd.concat(rows, ignore_index=True)
 
@@ -339,6 +354,7 @@ def comparison_of_stimuli(
         needed_by = f"measure.neighbours={measure.neighbours}"
 
     def batches_of(stimuli: Compared) -> StateBatches:
+        """Return batches of the states of both sides, whose documents are groups of stimuli."""
         return array_batches(
             [stimuli.sides[0].states, stimuli.sides[-1].states],
             stimuli.stimuli.groups,

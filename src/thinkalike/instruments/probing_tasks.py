@@ -123,12 +123,19 @@ def tasks_of(
 def _labelled(
     stimuli: Stimuli, name: str, least: int
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
-    """Return the stimuli with frequent levels of a feature, the numbers of these, and all levels.
+    """Return the stimuli that have a frequent level of a feature.
 
     Args:
         stimuli: The stimuli.
         name: The feature.
         least: Levels of fewer stimuli are left out.
+
+    Returns:
+        The number of each such stimulus among all, the number of its level, and the names of the
+        levels in rising order.
+
+    Raises:
+        DataError: The feature is continuous, or has fewer than two frequent levels.
     """
     column = stimuli.features[name]
     if stimuli.kinds[name] == "continuous":

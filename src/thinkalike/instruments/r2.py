@@ -34,7 +34,7 @@ from thinkalike.instruments.ruler.words import (
     tokens_of_words,
 )
 from thinkalike.job import Outcome, Work
-from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes
@@ -87,15 +87,15 @@ class LayerR2(
     def has_embedding(self, config: AnalyzeConfig) -> bool:
         return config.measure_as(R2Config).embed
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
         tokens = tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
             passes.append(shape.passes("models", tokens, TOKENS_PER_PIECE, full=False))
         return passes
 
-    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time of the maps, of residuals and of the states as they are."""
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the seconds of the maps, of residuals and of the states as they are."""
         measure = config.measure_as(R2Config)
         layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
         source, target = both_shapes(shapes)
@@ -104,7 +104,7 @@ class LayerR2(
         pairs = layer_counts[source] * layer_counts[target]
         return 2 * (of_layer * layers + of_pair * pairs)
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer layers of equal relative depth, and then fewer words.
@@ -113,13 +113,13 @@ class LayerR2(
         """
         words = config.measure_as(R2Config).words
         fewest = min(fewest_words(shape.width for shape in shapes.values()), words)
-        for layers, share in LADDER:
+        for layers, share in REDUCTIONS:
             settings = fewer_layers(layers, shapes)
             if share > 1:
                 settings["measure.words"] = max(words // share, fewest)
             yield settings
 
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all words in all layers, and of the predictors."""
         measure = config.measure_as(R2Config)
         layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
@@ -261,7 +261,10 @@ def all_pairs(
 def _interval_columns(
     name: str, values: Float[Tensor, "l m replicates"]
 ) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns of a value and of the ends of its interval."""
+    """Return the columns of a value and of the ends of its interval.
+
+    The ends of `value` are `low` and `high`; those of any other name begin with it.
+    """
     prefix = "" if name == "value" else f"{name}_"
     estimate = with_interval(values)
     return {

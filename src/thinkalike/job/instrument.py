@@ -237,7 +237,7 @@ class Instrument(ABC, Generic[Config]):
             shapes[name] = shape_of(model, label)
         return shapes
 
-    def passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of the models of a job; by default each reads the report once."""
         if "data" not in self.reads or not config.data.evaluation_tokens:
             return []
@@ -247,11 +247,11 @@ class Instrument(ABC, Generic[Config]):
         different = dict.fromkeys(shapes.values())
         return [shape.passes("report", tokens, row) for shape in different]
 
-    def seconds(self, config: Config, shapes: Shapes) -> float:
+    def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
         """Return how long a job takes on this machine besides the passes of its models."""
         return 0.0
 
-    def smaller(
+    def reductions(
         self, config: Config, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[SettingValues]:
         """Yield for `budget=` settings of less and less work, by their keys.
@@ -261,7 +261,7 @@ class Instrument(ABC, Generic[Config]):
         """
         yield from ()
 
-    def holds(self, config: Config, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: Config, shapes: Shapes) -> float:
         """Return the bytes that a job needs besides the weights of its models."""
         return 0.0
 

@@ -58,7 +58,7 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
 
 def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
     """Do several jobs, those together that have less work in one pass; see `run_job`."""
-    together: Iterable[list[int]] = passes(configs)
+    together: Iterable[list[int]] = jobs_by_pass(configs)
     if len(configs) > 1:
         together = counted(together, "pass")
 
@@ -70,7 +70,7 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
     return [by_position[position] for position in range(len(configs))]
 
 
-def passes(configs: Sequence[JobConfig]) -> list[list[int]]:
+def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
     """Return the positions of the jobs of each pass over the text.
 
     Jobs of kinds that have one `run_all` share a pass; every other job is in one by itself.

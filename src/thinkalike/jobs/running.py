@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from dataclasses import replace
 
+from thinkalike.errors import ConfigError
 from thinkalike.global_state import isolated
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.jobs.base import Folder, Job
@@ -28,6 +29,10 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
     >>> result.is_kept
     False
     """
+    if not isinstance(job, Job) or type(job) is Job:
+        raise ConfigError(
+            f"job is {type(job).__name__}: give one, such as thinkalike.Compare('gpt2', 'gelu-3l')"
+        )
     if store is not None or force:
         job = replace(job, store=job.store if store is None else store, force=force or job.force)
     with isolated(), contextlib.ExitStack() as temporary, watched():

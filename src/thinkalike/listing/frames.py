@@ -6,10 +6,9 @@ import json
 import os
 import re
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from thinkalike.errors import ConfigError, checked_path, plain
+from thinkalike.errors import ConfigError, checked_path, in_home, plain
 from thinkalike.listing.query import Query, selected
 from thinkalike.listing.store_content import ListedResult, search
 from thinkalike.store import Headline
@@ -79,7 +78,7 @@ def results(
     >>> list(results("found")["kind"])
     ['diff']
     """
-    content = search(Path(checked_path("store", store)).expanduser())
+    content = search(in_home(checked_path("store", store)))
     kinds = _as_texts("kind", kind)
     models = _as_texts("model", model)
     if not content.entries and not kinds and not models:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from thinkalike.errors import ConfigError, StoreError, checked_path, nearest, one_of
+from thinkalike.errors import ConfigError, StoreError, checked_path, in_home, nearest, one_of
 from thinkalike.files import is_folder
 from thinkalike.listing.differing import with_differing
 from thinkalike.listing.store_content import ListedResult, StoreContent
@@ -66,7 +66,7 @@ class Query:
         if stores:
             store = stores[0]
         return cls(
-            store=Path(checked_path("store", store)).expanduser(),
+            store=in_home(checked_path("store", store)),
             kinds=_listed_values(values, "kind"),
             models=_listed_values(values, "model"),
             order=values.get("sort", "date"),
@@ -106,7 +106,7 @@ def stores_and_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     settings: list[str] = []
     for word in words:
         key, equals_sign, _ = word.partition("=")
-        if not equals_sign or (key not in KEYS and is_folder(Path(word).expanduser())):
+        if not equals_sign or (key not in KEYS and is_folder(in_home(word))):
             stores.append(word)
         else:
             settings.append(word)

@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield where a checkpoint can be read meanwhile, and its commit.
+    """Yield where a checkpoint can be read while the context is open, and its commit.
 
-    It is a folder, a GGUF file or a repository. What is not on the hub has "embedded" or "local"
-    for its commit.
+    The first is a folder, a GGUF file or a repository. The second is "embedded" for a bundled
+    model, and "local" for anything else that is not on the hub.
     """
     folder = folder_of(config)
     if folder is None:
@@ -42,7 +42,10 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
-    """Yield a folder as `save_pretrained` would write it of a checkpoint of Lightning."""
+    """Yield a temporary folder with a checkpoint of Lightning as `save_pretrained` would write it.
+
+    Its configuration and tokenizer are links to the files beside the checkpoint.
+    """
     import torch
 
     with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as unpacked:
@@ -50,6 +53,7 @@ def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
             Path(unpacked, path.name).symlink_to(path)
         find_classes = torch.serialization.get_unsafe_globals_in_checkpoint
         class_names = find_classes(checkpoint)  # type: ignore[no-untyped-call]
+        # No code of the checkpoint runs: what it holds beside tensors is read as `_Unread`.
         stand_ins: list[Callable[..., object] | tuple[Callable[..., object], str]] = []
         stand_ins += [(_Unread, name) for name in class_names]
         with torch.serialization.safe_globals(stand_ins):
@@ -77,7 +81,7 @@ class _Unread:
 
 
 def commit_of_model(config: ModelConfig) -> Commit:
-    """Return the commit of a model of the hub.
+    """Return the commit of a model of the hub that its revision, or else `main`, stands for.
 
     Raises:
         ConfigError: The model is not on the hub.
@@ -109,9 +113,10 @@ def commit_of_model(config: ModelConfig) -> Commit:
 
 @contextlib.contextmanager
 def _hub_commit(config: ModelConfig) -> Iterator[str]:
-    """Reach the hub, or its cache where it does not answer.
+    """Yield the commit of which all files are read, from the hub or, without an answer, its cache.
 
-    The commit is yielded, of which all files are read.
+    Raises:
+        ModelError: The repository cannot be reached, or has the name of a folder here.
     """
     from huggingface_hub import constants, hf_hub_download
 

@@ -69,7 +69,7 @@ class Adapted(NamedTuple):
 
 
 def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
-    """Return a module with the adapter of a folder.
+    """Return a module with the adapter of a folder, which is put on it in place.
 
     Raises:
         ModelError: The adapter does not fit the module, or cannot be merged.
@@ -107,6 +107,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
                 "the base that the adapter does not hold; save it with "
                 "path_initial_model_for_weight_conversion"
             )
+        # Before the model's weights are read, which may change a quantised model.
         outputs = _outputs(peft_model, _adapter_samples(peft_model), folder.name)
 
         differing = {*unexpected}
@@ -122,17 +123,23 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
 
 
 def _stored_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of an adapter, each under one name."""
+    """Return the weights of an adapter by name, without the second copy of a resized embedding.
+
+    Raises:
+        ModelError: A weight is stored as whole numbers, or in 8 bits.
+    """
     from peft import load_peft_weights
 
     stored = load_peft_weights(str(folder), device="cpu")
-    once = {}
+    weights = {}
     for name, weight in stored.items():
         first_name = SECOND_COPY.sub(".", name)
-        if first_name == name or first_name not in stored:
-            once[name] = weight
-    check_dtypes(once, folder, {name.rpartition(".")[2] for name in once})
-    return once
+        is_second_copy = first_name != name and first_name in stored
+        if not is_second_copy:
+            weights[name] = weight
+    last_names = {name.rpartition(".")[2] for name in weights}  # all of them are parameters
+    check_dtypes(weights, folder, last_names)
+    return weights
 
 
 def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
@@ -144,7 +151,15 @@ def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
 def _put_on(
     module: PreTrainedModel, folder: Path, stored: Mapping[str, Tensor], rows: int
 ) -> tuple[PeftModel, Collection[str]]:
-    """Return a PeftModel with the weights of an adapter, and the names of misfits."""
+    """Return a PeftModel with the weights of an adapter, and the names of those without a place.
+
+    Args:
+        module: The base, whose embedding is enlarged in place if that of the adapter has more
+            rows.
+        folder: The folder of the adapter.
+        stored: The weights of the adapter.
+        rows: The rows of the adapter's embedding; 0: it has none.
+    """
     from peft import PeftModel, set_peft_model_state_dict
 
     if rows > len(embedding_of(module)):
@@ -158,9 +173,9 @@ def _put_on(
 def run_adapted(
     make: Callable[[], Adapted], called: str, allowed: float
 ) -> tuple[PreTrainedModel, int]:
-    """Return the module that runs a model with an adapter.
+    """Return the module that runs a model with an adapter, and the rows of its embedding.
 
-    With it come the rows of the adapter's embedding.
+    The rows are those of the adapter's own embedding, 0 if it has none.
 
     The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs
     of PEFT's own model by more than is allowed, the layers of PEFT stay in place. Either way the
@@ -185,6 +200,7 @@ def run_adapted(
     samples = _adapter_samples(adapted.peft_model)
 
     def error_of(module: PreTrainedModel) -> float:
+        """Return the largest difference from the outputs of PEFT's own model, over all samples."""
         outputs = _outputs(module, samples, called)
         pairs = zip(outputs, adapted.outputs, strict=True)
         return max(relative_error(actual, expected) for actual, expected in pairs)
@@ -203,9 +219,11 @@ def run_adapted(
         return module, adapted.rows
 
     log.warning("%s is not merged: %s", called, reason)
+    # Anew, since merging has changed the first one.
     module = make().peft_model.get_base_model()
     error = error_of(module)
     if not error <= allowed:  # NaN fails as well
+        # The first setting that may be a list of tokens that invoke the adapter.
         trigger = next(iter(_token_lists(settings, sys.maxsize)), None)
         condition = f" with {trigger}" if trigger else ""
         raise ModelError(
@@ -217,7 +235,11 @@ def run_adapted(
 
 
 def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
-    """Return the module that runs a copy of a PeftModel in memory, see `run_adapted`."""
+    """Return the module that runs a copy of a PeftModel in memory, merged where that is exact.
+
+    Raises:
+        ModelError: The adapter is of prompts, or its layers alone do not act as PEFT's model does.
+    """
     _check_mergeable(model.active_peft_config, called)
 
     def make() -> Adapted:
@@ -241,9 +263,10 @@ def _kind_of(settings: PeftConfig) -> str:
 
 
 def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
-    """Return rows of tokens for an adapter.
+    """Return batches of token ids, (b, t), over which an adapter is tried.
 
-    They are random, and one has each list of tokens in its settings among such tokens.
+    The first is random. For each list of tokens in the adapter's settings, one more row has the
+    list among random tokens, since the adapter may act only where these tokens stand.
     """
     embedding = embedding_of(peft_model.get_base_model())
     longest = longest_row(peft_model) or LONGEST_PROOF
@@ -257,9 +280,9 @@ def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
 
 
 def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
-    """Return the settings of an adapter that may be lists of tokens, by name.
+    """Return the settings of an adapter that may be lists of token ids, by name.
 
-    Such tokens may invoke it.
+    They are lists of whole numbers below the size of the vocabulary. Such tokens may invoke it.
     """
     lists = {}
     for name, value in vars(settings).items():
@@ -273,7 +296,9 @@ def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
 def _outputs(
     module: PreTrainedModel | PeftModel, samples: Sequence[Tensor], called: str
 ) -> list[Tensor]:
-    """Return the outputs of a model of transformers or PEFT for rows of tokens.
+    """Return the output of a model of transformers or PEFT for each batch of token ids.
+
+    The model is put into evaluation. An encoder-decoder reads the tokens on both sides.
 
     Raises:
         ModelError: It needs something beside tokens.

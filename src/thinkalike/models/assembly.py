@@ -27,6 +27,9 @@ def check_settings(config: ModelConfig, family: Family) -> None:
     """Refuse settings that a family does not read.
 
     They would change the key of a result and none of its numbers.
+
+    Raises:
+        ConfigError: Such a setting is given.
     """
     settings_read = set()
     if family.reader == "transformers":
@@ -60,7 +63,11 @@ def frozen_model(
         checkpoint: What was read.
         name: Its name.
         device: Where its states and logits are.
-        revision: What was loaded.
+        revision: What was loaded, for the provenance: a commit, "local" or the like.
+
+    Raises:
+        ModelError: It fails the proof, its vocabulary does not fit, or no trained model has such
+            weights or settings.
     """
     module, tokenizer, longest, quantization, has_head = checkpoint
     if config.context and longest and config.context > longest:
@@ -96,7 +103,7 @@ def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizer
     An added token occurs only in a text that spells it, and may have no row: each pass checks its
     ids.
     """
-    vocabulary = tokenizer.get_vocab()  # makes a dictionary of all pieces each time
+    vocabulary = tokenizer.get_vocab()  # once, since it makes a dictionary of all pieces
     pieces = vocabulary.keys() - tokenizer.get_added_vocab().keys()
     largest = max((vocabulary[piece] for piece in pieces), default=0)
     if largest >= model.vocabulary:
@@ -107,7 +114,10 @@ def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizer
 
 
 def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
-    """Return the classes of a classifier in the order of its logits."""
+    """Return the classes of a classifier in the order of its logits, under one spelling.
+
+    They are in lower case and with hyphens, and "not-entailment" is called "non-entailment".
+    """
     names = []
     for number in range(module.config.num_labels):
         name = module.config.id2label[number].lower().replace("_", "-")
@@ -116,7 +126,13 @@ def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]
 
 
 def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
-    """Return the same model under a name, with its states at the sites of a configuration."""
+    """Return the same model under a name, with its states at the sites of a configuration.
+
+    Both share the module. The model itself is not changed.
+
+    Raises:
+        ModelError: The model lacks one of the sites or the head.
+    """
     renamed = copy(model)
     renamed.name = name
     renamed.sites = None

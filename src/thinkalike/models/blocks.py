@@ -31,9 +31,9 @@ def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
     root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
     side = "encoder" if "Encoder" in type(root).__name__ else "decoder"
     depth = number_in(root.config.get_text_config(), (f"{side}_layers", *DEPTHS))
-    # A tower for images may be as deep as the text model, which transformers declares as the
-    # decoder. Where the decoder of a class is something else, such as an unembedding, it holds no
-    # list of blocks.
+    # The search is in the text model, which transformers declares as the decoder, since a tower
+    # for images may be as deep. Where the decoder of a class is something else, such as an
+    # unembedding, it holds no list of blocks, and the whole module is searched.
     text_model = root.get_decoder() if hasattr(root, "get_decoder") else root
     weights_of_lists = _lists_within(module, text_model, depth)
     if not weights_of_lists:
@@ -47,12 +47,12 @@ def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
 
 
 def _lists_within(module: nn.Module, inner: nn.Module, length: int | None) -> dict[str, int]:
-    """Return the lists of `length` modules in an inner module, with the number of their weights.
+    """Return the path of each list of `length` modules in an inner module, and its weight count.
 
     Args:
         module: The module that paths begin at.
         inner: The inner module.
-        length: The length of the lists.
+        length: The length of the lists; None: no list has it.
     """
     inside = set(inner.modules())
     lists = {}

@@ -57,26 +57,26 @@ def check_counts(
             It is called for few checkpoints.
     """
     for name, count in _whole_numbers(stated):
-        kind = _kind_of_number(name)
-        if kind is None or count <= MOST_SHARED_BLOCKS:
+        kind_of_number = _kind_of_number(name)
+        if kind_of_number is None or count <= MOST_SHARED_BLOCKS:
             continue
-        if count > LARGEST_PLAUSIBLE[kind]:
+        if count > LARGEST_PLAUSIBLE[kind_of_number]:
             raise ModelError(
                 f"{place} states {name}={count}, and no model has as many; give the checkpoint's "
                 "own file"
             )
-        if kind is not DEPTH:
+        if kind_of_number is not DEPTH:
             continue
-        tensors = count_tensors()
-        if tensors is not None and count > max(tensors, MOST_SHARED_BLOCKS):
+        tensor_count = count_tensors()
+        if tensor_count is not None and count > max(tensor_count, MOST_SHARED_BLOCKS):
             raise ModelError(
-                f"{place} states {name}={count}, and its weights are {tensors} tensors; give the "
-                "checkpoint's own file"
+                f"{place} states {name}={count}, and its weights are {tensor_count} tensors; give "
+                "the checkpoint's own file"
             )
 
 
 def _kind_of_number(name: str) -> re.Pattern[str] | None:
-    """Return which of the kinds of `LARGEST_PLAUSIBLE` a number is by its name."""
+    """Return which of the kinds of `LARGEST_PLAUSIBLE` a number is by its name, None if none."""
     for kind in LARGEST_PLAUSIBLE:
         if kind.search(name):
             return kind
@@ -107,7 +107,7 @@ def tensors_held(folder: Path) -> int | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder."""
+    """Return the files of weights in a folder, by the patterns of `WEIGHTS`."""
     files: list[Path] = []
     for pattern in WEIGHTS:
         files += folder.glob(pattern)
@@ -122,10 +122,12 @@ def _tensors_in(path: Path) -> int:
     with contextlib.suppress(OSError, ValueError, BadZipFile, RecursionError):
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
+                # The format: the length of the header in 8 bytes, then the header as JSON.
                 length = int.from_bytes(file.read(8), "little")
                 if length > LARGEST_HEADER:
                     return 0
                 return len(json.loads(file.read(length)))
+        # torch writes an archive with a file for the numbers of each tensor.
         with ZipFile(path) as archive:
             return sum("/data/" in name for name in archive.namelist())
     # Older versions of torch wrote a plain pickle, which is no archive.
@@ -153,7 +155,7 @@ def check_claimed_size(numbers: int, checkpoint: Path) -> None:
         numbers: How many numbers the sizes in the checkpoint's files add up to.
         checkpoint: The checkpoint's folder or file.
     """
-    size = bytes_held(checkpoint)
+    size = bytes_held(checkpoint)  # 0: nothing is known, and nothing is checked
     if size and numbers > max(8 * size, MOST_DRAWN_NUMBERS):
         raise ModelError(
             f"{checkpoint} states sizes of {numbers:,} numbers, "
@@ -171,6 +173,10 @@ def check_adapter(
         folder: Its folder.
         shapes: The shapes of its tensors.
         names: The names of the modules of its base.
+
+    Raises:
+        ModelError: A rank is larger than any size of its tensors, a pattern takes too long to
+            match, or the settings are no JSON object.
     """
     path = folder / "adapter_config.json"
     try:

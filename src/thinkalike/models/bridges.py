@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     """Return a copy of the module of a TransformerBridge without TransformerLens's wrappers.
 
-    It is as its own class makes it.
+    The copy is a module of its own class, in evaluation. The bridge stays as it is.
 
     Raises:
         ModelError: The bridge has changed the weights, or hooks, or whatever else, make it give
@@ -59,9 +59,10 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
-    """Return a copy of the module of a bridge without wrappers."""
+    """Return a copy of the module of a bridge without wrappers, in evaluation."""
+    # What `deepcopy` takes in the place of each wrapper: a copy of what it wraps, by the wrapper's
+    # `id`. Inner wrappers come first.
     copies: dict[int, nn.Module] = {}
-    # Each wrapper becomes a copy of what it wraps; inner ones come first.
     for submodule in reversed(list(bridge.original_model.modules())):
         if isinstance(submodule, GeneralizedComponent):
             copies[id(submodule)] = deepcopy(submodule.original_component, copies)
@@ -71,7 +72,7 @@ def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _remove_added_bias(module: PreTrainedModel) -> None:
-    """Remove the bias of zeros that a bridge adds to a head whose class has none."""
+    """Remove, in place, the bias of zeros that a bridge adds to a head whose class has none."""
     if not hasattr(module, "lm_head") or "lm_head.bias" not in module.state_dict():
         return
     with torch.device("meta"):
@@ -83,7 +84,8 @@ def _remove_added_bias(module: PreTrainedModel) -> None:
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a bridge's tokenizer as its checkpoint has it.
 
-    It is the tokenizer itself if that cannot be read, or has other words.
+    The argument itself is returned if the tokenizer of the checkpoint cannot be read, or has
+    another vocabulary.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError, ModelError):
         tokenizer_read = read_tokenizer(ModelConfig(name="bridge"), tokenizer.name_or_path)

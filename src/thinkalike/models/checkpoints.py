@@ -81,7 +81,7 @@ def revisions_in(folder: Path) -> list[Path]:
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(LIGHTNING) or entry.is_dir():
+            if entry.name.endswith(LIGHTNING) or is_folder(entry.path):
                 names.append(entry.name)
     revisions = []
     for name in sorted(names, key=natural_order):

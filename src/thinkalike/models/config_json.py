@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, short
 from thinkalike.models.bounds import check_counts, tensors_held
 from thinkalike.models.checkpoints import (
     JsonObject,
@@ -30,10 +30,10 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
 
     Args:
         config: The configuration of the model.
-        place: The folder, GGUF file or repository, which is `reached`.
+        place: The folder, GGUF file or repository, while `reached` keeps it open.
 
     Raises:
-        ModelError: It names code of the hub, or no sizes.
+        ModelError: It names code of the hub, or no sizes, or its architectures are no list.
     """
     import huggingface_hub
 
@@ -48,6 +48,12 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
             f"config.json of {path} says {code}, which is code of the hub and is never run; "
             "remove it"
         )
+    class_names = config_json.get("architectures") or []
+    if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
+        raise ModelError(
+            f"config.json of {path} says architectures={short(class_names)}, which must be a list "
+            'of names of classes, such as ["GPT2LMHeadModel"]'
+        )
     has_sizes = any(SIZES.search(name) for name in config_json)
     if "model_type" in config_json and not has_sizes:
         raise ModelError(
@@ -58,9 +64,9 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
 
 
 def known_config_json(place: Path) -> JsonObject:
-    """Return what `read_config_json` does of a folder or file.
+    """Return the config.json of a folder, or what a GGUF file says.
 
-    It is empty if the file is damaged, which loading reports.
+    It is empty if the file is missing or damaged, which loading reports.
     """
     with contextlib.suppress(OSError, ModelError):
         return _config_json_in(place)
@@ -74,6 +80,7 @@ def _config_json_in(place: Path) -> JsonObject:
         from thinkalike.models.gguf import gguf_config  # which no other checkpoint needs
 
         config, _ = gguf_config(gguf_file)
+        # An entry of None stands for one that is not stated.
         entries = config.to_dict().items()
         return {name: value for name, value in entries if value is not None}
     path = enclosing_folder(place) / "config.json"
@@ -83,9 +90,9 @@ def _config_json_in(place: Path) -> JsonObject:
 
 
 def _code_of_the_hub(section: object) -> str:
-    """Return the entry of a config.json, or of a section, that names an implementation ORG/NAME.
+    """Return the entry that names code of the hub, as "NAME=ORG/NAME"; "" if there is none.
 
-    "" means that there is none.
+    Such code is an implementation of attention, for example. Sections are searched as well.
     """
     if not isinstance(section, dict):
         return ""

@@ -62,11 +62,14 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
 
 
 def _with_copies(value: object, copies: Mapping[int, object]) -> object:
-    """Return a function, or what its closure holds, with copies in the place of what was copied.
+    """Return a value that refers to copies where it referred to what was copied.
+
+    A module or tensor that was copied becomes its copy. A function, a method or a partial is made
+    anew if it, or its closure, refers to such an object. Anything else is returned as it is.
 
     Args:
         value: A function or any other object.
-        copies: The copies by the `id` of the original.
+        copies: The copies by the `id` of the original, as `deepcopy` leaves them.
     """
     if isinstance(value, nn.Module | Tensor):
         return copies.get(id(value), value)
@@ -88,7 +91,8 @@ def _with_copies(value: object, copies: Mapping[int, object]) -> object:
 def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) -> FunctionType:
     """Return a function whose closure holds copies in the place of what was copied.
 
-    It is the function itself if it holds nothing of that, or itself.
+    It is the function itself if its closure holds nothing that was copied. So it is if the closure
+    holds the function itself, as that of a recursive one does.
     """
     contents = [content_of(cell) for cell in function.__closure__ or ()]
     if any(content is function for content in contents):

@@ -56,7 +56,11 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 
 def _commits(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, and that of a tokenizer in another repository."""
+    """Return the commit of a model of the hub, and that of a tokenizer in another repository.
+
+    Only a model in TransformerLens's old layout names such a tokenizer. The two commits are
+    separated by a space.
+    """
     if COMMIT.fullmatch(config.revision or ""):
         commit = str(config.revision)
     else:
@@ -74,9 +78,13 @@ def _commits(config: ModelConfig) -> str:
 
 
 def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
-    """Return the files that loading a checkpoint may read.
+    """Return the files that loading a checkpoint may read, in the order of their names.
 
     Checkpoints of later steps in the same folder are not among them.
+
+    Args:
+        config: The configuration of the model.
+        folder: The folder of the checkpoint, or its file.
     """
     if not is_folder(folder):
         return [folder, *files_beside(folder)]

@@ -45,9 +45,9 @@ class Format(NamedTuple):
 
 
 def conversion(folder: Path) -> str:
-    """Return which weights of another format lie in a folder, and what converts them.
+    """Return a sentence on the weights of another format in a folder, and what converts them.
 
-    "" means that there are none.
+    It is "" if there are none.
     """
     for weight_format in FORMATS:
         if any(any(folder.glob(sign)) for sign in weight_format.signs):
@@ -57,10 +57,14 @@ def conversion(folder: Path) -> str:
 
 
 def check_no_pointer(files: Sequence[Path]) -> None:
-    """Raise a ModelError for a file that is a pointer of Git LFS.
+    """Raise a ModelError for a file of a checkpoint that is a pointer of Git LFS.
 
-    A clone without Git LFS leaves them. Of weights only those that are read count. Where there is
-    a tokenizer.json, no other file of a tokenizer is read.
+    A clone without Git LFS leaves such pointers in the place of files. Only files that are read
+    count: of weights those of the first format that transformers looks for, and beside a
+    tokenizer.json no other file of a tokenizer.
+
+    Args:
+        files: The files of one folder.
     """
     by_name = {path.name: path for path in files}
     weights_read = _weights_read(by_name)
@@ -76,33 +80,37 @@ def check_no_pointer(files: Sequence[Path]) -> None:
 
 
 def _weights_read(by_name: dict[str, Path]) -> set[str]:
-    """Return the names of the files of weights that a library reads.
+    """Return the names of the files of weights that a library reads: an index and its files.
+
+    The set is empty if no file has one of the names that libraries look for.
 
     Args:
         by_name: The files of a folder.
     """
-    first = None
+    file_that_is_read = None
     for name in IN_TURN:
         if name in by_name:
-            first = name
+            file_that_is_read = name
             break
-    if first is None:
+    if file_that_is_read is None:
         return set()
-    names = {first}
-    if first.endswith(".index.json") and not is_pointer(by_name[first]):
+    names = {file_that_is_read}
+    path = by_name[file_that_is_read]
+    if file_that_is_read.endswith(".index.json") and not is_pointer(path):
         # A damaged index is reported where it is read.
         with contextlib.suppress(ValueError, AttributeError):
-            index = read_json(by_name[first])
+            index = read_json(path)
             names |= {str(file) for file in index.get("weight_map", {}).values()}
     return names
 
 
-def _deepspeed(folder: Path) -> str:
+def _deepspeed_command(folder: Path) -> str:
     """Return the call of the script that DeepSpeed puts beside its checkpoints.
 
     Without the script it is a call of the library. Older versions of the script write a file, and
     newer ones into a folder.
     """
+    # The folder of one step lies in the one that has the script.
     is_root = any(folder.glob("global_step*")) or (folder / "zero_to_fp32.py").is_file()
     root = folder if is_root else folder.parent
     quoted_root = shlex.quote(str(root))
@@ -116,11 +124,11 @@ def _deepspeed(folder: Path) -> str:
     return f"cd {quoted_root} && python zero_to_fp32.py {arguments}"
 
 
-def _distributed(folder: Path) -> str:
-    """Return the call that joins the shards.
+def _distributed_command(folder: Path) -> str:
+    """Return the call that joins the shards of torch.distributed.checkpoint.
 
     Accelerate and the Trainer write the weights below one more key, which only Accelerate's
-    removes.
+    command removes.
     """
     shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
     source = shlex.quote(str(shard.parent))
@@ -132,7 +140,7 @@ def _distributed(folder: Path) -> str:
     return f"python -m {module} dcp_to_torch {source} {file}"
 
 
-def _megatron(folder: Path) -> str:
+def _megatron_command(folder: Path) -> str:
     """Return the call of the script of Megatron-Bridge."""
     source = shlex.quote(str(folder))
     target = shlex.quote(f"{folder}-hf")
@@ -140,12 +148,12 @@ def _megatron(folder: Path) -> str:
     return f"{script} --megatron-path {source} --hf-path {target} (in Megatron-Bridge)"
 
 
-def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
-    """Return how a call of transformers 4 converts what another library wrote.
+def _transformers_command(option: str, library: str) -> Callable[[Path], str]:
+    """Return a function that writes the call of transformers 4 for what another library wrote.
 
     Args:
-        option: The option of `from_pretrained` that reads it.
-        library: The library.
+        option: The option of `from_pretrained` that reads it, such as "from_tf".
+        library: The library, which must be installed as well.
     """
 
     def command(folder: Path) -> str:
@@ -159,7 +167,7 @@ def _by_transformers(option: str, library: str) -> Callable[[Path], str]:
 
 
 def _stated_class(folder: Path) -> str:
-    """Return the class that config.json states, or the class of any language model."""
+    """Return the first class that config.json states, or else the class of any language model."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stated = str(read_json(folder / "config.json")["architectures"][0])
         if stated.isidentifier():  # nothing but a name is put into a command
@@ -176,7 +184,7 @@ FORMATS = (
             "mp_rank_*_model_states.pt",
             "global_step*/*_states.pt",
         ),
-        _deepspeed,
+        _deepspeed_command,
     ),
     Format(
         "Megatron",
@@ -186,11 +194,15 @@ FORMATS = (
             "iter_*/mp_rank_*",
             "common.pt",
         ),
-        _megatron,
+        _megatron_command,
     ),
-    Format("torch.distributed.checkpoint (FSDP)", ("*.distcp", "*/*.distcp"), _distributed),
     Format(
-        "TensorFlow", ("tf_model*.h5", "*.ckpt.index"), _by_transformers("from_tf", "tensorflow")
+        "torch.distributed.checkpoint (FSDP)", ("*.distcp", "*/*.distcp"), _distributed_command
     ),
-    Format("Flax", ("flax_model*.msgpack",), _by_transformers("from_flax", "flax")),
+    Format(
+        "TensorFlow",
+        ("tf_model*.h5", "*.ckpt.index"),
+        _transformers_command("from_tf", "tensorflow"),
+    ),
+    Format("Flax", ("flax_model*.msgpack",), _transformers_command("from_flax", "flax")),
 )

@@ -43,7 +43,7 @@ ARRAY = 9
 # The first version counted in 32 bits, and has no files that are still used.
 VERSIONS = (2, 3)
 
-# The fewest bytes of a field, with an empty name and one byte.
+# The fewest bytes of a field or a tensor: 8 for the length of its name and 4 for a type.
 SMALLEST_FIELD = 12
 
 # The bytes of the length of a text, which come before it.
@@ -57,9 +57,9 @@ class Header(NamedTuple):
     """What a GGUF file states of itself.
 
     Attributes:
-        fields: Its fields of one value.
-        types: The type of each tensor, such as Q4_1.
-        lengths: The lengths of its fields that are arrays.
+        fields: Its fields of one value, by name; an array of one entry is a list.
+        types: The type of each tensor, such as Q4_1, by the name of the tensor.
+        lengths: The lengths of its fields that are arrays, by name.
     """
 
     fields: dict[str, Value]
@@ -120,7 +120,11 @@ def _header(path: Path) -> Header:
 
 
 def _tensor(cursor: _Cursor) -> tuple[str, str]:
-    """Read the name and the type of a tensor."""
+    """Read the name and the type of a tensor.
+
+    Raises:
+        ValueError: It has too many dimensions, or is stated to end beyond the end of the file.
+    """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name = cursor.text()
@@ -131,6 +135,7 @@ def _tensor(cursor: _Cursor) -> tuple[str, str]:
     tensor_type = GGMLQuantizationType(cursor.integer("I"))
     start = cursor.integer("Q")
     entries_per_block, bytes_per_block = GGML_QUANT_SIZES[tensor_type]
+    # `start` counts from the end of the header, so this is the least that the file must hold.
     stop = start + entries // entries_per_block * bytes_per_block
     length = len(cursor.content)
     if stop > length:
@@ -150,13 +155,13 @@ class _Cursor:
         self.position = 0
 
     def take(self, size: int) -> bytes:
-        """Read bytes."""
+        """Return the next `size` bytes, and move behind them."""
         start = self.position
         self.skip(size)
         return self.content[start : self.position]
 
     def skip(self, size: int) -> None:
-        """Pass over bytes."""
+        """Move behind the next `size` bytes."""
         if size > self._remaining():
             raise ValueError(
                 f"it ends within its header: {size:,} bytes are stated at {self.position:,}"
@@ -164,33 +169,43 @@ class _Cursor:
         self.position += size
 
     def _remaining(self) -> int:
+        """Return how many bytes follow."""
         return len(self.content) - self.position
 
     def number(self, form: str) -> int | float | bool:
-        """Read a number of a form of `struct`."""
+        """Read a number, whose type is a letter of `struct`, such as "I"."""
         little_endian = f"<{form}"
         (number,) = struct.unpack(little_endian, self.take(struct.calcsize(little_endian)))
         return cast(int | float | bool, number)
 
     def integer(self, form: str) -> int:
-        """Read a whole number of a form of `struct`."""
+        """Read a whole number, whose type is a letter of `struct`, such as "I"."""
         return int(self.number(form))
 
     def count(self, smallest: int) -> int:
-        """Read how many entries follow, of at least so many bytes each."""
+        """Read how many entries follow.
+
+        Args:
+            smallest: The fewest bytes of an entry. A count for which the file is too short is a
+                ValueError.
+        """
         count = self.integer("Q")
         if count * smallest > self._remaining():
             raise ValueError(f"it states {count:,} entries, for which it is too short")
         return count
 
     def text(self) -> str:
-        """Read a text."""
+        """Read a text, which its length in bytes precedes; what is no UTF-8 is replaced."""
         return self.take(self.count(1)).decode("utf-8", errors="replace")
 
     def value(self, type_code: int) -> Value | _Array:
-        """Read a value.
+        """Read a value of a type.
 
-        Of an array with a single entry it is that in a list, and of any other the length.
+        An array with a single entry is returned as a list of it. Of any other array only the
+        length is returned.
+
+        Args:
+            type_code: The code of the type in the format.
         """
         if type_code in NUMBERS:
             return self.number(NUMBERS[type_code])
@@ -208,7 +223,7 @@ class _Cursor:
         )
 
     def _texts(self) -> list[Scalar] | _Array:
-        """Read an array of texts; see `value`."""
+        """Read an array of texts: a single one is returned in a list, of more only the length."""
         count = self.count(LENGTH_OF_TEXT)
         if count == 1:
             return [self.text()]
@@ -217,7 +232,11 @@ class _Cursor:
         return _Array(count)
 
     def _numbers(self, form: str) -> list[Scalar] | _Array:
-        """Read an array of numbers; see `value`."""
+        """Read an array of numbers: a single one is returned in a list, of more only the length.
+
+        Args:
+            form: The type of a number, a letter of `struct`.
+        """
         size = struct.calcsize(f"<{form}")
         count = self.count(size)
         if count == 1:

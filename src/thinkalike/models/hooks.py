@@ -41,7 +41,10 @@ class _PassEnded(Exception):
 
 
 def alone(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
-    """Let no other thread pass through a module: its hooks would see both passes."""
+    """Return the lock of a module; while it is held, no other thread passes through the module.
+
+    The hooks of one pass would see the other one. The same thread may take the lock again.
+    """
     with _changing:
         return _locks.setdefault(module, threading.RLock())
 
@@ -83,7 +86,10 @@ def skipped(
 def _return_state(
     tuple_length: int | None, *args: object, **kwargs: object
 ) -> Tensor | tuple[Tensor | None, ...]:
-    """Return the state that a block was given, as the block would return one."""
+    """Return the state that a block was given, in the form in which the block returns one.
+
+    In a tuple the state comes first, and None stands for what else the block returns.
+    """
     state = state_in(args, kwargs)
     if tuple_length is None:
         return state
@@ -92,7 +98,10 @@ def _return_state(
 
 @contextlib.contextmanager
 def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let no hook of a block run, such as one that adds a steering vector."""
+    """Let no hook of these blocks run, such as one that adds a steering vector.
+
+    Hooks of modules inside the blocks still run.
+    """
     hook_attributes = ("_forward_hooks", "_forward_pre_hooks")
     earlier_hooks = []
     for block in blocks:
@@ -130,7 +139,10 @@ def one_text_per_row() -> Iterator[None]:
 
 
 def recomputed_in_backward(forward: Callable[..., object]) -> Callable[..., object]:
-    """Return a forward pass that keeps no states for the backward pass, which runs it again."""
+    """Return a forward pass that keeps no states for the backward pass, which runs it again.
+
+    It must not draw random numbers, since the second run would draw others.
+    """
 
     @functools.wraps(forward)
     def run(*args: object, **kwargs: object) -> object:
@@ -144,7 +156,10 @@ def recomputed_in_backward(forward: Callable[..., object]) -> Callable[..., obje
 
 @contextlib.contextmanager
 def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
-    """End the pass where it leaves a module, or enters it; what was captured stays."""
+    """End the pass where it leaves a module, or enters it; what was captured stays.
+
+    The code after the pass, inside of the context, does not run either.
+    """
     if entering:
         handle = module.register_forward_pre_hook(_end_pass)
     else:
@@ -154,6 +169,7 @@ def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
 
 
 def _end_pass(*_: object) -> NoReturn:
+    """Raise what ends the pass, as a hook before or after a module."""
     raise _PassEnded
 
 
@@ -178,7 +194,10 @@ def state_in(args: Arguments, kwargs: NamedArguments) -> Tensor:
 
 
 def _name_of_state(kwargs: NamedArguments) -> str:
-    """Return the name under which a block is given the state, by convention hidden_states."""
+    """Return the name under which a block is given the state, by convention hidden_states.
+
+    Without that name, it is the first argument.
+    """
     if STATE_ARGUMENT in kwargs:
         return STATE_ARGUMENT
     return next(iter(kwargs))

@@ -48,7 +48,8 @@ def sample_digest(model: FrozenModel) -> str:
 def output_distance(first: FrozenModel, second: FrozenModel) -> float:
     """Return the largest difference of what two models of one shape give for fixed tokens.
 
-    It is relative to the size of what the first one gives.
+    It is the larger one of their last states and of their outputs, each relative to the largest
+    absolute entry of what the first model gives. The outputs must have the same shape.
     """
     context = min(first.context, second.context)
     first_outputs = _sample_outputs(first, context)
@@ -62,15 +63,15 @@ def output_distance(first: FrozenModel, second: FrozenModel) -> float:
 
 @torch.no_grad()
 def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
-    """Return what a model gives for fixed tokens.
+    """Return the states after the last block for one long row, and the output for two short ones.
 
-    These are the states after the last block for one long row, and the output for two short ones.
+    The tokens of the rows are the same each time.
 
     Args:
         model: The model.
         context: How many tokens a row has at most.
     """
-    affordable = MULTIPLICATIONS // max(model.parameters(), 1)
+    affordable = MULTIPLICATIONS // max(model.parameters(), 1)  # one for each weight and token
     longest = min(LONG_ROW, max(affordable, SHORT_ROW))
     long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
     short_rows = sample_tokens(model.vocabulary, context)
@@ -96,9 +97,9 @@ class Identity(NamedTuple):
 def identity_of(model: FrozenModel) -> Identity:
     """Return the identity of a model in memory.
 
-    What a pass changes, such as the number in
-    which a hook counts its calls or the list to which it appends, is state and identifies nothing.
-    All that stands beside it, such as a factor in the same dictionary, does.
+    What a pass changes, such as the number in which a hook counts its calls or the list to which
+    it appends, is state and identifies nothing. All that stands beside it, such as a factor in the
+    same dictionary, does.
     """
     before = Description(model.module)
     traits_before = described_traits(model.module, before)

@@ -26,10 +26,10 @@ def label(config: ModelConfig) -> str:
 
 
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
-    """Return the labels of models.
+    """Return the labels of models, in their order.
 
     Where different models would share a label, the label of each is followed by the settings or
-    the path in which it differs, such as "gpt2[dtype=bfloat16]".
+    the path in which it differs, such as "gpt2[dtype=bfloat16]". Equal models share a label.
     """
     labels = []
     for config in configs:
@@ -39,9 +39,13 @@ def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
 
 
 def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
-    """Return the names of models and recordings in tables.
+    """Return the names of models and recordings in tables, in their order.
 
-    A recording is named after its file, with as much of its path as tells all of them apart.
+    A recording is named after its file. If two sides then share a name, each recording is named by
+    as much of the end of its path as tells all recordings apart.
+
+    Args:
+        sides: Models, the paths of recordings, or recordings in memory.
     """
     labels = iter(told_apart([side for side in sides if isinstance(side, ModelConfig)]))
     names = []
@@ -74,6 +78,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
         is_without_head = name == "head" and value is None  # a site without heads says enough
         if differs and name not in UNNAMED_SETTINGS and not is_without_head:
             distinguishing[name] = str(value)
+    # Of models in memory only the digests of their weights differ, which say nothing to a reader.
     if isinstance(config, LoadedModelConfig):
         distinguishing.pop("path", None)
 
@@ -83,6 +88,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
         shortest = _shortest_distinct_paths(paths)
         path = shortest[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
         distinguishing["path"] = path
+        # Models without an everyday name are called by their paths alone.
         if all(namesake.name == "local" for namesake in namesakes):
             title = distinguishing.pop("path")
     if not distinguishing:
@@ -92,7 +98,10 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
 
 
 def _setting(config: ModelConfig, name: str, default: object) -> object:
-    """Return a setting of a model; the path of a model in memory is the digest of its weights."""
+    """Return a setting of a model, or the default if it has no such setting.
+
+    The digest of its weights stands for the path of a model in memory.
+    """
     if name == "path" and isinstance(config, LoadedModelConfig):
         return config.digest
     return getattr(config, name, default)
@@ -106,7 +115,13 @@ def _path_or_digest(config: ModelConfig) -> str:
 
 
 def _shortest_distinct_paths(paths: Collection[Path]) -> dict[Path, str]:
-    """Return the end of each path: as many of its last components as tell all of them apart."""
+    """Return the end of each path: as many of its last components as tell all of them apart.
+
+    All ends have the same number of components, at least one.
+
+    Args:
+        paths: Different paths.
+    """
     count = 1
     while len({path.parts[-count:] for path in paths}) < len(paths):
         count += 1

@@ -22,8 +22,8 @@ def check_stitchable(
 
     Args:
         source, target: The models.
-        layers: The setting `layers=`.
-        asked: What stitches them, for the error.
+        layers: "same", "all", or a list of pairs, or of layers that are paired with themselves.
+        asked: The command or measure that stitches them, for the error.
 
     Raises:
         ModelError: A model predicts no next token.
@@ -52,7 +52,7 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerCho
 def pairs_of_layers(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means.
+    """Return the pairs (source layer, target layer) that `layers=` means, each once, in order.
 
     Args:
         layers: "same", "all", or a list of pairs, or of layers that are paired with themselves.
@@ -83,12 +83,13 @@ def pairs_of_layers(
 def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
     """Return pairs of layers of equal relative depth, from the first to the last.
 
-    There are `count` of them, or as many as the shallower model has layers.
+    There are `count` of them, or as many as the shallower model has layers. A single pair is of
+    the first layers.
     """
     count = min(count, source_layers, target_layers)
     pairs = []
     for index in range(count):
-        depth = index / max(count - 1, 1)
+        depth = index / max(count - 1, 1)  # from 0 to 1
         pairs.append((round(depth * (source_layers - 1)), round(depth * (target_layers - 1))))
     return pairs
 
@@ -96,11 +97,12 @@ def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list
 def layers_of_sides(
     layers: LayerChoice, source_layers: int, target_layers: int, *, itself: bool
 ) -> list[list[int]]:
-    """Return the layers of each side in the pairs of `layers=`.
+    """Return the sorted layers of the source and those of the target in the pairs of `layers=`.
 
     Args:
-        layers, source_layers, target_layers: See `pairs_of_layers`.
-        itself: Whether a model is compared with itself, which then has the layers of both sides.
+        layers: "same", "all", or a list of pairs, or of layers that are paired with themselves.
+        source_layers, target_layers: How many layers the models have.
+        itself: Whether a model is compared with itself. Then both sides have the layers of both.
     """
     pairs = pairs_of_layers(layers, source_layers, target_layers)
     sources = {source for source, _ in pairs}

@@ -77,13 +77,18 @@ def load_live(
     name: str | None,
     settings: Mapping[str, object],
 ) -> FrozenModel:
-    """Return a copy of a model in memory as a FrozenModel; see `load_model`.
+    """Return a copy of a model in memory as a FrozenModel.
 
     Args:
-        module: The model: of transformers, of PEFT, or a bridge.
+        module: The model: of transformers, of PEFT, or a TransformerBridge.
         tokenizer: Its tokenizer, which a bridge need not be given.
-        name: Its name.
-        settings: Settings of `model=`.
+        name: Its name; None: that of the folder or repository it was read from, or its class.
+        settings: Settings of `model=` by name. Without a dtype or device it keeps its own.
+
+    Raises:
+        TypeError: It is no such model, or has no tokenizer.
+        ConfigError: A setting does not apply to a model in memory.
+        ModelError: The copy cannot be made, gives something else, or fails the proof.
     """
     live = _checked_model(module, tokenizer, name)
     _check_applicable(settings)
@@ -91,9 +96,8 @@ def load_live(
     with explaining_loading_errors(config), doing(f"model {config.name}"):
         family = _family_of(live.module.get_base_model() if live.is_adapted else live.module)
         check_settings(config, family)
-        # What is compared is the output of the whole model: where states are of a part of it,
-        # where a classifier may need padding first, and where another dtype rounds, it is another
-        # one.
+        # The outputs of the model and its copy can be compared unless states are those of a part
+        # of the model, a classifier may need padding first, or another dtype rounds.
         has_same_output = family.predicts in ("next", "hidden") and "dtype" not in settings
         expected = None
         if has_same_output and not live.is_bridge:
@@ -164,7 +168,8 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
 def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
     """Return the configuration of a model in memory.
 
-    It keeps its dtype and device by default.
+    It keeps its dtype and device by default. Its name is the given one, or that of the folder or
+    repository that it was read from, or else that of its class.
     """
     embedding = embedding_of(live.module)
     name = live.name
@@ -228,11 +233,12 @@ def _frozen_copy(
 
 
 def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
-    """Return what a model in memory gives for sample tokens in evaluation.
+    """Return what a model in memory gives for sample tokens in evaluation, (b, t, v).
 
-    The model stays as it is.
+    The model stays as it is: each of its modules is set back to training if it was in it.
     """
     embedding = embedding_of(module)
+    # The same tokens as in `_check_copy`.
     tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     was_training = {submodule: submodule.training for submodule in module.modules()}
     try:
@@ -260,8 +266,11 @@ def _family_of(module: PreTrainedModel) -> Family:
     """Return the family of a model in memory by what its class predicts.
 
     A class that is not known has the family of its body.
+
+    Raises:
+        ModelError: No class of transformers reads the architecture.
     """
-    if not hasattr(module, "config"):
+    if not hasattr(module, "config"):  # TransformerLens's own classes have none
         return FAMILIES["native"]
     # A subclass predicts what the class of transformers does.
     class_names = [base.__name__ for base in type(module).__mro__]
@@ -276,7 +285,7 @@ def check_tokenizer(
 ) -> None:
     """Check, as far as can be known, that a tokenizer is that of a model in memory.
 
-    - Its ids leave no more than a tenth of the embedding's rows unused, and 256.
+    - Its ids leave no more of the embedding's rows unused than a tenth of them, or 256.
     - Where `name_or_path` of the model is a folder, or a repository that was downloaded, the
       tokenizer there gives nine tenths of their common ids to the same tokens. Added tokens are no
       difference.
@@ -301,6 +310,7 @@ def check_tokenizer(
             f"{remedy}"
         )
 
+    # A tokenizer that was read from the same place needs no comparison.
     place = str(getattr(module, "name_or_path", "") or "")
     if place in ("", str(getattr(tokenizer, "name_or_path", ""))):
         return
@@ -324,7 +334,7 @@ def check_tokenizer(
 def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a folder, or of a repository that was downloaded.
 
-    None means that it cannot be known.
+    None means that there is none that can be read without the hub.
     """
     from transformers import AutoTokenizer
 

@@ -56,7 +56,8 @@ Source = TypeVar("Source", bound=HasName)
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
     """Load several models, each different one once, under labels that tell them apart.
 
-    See `load_model`.
+    The models come in the order of their configurations. Equal configurations give the same
+    object.
     """
     return load_groups([configs], load_model)[0]
 
@@ -66,11 +67,15 @@ def load_groups(
 ) -> list[list[Source]]:
     """Load the models of several groups, each different one once.
 
-    Labels tell those of a group apart.
+    Labels tell those of a group apart. Models that differ in their sites alone share their
+    weights.
 
     Args:
         groups: The configurations of each group.
         load: Loads one of them under a name, as `load_model` does.
+
+    Returns:
+        What was loaded, in the groups and the order of the configurations.
     """
     loaded: list[tuple[ModelConfig, Source]] = []
 
@@ -157,7 +162,13 @@ def load_model(
 
 
 def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
-    """Load a checkpoint of the hub, of a folder or of a file."""
+    """Load a checkpoint of the hub, of a folder or of a file, with the adapter on it if it is one.
+
+    Raises:
+        ConfigError: A setting has no effect on its family.
+        ModelError: It cannot be read, is quantised already where `model.quantization` is set, or
+            fails a check.
+    """
     device = torch.device(pick_device(config.device))
     dtype = getattr(torch, config.dtype)
     base = base_of(config)
@@ -178,6 +189,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
                 f"model.quantization={config.quantization}"
             )
         checkpoint = _read(source, family, place, device, dtype, adapter)
+        # Of a GGUF file the reader has told the types of its tensors.
         if not checkpoint.quantization:
             checkpoint = checkpoint._replace(quantization=quantization)
     device_of_states = _device_of_states(checkpoint.module, device)
@@ -194,7 +206,7 @@ def _read(
     dtype: torch.dtype,
     adapter: Path | None,
 ) -> Checkpoint:
-    """Read a checkpoint as its family is read.
+    """Read a checkpoint by the reader of its family.
 
     Args:
         config: The configuration of the model, or of the base of an adapter.
@@ -202,7 +214,10 @@ def _read(
         place: Its folder, file or repository.
         device: Where its weights are to be.
         dtype: The dtype of its weights.
-        adapter: The folder of an adapter that changes it.
+        adapter: The folder of an adapter that changes it; None: there is none.
+
+    Raises:
+        ModelError: It cannot be read, or its family takes no adapters.
     """
     if adapter and family.reader != "transformers":
         raise ModelError(
@@ -235,12 +250,19 @@ def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.de
 
 @isolated()
 def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer without the weights of a model.
+    """Load a tokenizer without the weights of a model, where that is possible.
+
+    Only of a model in TransformerLens's old layout the weights are loaded as well.
 
     Args:
-        name: The folder of a tokenizer, by its path from the folder `beside`, or a model.
+        name: The folder of a tokenizer, by its path from the folder `beside`, or the name, folder
+            or repository of a model.
         beside: A folder.
+
+    Raises:
+        ModelError: There is no tokenizer that can be read.
     """
+    # A folder of a tokenizer alone has no config.json.
     folder = beside / name
     is_model = (folder / "config.json").is_file()
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)

@@ -20,7 +20,14 @@ TAKE_LESS = (
 
 @contextlib.contextmanager
 def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
-    """Turn errors of the libraries that load models into a ModelError or a ResourceError."""
+    """Turn errors of the libraries that load models into a ModelError or a ResourceError.
+
+    Exhausted memory becomes a ResourceError. Errors of this package pass as they are, and so does
+    what ends the process, such as KeyboardInterrupt.
+
+    Args:
+        config: The configuration of the model that is loaded while the context is open.
+    """
     _quieten()
     try:
         yield
@@ -45,7 +52,7 @@ def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
 
 
 def cause_on_hub(config: ModelConfig, error: BaseException) -> str:
-    """Return why a repository of the hub cannot be read."""
+    """Return why a repository of the hub cannot be read, in one line."""
     return cause_of(error, str(config.hub_id), config.revision) or _with_class(error)
 
 
@@ -63,6 +70,7 @@ def _quieten() -> None:
     from huggingface_hub.utils import disable_progress_bars
 
     verbosity = os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
     # transformers reads the variable once, when it is imported.
     loaded = sys.modules.get("transformers.utils.logging")
     if verbosity == "error" and loaded:

@@ -28,11 +28,12 @@ class MetaModel(NamedTuple):
 
     @property
     def blocks(self) -> list[nn.Module]:
+        """The blocks in their order."""
         return list(self.module.get_submodule(self.path_of_blocks).children())
 
 
 def meta_model(config_json: Mapping[str, object]) -> MetaModel:
-    """Return the model that a config.json describes.
+    """Return the model that a config.json describes, in evaluation and without weights.
 
     Raises:
         Exception: Whatever the libraries raise for sizes that they do not know.

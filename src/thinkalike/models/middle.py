@@ -26,7 +26,7 @@ class MiddleModel(FrozenModel):
     block the state, and 0 in place of the output of its attention.
 
     Raises:
-        ModelError: Blocks add both side by side, or lack one.
+        ModelError: Attention and the MLP add to the stream side by side, or a block lacks one.
     """
 
     def __init__(self, model: FrozenModel, is_proved: bool = False):
@@ -41,28 +41,39 @@ class MiddleModel(FrozenModel):
             prove(self)
 
     def describe(self) -> dict[str, str]:
+        """Return what the provenance of a result says of the model, with its site."""
         return super().describe() | {"site": MIDDLE}
 
     def _captured(
         self, layer: Layer, rows: Sequence[int], states: MutableMapping[Layer, Tensor]
     ) -> contextlib.AbstractContextManager[object]:
-        """Store the state in the middle of a block, instead of that after it, in every pass."""
+        """Store the state in the middle of a block, instead of that after it, in every pass.
+
+        Args:
+            layer: The number of the block, or EMBED.
+            rows: The shape of the states without their width, (b, t).
+            states: Gets the states, (b, t, d), as `states[layer]`.
+        """
         if layer == EMBED:
             return super()._captured(layer, rows, states)
         hook_point = Place(MIDDLE, int(layer))
         return self.middle_sites.captured(hook_point, layer, rows, states)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """End a pass in the middle of a block, where the state of that block is read."""
+        """End a pass in the middle of the last of `count` blocks, where its state is read.
+
+        0 ends it before the first block.
+        """
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
         module, direction = self.middle_sites.modules[MIDDLE, count - 1]
         return ended_at(module, entering=direction == "input")
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Run the rest of the model from the state in the middle of a block.
+        """Return the model's output with this state in the middle of block `start` - 1.
 
-        Attention of that block runs as well, and its result is replaced.
+        Attention of that block runs as well, and its result is replaced. With `start` = 0, the
+        state is that before the first block.
         """
         if start == 0:
             return super()._continued(residual, start, mask)
@@ -82,5 +93,5 @@ class MiddleModel(FrozenModel):
 
 
 def _return_zeros(_: nn.Module, args: Arguments, output: object) -> Tensor | tuple[object, ...]:
-    """Return 0 in place of the output of a module."""
+    """Return zeros in place of the first tensor that a module returns, as a hook after it."""
     return with_first_tensor(output, torch.zeros_like(first_tensor(output)))

@@ -41,7 +41,7 @@ NOTES = ("training", "heldout", "step")
 def build_mini(
     architecture: Mapping[str, object], vocabulary: int, seed: int, family: str = "native"
 ) -> nn.Module:
-    """Build a randomly initialised model.
+    """Build a randomly initialised model, in float32 on the CPU and ready for training.
 
     The same seed gives the same weights whatever the activation.
 
@@ -55,7 +55,7 @@ def build_mini(
     if known_family.reader == "transformers":
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # classes of transformers draw from the global generator
         auto_class = AutoModelForCausalLM
         if known_family.predicts == "hidden":
             auto_class = AutoModelForMaskedLM
@@ -70,7 +70,12 @@ def build_mini(
 
 
 def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
-    """Read a folder that `save_mini` wrote for the family `native`."""
+    """Read a folder that `save_mini` wrote for the family `native`.
+
+    Raises:
+        ModelError: Its config.json states a quantisation, or settings with which the module was
+            not built, or weights are stored as whole numbers.
+    """
     from safetensors.torch import load_file
 
     from thinkalike.models.stored_weights import check_dtypes
@@ -81,8 +86,8 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     module = build_mini(config_json["architecture"], len(tokenizer), config_json["seed"])
     _check_built(module, config_json["architecture"], place)
     weights = load_file(f"{place}/model.safetensors")
-    kinds_of_parameters = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
-    check_dtypes(weights, place, kinds_of_parameters)
+    last_names = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
+    check_dtypes(weights, place, last_names)
     module.load_state_dict({name: weight.float() for name, weight in weights.items()})
     longest = module.cfg.n_ctx  # type: ignore[union-attr]
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, cast(int, longest))
@@ -136,7 +141,7 @@ def mini_tokenizer(place: str) -> PreTrainedTokenizerFast:
 def train_tokenizer(
     texts: Iterable[str], vocabulary: int, cls_sep: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE; the same texts give the same tokenizer.
+    """Return a byte-level BPE that was trained on texts; the same texts give the same one.
 
     Args:
         texts: What it is trained on.
@@ -195,7 +200,7 @@ def save_mini(
     if isinstance(half, PreTrainedModel):
         half.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        # transformers states the architecture in its own way.
+        # transformers has written the architecture in its own names; the rest is added to it.
         written = json.loads((folder / "config.json").read_text())
         config_json.pop("architecture", None)
         config_json = written | config_json

@@ -69,7 +69,14 @@ class Checkpoint(NamedTuple):
 
 
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
-    """Return short rows of tokens, the same each time."""
+    """Return short rows of random token ids, (rows, t), the same each time.
+
+    Args:
+        vocabulary: The ids are below this number.
+        context: The most tokens that the model takes.
+        rows: The number of rows.
+        at_most: The tokens of a row, if the context allows as many.
+    """
     shape = (rows, min(at_most, context))
     return torch.randint(vocabulary, shape, generator=seeded(0))
 
@@ -86,7 +93,7 @@ def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def accepted(module: nn.Module) -> list[str]:
     """Return the names of the arguments of a module's forward pass, in order.
 
-    Types of tokens are taken only where they tell two texts apart. RoBERTa has the argument and
+    `token_type_ids` is left out unless it tells two texts apart: RoBERTa has the argument and
     one type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
     names = list(inspect.signature(module.forward).parameters)
@@ -111,10 +118,9 @@ def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
 def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the padding by which a classifier finds where a text ends.
 
-    None means that it does so otherwise. Where the configuration has none, it gets that of the
-    tokenizer, or its end of a text, in place: without one, classifiers of transformers that need
-        it
-    run on single texts only.
+    Where the configuration has none, it is given the tokenizer's padding, end of a text or unknown
+    token, in place: without one, classifiers of transformers that need it run on single texts
+    only. None means that none of these tokens has a row in the embedding.
     """
     config = config_of_text_model(module)
     if config.pad_token_id is None:
@@ -127,7 +133,10 @@ def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> in
 
 
 def number_in(config: object, names: Sequence[str]) -> int | None:
-    """Return the first whole number that a configuration has under one of several names."""
+    """Return the first whole number that a configuration has under one of several names.
+
+    None means that it has none.
+    """
     for name in names:
         number = getattr(config, name, None)
         if isinstance(number, int):
@@ -168,7 +177,8 @@ def longest_row(module: nn.Module) -> int | None:
 def _check_positions(module: nn.Module, name: str, size: int) -> None:
     """Raise a ModelError if a table of positions has fewer rows than the configuration says.
 
-    Tables of a model with images beside its text may be of the parts of an image.
+    A model with images beside its text is not checked, since a table may be of the parts of an
+    image.
 
     Args:
         module: The module.
@@ -196,8 +206,10 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
 def entries_of(module: nn.Module, chosen: bool = False) -> dict[str, object]:
     """Return the entries of a configuration that a pass may read, inner ones as "outer.inner".
 
+    A module without a configuration has none.
+
     Args:
-        module: The module, whose class of configuration knows the entries.
+        module: The module, of transformers or, with its settings in `cfg`, of TransformerLens.
         chosen: Whether those that have the default of the class are left out; so are all of a
             class without defaults.
     """
@@ -228,7 +240,10 @@ def known_entries(config: PreTrainedConfig, chosen: bool = False) -> dict[str, o
 
 
 def embedding_of(module: nn.Module) -> Tensor:
-    """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
+    """Return the token embedding, (vocabulary, width): that which the module names, if it does.
+
+    Otherwise it is the module's first matrix.
+    """
     with contextlib.suppress(AttributeError, NotImplementedError):
         model = cast("PreTrainedModel", module)
         return cast(Tensor, model.get_input_embeddings().weight)
@@ -243,12 +258,15 @@ def first_tensor(output: object) -> Tensor:
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest entry of `expected`."""
+    """Return the largest difference, relative to the largest absolute entry of `expected`.
+
+    It is NaN if either holds a NaN, and NaN or infinite if `expected` is zero everywhere.
+    """
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of a module that a checkpoint holds, by name."""
+    """Return the buffers of a module and of those inside it that a checkpoint holds, by name."""
     buffers = {}
     for path, submodule in module.named_modules():
         for name, buffer in submodule._buffers.items():
@@ -258,9 +276,9 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_of(module: nn.Module, in_order: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters and persistent buffers by name.
+    """Yield all parameters and persistent buffers as (name, tensor).
 
-    Offloaded weights are fetched one module at a time.
+    Offloaded weights are fetched one module at a time, onto the CPU.
 
     Args:
         module: The module.

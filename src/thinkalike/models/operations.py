@@ -43,12 +43,16 @@ class Operations:
         return float(sum(self.blocks[start:stop]) + context * sum(self.attention[start:stop]))
 
     def full(self, context: int) -> float:
-        """Return the operations of the full pass for one token."""
+        """Return the operations of the full pass for one token.
+
+        Args:
+            context: The tokens of the row in which the token stands.
+        """
         return self.forward(0, len(self.blocks), context) + self.output
 
 
 def operations(model: FrozenModel) -> Operations:
-    """Return the operations of a model."""
+    """Return the operations of a model, counted in two passes."""
     return counted_operations(model.full, model.blocks, model.device)
 
 
@@ -64,6 +68,7 @@ def counted_operations(
         device: Where the tokens are to be.
     """
     counts: list[int] = []  # before and after each block, in the order in which they run
+    # By the plain products of attention, since a fused kernel hides them from the counter.
     with sdpa_kernel(SDPBackend.MATH), one_text_per_row(), contextlib.ExitStack() as hooks:
         counter = hooks.enter_context(FlopCounterMode(display=False))
 
@@ -77,18 +82,21 @@ def counted_operations(
         total_of_short_row = counter.get_total_flops()
         run(torch.zeros(1, 2 * TOKENS_OF_SHORT_ROW, dtype=torch.long, device=device))
 
+    # The blocks of the pass over the short row, then those of the pass over the long row.
     of_blocks = [after - before for before, after in zip(counts[::2], counts[1::2], strict=True)]
-    of_short_row = of_blocks[: len(blocks)]
-    of_long_row = of_blocks[len(blocks) :]
+    blocks_with_short_row = of_blocks[: len(blocks)]
+    blocks_with_long_row = of_blocks[len(blocks) :]
     fixed = []
     attention = []
-    for short, long in zip(of_short_row, of_long_row, strict=True):
+    for count_of_short_row, count_of_long_row in zip(
+        blocks_with_short_row, blocks_with_long_row, strict=True
+    ):
         # With n tokens in a row, the operations for one token are fixed + attention * n.
-        per_token_of_short_row = short / TOKENS_OF_SHORT_ROW
-        per_token_of_long_row = long / (2 * TOKENS_OF_SHORT_ROW)
+        per_token_of_short_row = count_of_short_row / TOKENS_OF_SHORT_ROW
+        per_token_of_long_row = count_of_long_row / (2 * TOKENS_OF_SHORT_ROW)
         difference = max(per_token_of_long_row - per_token_of_short_row, 0.0)
         per_token_of_row = difference / TOKENS_OF_SHORT_ROW
         attention.append(per_token_of_row)
         fixed.append(per_token_of_short_row - TOKENS_OF_SHORT_ROW * per_token_of_row)
-    output = (total_of_short_row - sum(of_short_row)) / TOKENS_OF_SHORT_ROW
+    output = (total_of_short_row - sum(blocks_with_short_row)) / TOKENS_OF_SHORT_ROW
     return Operations(tuple(fixed), tuple(attention), output)

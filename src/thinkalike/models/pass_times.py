@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 # The tokens of a pass that is timed; fewer do not fill the machine.
 TIMED_TOKENS = 1024
 
-# The seconds of processor time after which enough blocks were timed.
+# The seconds of processor time, of all threads together, after which enough blocks were timed.
 TIMED_SECONDS = 0.4
 
 # The most bytes of weights that are made to time a pass; larger models are timed by a product.
@@ -59,7 +59,7 @@ class TimedShape(Protocol):
 
 
 def seconds_per_operation(shape: TimedShape, row: int) -> float:
-    """Return the time of an operation in the blocks of a model, found once for a machine.
+    """Return the seconds of an operation in the blocks of a model, found once for a machine.
 
     Blocks of the model's sizes run with weights that mean nothing, so that no weights are loaded.
 
@@ -71,12 +71,18 @@ def seconds_per_operation(shape: TimedShape, row: int) -> float:
     row = min(row, shape.context)
     threads = torch.get_num_threads()
     name = f"blocks of {shape.sizes or shape.width}, rows of {row}, {device}, {threads} threads"
-    find = partial(_timed_operation, shape, row, device)
-    return remembered(f"{name}, torch {torch.__version__}", find)
+    measure = partial(_timed_operation, shape, row, device)
+    return remembered(f"{name}, torch {torch.__version__}", measure)
 
 
 def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
-    """Return the time of an operation in blocks, or in a product where they cannot be made."""
+    """Return the seconds of an operation in blocks, or in a product where they cannot be made.
+
+    Args:
+        shape: The sizes of the model.
+        row: The tokens of a row.
+        device: Where the blocks run. The product runs on the CPU.
+    """
     if shape.sizes:
         try:
             return _time_of_blocks(shape, row, torch.device(device))
@@ -85,13 +91,17 @@ def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
     width = min(shape.width, TIMED_WIDTH)
     states = torch.ones(TIMED_TOKENS, width)
     weight = torch.ones(width, 4 * width)
-    operations = 2.0 * TIMED_TOKENS * weight.numel()
+    operations = 2.0 * TIMED_TOKENS * weight.numel()  # a multiplication and an addition each
     seconds = remembered_seconds(f"product of width {width}", lambda: states @ weight)
     return seconds / operations
 
 
 def _time_of_blocks(shape: TimedShape, row: int, device: torch.device) -> float:
-    """Return the time of an operation in a pass through blocks of the sizes of a model."""
+    """Return the seconds of an operation in a pass through blocks of the sizes of a model.
+
+    Raises:
+        Exception: Whatever the libraries raise if the blocks cannot be made or run.
+    """
     model = meta_model(json.loads(shape.sizes))
     _fill_weights(model.module, device)
     return _BlockTimer(model, shape, row, device).seconds_per_operation()
@@ -124,7 +134,7 @@ class _BlockTimer:
 
     @torch.no_grad()
     def seconds_per_operation(self) -> float:
-        """Return the processor time of one operation of a block.
+        """Return the seconds of one operation of a block, on all threads at once.
 
         Passes are repeated until blocks have taken `TIMED_SECONDS` together.
         """
@@ -141,10 +151,14 @@ class _BlockTimer:
         return self.seconds / self.operations
 
     def _start(self, *_: object) -> None:
+        """Note the time, as a hook before a block."""
         self._began = self._now()
 
     def _stop(self, number: int, *_: object) -> None:
-        """Add the time of a block.
+        """Add the time and the operations of a block, as a hook after it.
+
+        Args:
+            number: The number of the block.
 
         Raises:
             _TimedEnough: It was the last block, or enough was timed: no logits of a whole batch
@@ -158,26 +172,27 @@ class _BlockTimer:
             raise _TimedEnough
 
     def _now(self) -> float:
-        """Return the time on the device; on a CPU it is processor time, shared by the threads."""
+        """Return the time in seconds; on a CPU it is processor time, divided by the threads."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.device)  # what was started must have ended
             return time.perf_counter()
         return time.process_time() / torch.get_num_threads()
 
     def _processor_seconds(self) -> float:
+        """Return the processor time that blocks have taken, of all threads together."""
         return self.seconds * torch.get_num_threads()
 
 
 def _fill_weights(module: nn.Module, device: torch.device) -> None:
-    """Give a module on the meta device numbers for weights.
+    """Give a module on the meta device numbers for weights, and zeros for buffers, in place.
 
-    Weights of one shape share their memory.
+    Weights of one shape and dtype share their memory.
 
     Raises:
         ValueError: They would still take more than `MOST_TIMED` bytes.
     """
-    kinds = {(weight.shape, weight.dtype) for weight in module.parameters()}
-    size = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
+    shapes_and_dtypes = {(weight.shape, weight.dtype) for weight in module.parameters()}
+    size = sum(shape.numel() * dtype.itemsize for shape, dtype in shapes_and_dtypes)
     if size > MOST_TIMED:
         raise ValueError(f"its weights of different shapes take {size:,} bytes")
     filled: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
@@ -185,24 +200,27 @@ def _fill_weights(module: nn.Module, device: torch.device) -> None:
         for name, weight in submodule._parameters.items():
             if weight is None:
                 continue
-            kind = (weight.shape, weight.dtype)
-            if kind not in filled:
-                filled[kind] = torch.full(
+            key = (weight.shape, weight.dtype)
+            if key not in filled:
+                filled[key] = torch.full(
                     weight.shape, FILLED_WITH, dtype=weight.dtype, device=device
                 )
-            submodule._parameters[name] = nn.Parameter(filled[kind], requires_grad=False)
+            submodule._parameters[name] = nn.Parameter(filled[key], requires_grad=False)
         for name, buffer in submodule._buffers.items():
             if buffer is not None:
                 submodule._buffers[name] = torch.zeros_like(buffer, device=device)
 
 
 def seconds_of_output(vocabulary: int) -> float:
-    """Return how long it takes to compare the logits of a token with others.
+    """Return the seconds that it takes to compare the logits of a token with others.
 
     The product that makes the logits is not part of it.
+
+    Args:
+        vocabulary: The number of logits of a token.
     """
     logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))
     targets = torch.zeros(TIMED_OUTPUTS, dtype=torch.long)
     compare = partial(compare_outputs, logits[None], nn.Identity(), logits, targets)
     seconds = remembered_seconds(f"outputs of {vocabulary} entries", compare)
-    return seconds / (2 * TIMED_OUTPUTS)  # both sides are made
+    return seconds / (2 * TIMED_OUTPUTS)  # the logits of both models were worked on

@@ -44,9 +44,10 @@ for pattern in patterns:
 
 
 def check_patterns(patterns: Collection[str], names: Collection[str], stated_in: str) -> None:
-    """Raise a ModelError if patterns cannot be matched within seconds; see `MATCHING`.
+    """Raise a ModelError if patterns cannot be matched within `MOST_SECONDS`.
 
-    What is no regular expression is left to the library that reads it.
+    They are matched in a process of its own, which is ended after that time. What is no regular
+    expression is left to the library that reads it.
 
     Args:
         patterns: The patterns.
@@ -55,11 +56,12 @@ def check_patterns(patterns: Collection[str], names: Collection[str], stated_in:
     """
     if not patterns:
         return
-    work = json.dumps([list(patterns), list(names)])
+    patterns_and_names = json.dumps([list(patterns), list(names)])
     with contextlib.suppress(subprocess.TimeoutExpired):
         process = subprocess.run(
+            # Isolated and without `site`, so that nothing but the standard library is imported.
             [sys.executable, "-I", "-S", "-c", MATCHING],
-            input=work,
+            input=patterns_and_names,
             text=True,
             timeout=MOST_SECONDS,
             capture_output=True,

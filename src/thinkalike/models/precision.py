@@ -45,7 +45,10 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
 
 
 def precise_names(module: nn.Module, dtype: torch.dtype) -> re.Pattern[str]:
-    """Return the pattern of names of weights that transformers keeps in float32 at this dtype."""
+    """Return the pattern of names of weights that transformers keeps in float32 at this dtype.
+
+    It matches no name if there are no such weights, or the module is not one of transformers.
+    """
     if not hasattr(module, "_get_dtype_plan"):
         return re.compile(r"(?!)")  # no name
     plan = cast("PreTrainedModel", module)._get_dtype_plan(dtype)

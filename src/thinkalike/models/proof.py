@@ -80,24 +80,29 @@ def prove(model: CutModel) -> None:
 
 
 def _cuts(model: CutModel) -> list[Layer]:
-    """Return where a model is cut."""
+    """Return the layers after which the proof cuts a model, from EMBED to the last block."""
     last = model.n_layers - 1
     if model.predicts == "states":
         return [last]  # the blocks of a decoder also read what its encoder made of the tokens
     config = config_of_text_model(model.module)
-    kinds: list[object] = []
+    type_of_layer: list[object] = []
     for name in LAYER_KINDS:
         value = getattr(config, name, None)
         if isinstance(value, list):
-            kinds = value
+            type_of_layer = value
             break
-    first_of_kinds = {kinds.index(kind) for kind in kinds}
-    layers = {0, last // 2, last} | {layer for layer in first_of_kinds if layer <= last}
+    # The list may be longer than the model.
+    first_of_types = {type_of_layer.index(layer_type) for layer_type in type_of_layer}
+    layers = {0, last // 2, last} | {layer for layer in first_of_types if layer <= last}
     return [EMBED, *sorted(layers)]
 
 
 def _longest_window(model: CutModel) -> int | None:
-    """Return the longest window of attention that a row of the proof can be longer than."""
+    """Return the longest window of attention, in tokens, that a row of the proof can exceed.
+
+    None means that there is no such window: none is stated, or it is longer than the longest row,
+    or so short that the usual sample exceeds it.
+    """
     config = config_of_text_model(model.module)
     most = min(model.context, LONGEST_PROOF)
     windows = []
@@ -116,10 +121,10 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     They are read while this context is open.
 
     The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU
-    may.
+    may. Then they may differ by the `TOLERANCE` of the dtype.
 
     Raises:
-        ModelError: They differ.
+        ModelError: They differ, or two passes in a row differ by more than the tolerance.
     """
     tokens = sample_tokens(model.vocabulary, model.context)
     with passing(model.name):
@@ -143,6 +148,7 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
         return
 
     states_now = _states_of_tensors(model.module)
+    # What the reading changed, for the message.
     altered = []
     for name in sorted(states_before.keys() | states_now.keys()):
         if states_before.get(name) != states_now.get(name):
@@ -170,14 +176,15 @@ def _is_equal(first: Tensor, second: Tensor) -> bool:
 def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
     """Return for each parameter and buffer what shows that it changed.
 
-    `state_dict()` is not called.
+    That is its address, shape, dtype, the number of changes in place that torch counts, and the
+    sum of some of its entries. `state_dict()` is not called, since it may be what changes them.
     """
     states: dict[str, tuple[object, ...]] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         address = None if tensor.is_meta else tensor.data_ptr()
         checksum = 0.0
         if address and tensor.numel():
-            stride = -(-tensor.numel() // SAMPLED_ENTRIES)
+            stride = -(-tensor.numel() // SAMPLED_ENTRIES)  # rounded up
             checksum = float(tensor.detach().reshape(-1)[::stride].double().sum())
         # As text, in which NaN equals NaN.
         states[name] = (address, tensor.shape, tensor.dtype, tensor._version, repr(checksum))
@@ -225,6 +232,7 @@ def check_finite_weights(module: nn.Module, name: str) -> None:
     for path, tensor in tensors_of(module):
         if not tensor.is_floating_point() or not tensor.numel():
             continue
+        # A sum is finite only if all of its summands are, and takes no memory for a mask.
         wide = torch.promote_types(tensor.dtype, torch.float32)
         chunks = tensor.reshape(-1).split(ENTRIES_AT_ONCE)
         if all(chunk.sum(dtype=wide).isfinite() for chunk in chunks):
@@ -240,20 +248,29 @@ def check_finite_weights(module: nn.Module, name: str) -> None:
 
 
 def _compare(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
-    """Raise a ModelError unless head and tail compose to the full pass at each cut."""
+    """Raise a ModelError unless head and tail compose to the full pass at each cut.
+
+    The output must also be finite, and not zero everywhere.
+
+    Args:
+        model: The model.
+        tokens: Sample tokens, (b, t).
+        cuts: The layers after which the model is cut.
+    """
     tokens = _without_padding(model, tokens)
     mask = None
     types = None
-    compared = slice(-LAST_TOKENS, None)
-    if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
+    compared_tokens = slice(-LAST_TOKENS, None)
+    if model.predicts != "next":
+        # The last quarter of the last row is padding, and each row is a pair of texts.
         mask = torch.ones_like(tokens)
         mask[-1, 3 * tokens.shape[1] // 4 :] = 0
         types = torch.zeros_like(tokens)
         types[:, tokens.shape[1] // 2 :] = 1
-        compared = slice(None)
+        compared_tokens = slice(None)
 
     with torch.no_grad():
-        full = model.full(tokens, mask, types)[:, compared].clone()
+        full = model.full(tokens, mask, types)[:, compared_tokens].clone()
         states = model.residuals(tokens, cuts, mask, types)
         if not full.isfinite().all():
             remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
@@ -267,7 +284,7 @@ def _compare(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
         for cut, state in zip(cuts, states, strict=True):
             last_state = model.advance(state, after(cut), model.n_layers, mask)
             if model.predicts == "next":
-                composed = model.finish(last_state[:, compared])
+                composed = model.finish(last_state[:, compared_tokens])
             else:
                 composed = model.output(last_state, mask)
             error = relative_error(composed, full)
@@ -282,7 +299,7 @@ def _compare(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
 def may_change_states(hook: object) -> bool:
     """Return whether a hook may change what its module computes.
 
-    Those of some libraries only move or record it.
+    Those of transformers, accelerate and this package only move states, or record them.
     """
     library = module_of(hook).partition(".")[0]
     return library not in ("transformers", "accelerate", "thinkalike")
@@ -307,7 +324,10 @@ def _hooks_on(module: nn.Module) -> str:
 
 
 def _without_padding(model: CutModel, tokens: Tensor) -> Tensor:
-    """Return sample tokens of a real text: a classifier takes its padding for the end of it."""
+    """Return the sample tokens with another token for each padding token of a classifier.
+
+    A classifier takes padding for the end of a text. Tokens of any other model stay as they are.
+    """
     if model.predicts != "class":
         return tokens
     padding = padding_of_head(model.module, model.tokenizer)
@@ -317,7 +337,12 @@ def _without_padding(model: CutModel, tokens: Tensor) -> Tensor:
 
 
 def _check_causal(model: CutModel, tokens: Tokens) -> None:
-    """Raise a ModelError if later tokens change the logits of earlier ones."""
+    """Raise a ModelError if later tokens change the logits of earlier ones.
+
+    Args:
+        model: The model, which predicts the next token.
+        tokens: Sample tokens; those of the second half of each row are replaced by others.
+    """
     half = tokens.shape[1] // 2
     changed_tokens = tokens.clone()
     changed_tokens[:, half:] = (tokens[:, half:] + 1) % model.vocabulary

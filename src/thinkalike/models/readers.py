@@ -231,7 +231,6 @@ def read_weights(
     module, loading = _read_by_transformers(model_class, config, place, options)
     check_one_set(Path(place))
     _warn_of_unknown_classes(module, config.called)
-    _warn_of_two_embeddings(module, config.called)
 
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
     # The beginnings of the names of weights that must be complete; "" begins every name.
@@ -267,6 +266,7 @@ def read_weights(
     }
     if any(faults.values()):
         _refuse_faults(faults, missing, module, config, place)
+    _warn_of_two_embeddings(module, config.called)
     if lacks_head:
         log.warning(
             "%s has no weights of a head, so it predicts no tokens, and has states alone",
@@ -383,6 +383,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
 
     convert = modeling_utils.convert_and_load_state_dict_in_model
     draw_missing = PreTrainedModel._move_missing_keys_from_meta_to_device
+    are_equal = modeling_utils._tied_params_are_equal
 
     def convert_checked(
         model: PreTrainedModel,
@@ -407,7 +408,14 @@ def _checked_while_read(place: str) -> Iterator[None]:
         check_claimed_size(sum(tensor.numel() for tensor in drawn), Path(place))
         draw_missing(model, missing, *options)
 
+    def can_be_tied(source: Tensor, target: Tensor) -> bool:
+        # A weight of another shape than config.json describes was not read, and has no values.
+        if source.is_meta or target.is_meta:
+            return False
+        return are_equal(source, target)
+
     with (
+        patch.object(modeling_utils, "_tied_params_are_equal", can_be_tied),
         patch.object(modeling_utils, "convert_and_load_state_dict_in_model", convert_checked),
         patch.object(PreTrainedModel, "_move_missing_keys_from_meta_to_device", draw_bounded),
     ):

@@ -37,7 +37,7 @@ BALANCED_CHANGE = 1e-4
 
 
 def can_be_rounded(model: FrozenModel) -> bool:
-    """Return whether all weights are numbers on one device.
+    """Return whether all weights are floating-point numbers on one device.
 
     Those of 4bit and 8bit are whole numbers with scales.
     """
@@ -72,7 +72,7 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             continue
-        # A copy where the order of the memory allows no view.
+        # A stack of matrices becomes one matrix, a copy where the order of memory allows no view.
         matrix = weight.reshape(-1, weight.shape[-1])
         if basis is None:
             round_in_place(matrix, steps)
@@ -85,11 +85,11 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
 
 
 def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
-    """Round each row of a balanced matrix, and undo the balance.
+    """Balance a matrix, round each row, and undo the balance, all in place.
 
     Args:
         matrix: The matrix.
-        steps: The number of steps from 0 to the largest entry of a row.
+        steps: The number of steps from 0 to the largest entry of a row. It need not be whole.
     """
     row_sizes, column_sizes = balanced_sizes(matrix)
     for rows, sizes in zip(matrix.split(ROWS_AT_ONCE), row_sizes.split(ROWS_AT_ONCE), strict=True):
@@ -110,18 +110,21 @@ def balanced_sizes(
     row_sizes = torch.ones(matrix.shape[0], device=matrix.device)
     column_sizes = torch.ones(matrix.shape[1], device=matrix.device)
     for _ in range(MOST_TURNS):
-        sizes_before = column_sizes
-        sums_of_squares = torch.zeros_like(column_sizes)
+        # The sizes of rows, given those of columns.
+        column_sizes_before = column_sizes
+        sums_over_rows = torch.zeros_like(column_sizes)  # (m,)
         sizes_of_slices = []
         for rows in matrix.split(ROWS_AT_ONCE):
             squares = rows.float().square()
-            mean_squares = (squares / sizes_before.square()).mean(1)
+            mean_squares = (squares / column_sizes_before.square()).mean(1)  # of each row
             sizes = mean_squares.sqrt().where(mean_squares > SMALLEST_NONZERO, 1.0)
             sizes_of_slices.append(sizes)
-            sums_of_squares += (squares / sizes.square()[:, None]).sum(0)
+            sums_over_rows += (squares / sizes.square()[:, None]).sum(0)
         row_sizes = torch.cat(sizes_of_slices)
-        mean_squares = sums_of_squares / len(matrix)
+
+        # The sizes of columns, given those of rows.
+        mean_squares = sums_over_rows / len(matrix)  # of each column
         column_sizes = mean_squares.sqrt().where(mean_squares > SMALLEST_NONZERO, 1.0)
-        if (column_sizes / sizes_before - 1).abs().max() < BALANCED_CHANGE:
+        if (column_sizes / column_sizes_before - 1).abs().max() < BALANCED_CHANGE:
             break
     return row_sizes, column_sizes

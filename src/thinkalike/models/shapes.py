@@ -79,7 +79,7 @@ class Shape:
         full: bool = True,
         is_shared: bool = False,
     ) -> Passes:
-        """Return passes of this model; see `Passes`."""
+        """Return passes of this model, with the arguments as `Passes` explains them."""
         return Passes(phase, self, tokens, row, times, full, is_shared)
 
 
@@ -92,8 +92,7 @@ class Passes:
     """The passes of one model in one phase of a job: what `dry_run` counts.
 
     A step of training is three passes: forward, and the gradients of states and of weights.
-        Through
-    frozen weights it is two.
+    Through frozen weights it is two.
 
     Attributes:
         phase: The phase, such as forward passes, training or report.
@@ -127,8 +126,8 @@ class Passes:
     def seconds(self) -> float:
         """How long they take on this machine, at the speed of the blocks of this very model.
 
-        What is made of logits is timed apart: with 262,144 entries it takes as long as the
-            products.
+        The loss of logits is timed by itself: with a vocabulary of 262,144 entries it takes as
+        long as the products.
         """
         if not self.flops:
             return 0.0
@@ -142,11 +141,15 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """Return the shape of a model without its weights and without any download.
 
     The sizes are those of config.json in a folder or in the hub's cache, or those of the table of
-    published sizes; for a model in memory, those of its settings. None: neither has them.
+    published sizes; for a model in memory, those of its settings. None means that the sizes are
+    not known, or that no model can be built of them.
 
     Args:
         config: The model.
         name: The name of the shape, by default the label of the model.
+
+    Raises:
+        ConfigError, ModelError: Its folder cannot be read, or states more than its files hold.
     """
     if config.holds_states:
         return _shape_of_states(config, name)
@@ -193,9 +196,14 @@ def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
 
 
 def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping[str, object]:
-    """Return the config.json of a mini with the size of its vocabulary, which its head tells."""
+    """Return the config.json of a mini with the size of its vocabulary, which its head tells.
+
+    The header of the file of weights is read alone. If it is damaged or missing, the config.json
+    is returned as it is.
+    """
     architecture = cast(Mapping[str, object], config_json["architecture"])
     with contextlib.suppress(OSError, ValueError, KeyError):
+        # The format: the length of the header in 8 bytes, then the header as JSON.
         with (folder / "model.safetensors").open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
@@ -250,9 +258,9 @@ def shape_from(
 
 @cache
 def _published_sizes(name: str) -> dict[str, object]:
-    """Return the sizes of a published model.
+    """Return the config.json of a published model; it is empty if the table does not have it.
 
-    Tuned ones and other seeds have those of their base.
+    A tuned model, such as NAME-Instruct, and one of another seed have that of their base.
     """
     base = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
     base = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", base)
@@ -261,10 +269,15 @@ def _published_sizes(name: str) -> dict[str, object]:
 
 
 class _ModelSizes(NamedTuple):
-    """What a model without weights tells; see `Shape`.
+    """The sizes of a model that was built without weights.
 
     Attributes:
-        longest: The longest row; None: any.
+        layers: The number of blocks.
+        width: The width of the residual stream.
+        vocabulary: The rows of the embedding.
+        parameters: The number of weights; shared weights count once.
+        longest: The longest row of tokens; None: any.
+        operations: The operations of its passes.
     """
 
     layers: int
@@ -293,6 +306,7 @@ def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
     blocks = model.blocks
     embedding = embedding_of(module)
     config = config_of_text_model(module)
+    # The embedding of some models is narrower than the stream.
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     width = int(width or embedding.shape[1])
     weights_of_blocks = []

@@ -38,11 +38,11 @@ class Sites:
     Args:
         model: The model.
         chosen: The names of the sites.
-        head: The head of `z` that is taken alone, or "all" of them one by one; None: all of them
-            side by side.
+        head: The number of the head of `z` that is taken alone, or "all" of them one by one; None:
+            all of them side by side.
 
     Raises:
-        ModelError: The model lacks one of them.
+        ModelError: The model lacks one of the sites or the head.
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
@@ -71,13 +71,17 @@ class Sites:
         self.heads = list(range(self.n_heads)) if head == "all" else [int(head)]
 
     def layers(self, site: str) -> list[int]:
-        """Return the layers that have a site, or none if some block lacks it."""
+        """Return the layers that have a site, or none if some block lacks it.
+
+        A site outside the blocks has one layer.
+        """
         layers = self._layers_with(site)
         if site in SITES_OUTSIDE_BLOCKS or len(layers) == self.n_layers:
             return layers
         return []
 
     def _layers_with(self, site: str) -> list[int]:
+        """Return the layers that have a site, even if some block lacks it."""
         return [layer for name, layer in self.modules if name == site]
 
     def _available_sites(self) -> str:
@@ -111,16 +115,17 @@ class Sites:
         """Store the states of a place in every pass while the context is open.
 
         Args:
-            place: The place.
+            place: The place, which the model has.
             key: They are stored as `states[key]`.
-            rows: The shape of states of shape (*rows, d).
-            states: Gets the states.
+            rows: The shape of the states without their width, (b, t).
+            states: Gets the states, (b, t, d). A later pass replaces them.
         """
         module, direction = self.modules[place.site, place.layer]
 
         def store(state: Tensor) -> None:
             states_of_rows = state.reshape(*rows, -1)
             if place.head is not None:
+                # Heads lie side by side: (b, t, heads * d) has equal slices of d.
                 states_of_rows = states_of_rows.chunk(self.n_heads, -1)[place.head]
             states[key] = states_of_rows.clone()  # Falcon adds to the output of its MLP in place
 
@@ -135,17 +140,19 @@ class Sites:
         return module.register_forward_pre_hook(store_input, with_kwargs=True)
 
     def output_of_head(self, place: Place, z: Tensor) -> Tensor:
-        """Return what a head adds to the output of its attention.
+        """Return what a head adds to the output of its attention, without the bias.
 
         Args:
-            place: The head, a place of the site `z`.
-            z: The input of the last linear map of attention.
+            place: The head, a place of the site `z`; head 0 if it names none.
+            z: The input of the last linear map of attention, (..., heads * d).
         """
         projection = self.modules["z", place.layer].module
         head = place.head or 0
-        outputs = [torch.zeros_like(output) for output in z.chunk(self.n_heads, -1)]
-        outputs[head] = z.chunk(self.n_heads, -1)[head]
-        with_bias = projection.forward(torch.cat(outputs, -1))
+        z_of_heads = z.chunk(self.n_heads, -1)
+        z_of_head_alone = [torch.zeros_like(z_of_one) for z_of_one in z_of_heads]
+        z_of_head_alone[head] = z_of_heads[head]
+        # By `forward`, since a call would run the hooks, such as the one in `replaced`, once more.
+        with_bias = projection.forward(torch.cat(z_of_head_alone, -1))
         bias = projection.forward(torch.zeros_like(z))
         return cast(Tensor, with_bias - bias)
 
@@ -154,7 +161,11 @@ class Sites:
 
         Args:
             place: A site that is the output of attention or of an MLP, or a head of `z`.
-            state: The output; at a head, what `output_of_head` returns.
+            state: The output; at a head, what the head adds to the output of its attention, as
+                `output_of_head` returns it.
+
+        Raises:
+            ValueError: The place is neither an output nor `z`.
         """
         module, direction = self.modules[place.site, place.layer]
         if place.site != "z" and direction != "output":
@@ -174,7 +185,8 @@ class Sites:
 def with_first_tensor(output: object, state: Tensor) -> Tensor | tuple[object, ...]:
     """Return the output of a module with another state.
 
-    It takes the place of the tensor, or of the first of several.
+    The state takes the place of the tensor that the module returned, or of the first of several,
+    which come back as a tuple.
     """
     if isinstance(output, Tensor):
         return state

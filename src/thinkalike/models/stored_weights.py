@@ -57,7 +57,7 @@ StoredTensor = Tensor | TensorSlice
 def check_dtypes(
     stored: Mapping[str, StoredTensor],
     place: object,
-    kinds: Collection[str] = ("weight", "bias"),
+    last_names: Collection[str] = ("weight", "bias"),
 ) -> None:
     """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits.
 
@@ -67,11 +67,11 @@ def check_dtypes(
     Args:
         stored: Tensors, or slices of a file of safetensors.
         place: Where they are stored, for the error.
-        kinds: The last parts of the names of parameters; all else are buffers, which may be whole
-            numbers.
+        last_names: The last parts of the names of parameters, such as "weight"; all else are
+            buffers, which may be whole numbers.
     """
     for name, tensor in stored.items():
-        is_parameter = name.rpartition(".")[2] in kinds and not BUFFERS.search(name)
+        is_parameter = name.rpartition(".")[2] in last_names and not BUFFERS.search(name)
         dtype = dtype_name(tensor)
         if is_parameter and dtype not in FLOATING.values():
             raise ModelError(
@@ -84,7 +84,8 @@ def check_dtypes(
 def dtype_name(tensor: StoredTensor) -> str:
     """Return the dtype of a tensor, or of a slice of a file.
 
-    Floating types have the names that safetensors gives them.
+    Floating types have the names that safetensors gives them, such as BF16. Others of a tensor
+    have torch's, such as int8.
     """
     if isinstance(tensor, TensorSlice):
         return str(tensor.get_dtype())
@@ -95,11 +96,14 @@ def dtype_name(tensor: StoredTensor) -> str:
 def check_one_set(folder: Path) -> None:
     """Check that a folder holds one set of weights, and log which files of weights are not read.
 
+    Nothing is checked where no file of weights has a usual name.
+
     Raises:
         ModelError: Two sets differ by more than a dtype; two files of one index hold a tensor with
             different values, of which either may be read; or a file lacks a tensor that the index
             says it holds.
     """
+    # In the order in which they are looked for, so that the first one is read.
     indices = {}
     for name in IN_TURN:
         if (folder / name).is_file():
@@ -123,44 +127,54 @@ def check_one_set(folder: Path) -> None:
 
 
 def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return the tensors of all files of an index.
+    """Return the tensors of all files of an index, by name.
+
+    Args:
+        folder: The folder of the files.
+        name: The name of the index, for errors.
+        index: The file of each tensor; {"": FILE} stands for all tensors of one file.
 
     Raises:
         ModelError: Files do not hold what the index says, or differ in a tensor.
     """
     tensors: dict[str, Tensor] = {}
     for file_name in sorted(set(index.values())):
-        of_file = tensors_in_file(folder / file_name)
+        tensors_of_file = tensors_in_file(folder / file_name)
         lacking = []
         for tensor_name, stated_file in index.items():
-            if stated_file == file_name and tensor_name and tensor_name not in of_file:
+            if stated_file == file_name and tensor_name and tensor_name not in tensors_of_file:
                 lacking.append(tensor_name)
         if lacking:
             raise ModelError(
                 f"{folder}: {name} says that {file_name} holds {listed(sorted(lacking))}, and it "
                 "does not; take the index and all of its files from one revision"
             )
-        for tensor_name in of_file.keys() & tensors.keys():
-            if not torch.equal(tensors[tensor_name], of_file[tensor_name]):
+        for tensor_name in tensors_of_file.keys() & tensors.keys():
+            if not torch.equal(tensors[tensor_name], tensors_of_file[tensor_name]):
                 raise ModelError(
                     f"{folder}: two files of {name} hold {tensor_name} with different values; "
                     "remove one"
                 )
-        tensors |= of_file
+        tensors |= tensors_of_file
     return tensors
 
 
 def _is_same_set(tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str, str]) -> bool:
     """Return whether files of another index hold the same values, up to a dtype.
 
-    Files that cannot be read, such as a pointer of Git LFS, say nothing; what is read is checked
-    elsewhere.
+    Only tensors with the same name are compared, in the narrower of their dtypes. Files that
+    cannot be read, such as a pointer of Git LFS, say nothing; what is read is checked elsewhere.
+
+    Args:
+        tensors: The tensors of the set that is read.
+        folder: The folder of both sets.
+        index: The file of each tensor of the other set.
     """
     other_tensors: dict[str, Tensor] = {}
     try:
         for file_name in set(index.values()):
             other_tensors |= tensors_in_file(folder / file_name)
-    except Exception:
+    except Exception:  # whatever torch raises for a file that is no file of weights
         return True
     for name in tensors.keys() & other_tensors.keys():
         first = tensors[name]
@@ -172,9 +186,9 @@ def _is_same_set(tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str
 
 
 def _file_of_tensors(path: Path) -> dict[str, str]:
-    """Return the file of each tensor, as an index says.
+    """Return the name of the file of each tensor, as an index says.
 
-    What is no index is a file itself, of tensors without names.
+    Of a file of weights itself it is {"": its name}, which stands for all of its tensors.
     """
     if path.suffix == ".json":
         return weight_map(path)

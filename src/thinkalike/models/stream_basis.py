@@ -56,7 +56,10 @@ class StreamBasis:
     embedding: str
 
     def expressed(self, name: str, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """Return a weight in this basis of the stream, with the gains that it reads folded in."""
+        """Return a weight in this basis of the stream, with the gains that it reads folded in.
+
+        A weight that neither reads nor writes the stream is returned as it is.
+        """
         if name == self.embedding:
             return weight @ self.axes
         if name in self.gains:
@@ -71,6 +74,7 @@ class StreamBasis:
             return weight @ self.axes.T
         if name in self.gains:
             gains = self.gains[name]
+            # What a gain of 0 hides has no effect, and comes back as 0.
             return (weight @ self.axes.T) / gains.where(gains != 0, torch.inf)
         if name in self.writers:
             return self.axes @ weight
@@ -86,15 +90,13 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
     """Return the principal axes of what a model writes to its stream.
 
     Tried on SmolLM2 and Gemma: along the axes of what is read, or of the embedding alone, the
-        large
-    directions that blocks write are spread over many axes, so that nothing remains of a copy of 4
-    bits, and readings rise by up to .8.
+    large directions that blocks write are spread over many axes, so that nothing remains of a copy
+    of 4 bits, and readings rise by up to .8.
 
     Which weights read the stream and which write to it is seen in a pass, and is proved: a copy of
     the model that is expressed in the basis has rotated states. The result is None if the stream
     cannot be rotated: where norms subtract a mean, where the output of a norm is added to the
-        stream,
-    or where the embedding of positions or anything else has a basis of its own.
+    stream, or where the embedding of positions or anything else has a basis of its own.
     """
     if model not in _bases:
         _bases[model] = _find_basis(model)
@@ -102,7 +104,11 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
 
 
 def _find_basis(model: FrozenModel) -> StreamBasis | None:
-    """Return the basis of a model, or None if it is not proved."""
+    """Return the basis of a model, or None if it is not proved.
+
+    All linear maps with outputs of the stream's width that read no norm are taken to write to the
+    stream, until the proof.
+    """
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
     tokens = _tried_tokens(model)
@@ -132,8 +138,10 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
 def _principal_axes(written: Sequence[Float[Tensor, "d _"]]) -> Float[Tensor, "d d"]:
     """Return the principal axes, as columns, of the directions in which columns of matrices point.
 
-    The length of a column says nothing: a hidden unit may be computed larger, and its column be
-    shorter. Matrices count the same, however many columns they have.
+    They are eigenvectors of the mean of u u^T over the unit vectors u along the columns, in the
+    order of ascending eigenvalues. The length of a column says nothing: a hidden unit may be
+    computed larger, and its column be shorter. Matrices count the same, however many columns they
+    have.
     """
     width = len(written[0])
     moments = torch.zeros(width, width, device=written[0].device)
@@ -146,7 +154,7 @@ def _principal_axes(written: Sequence[Float[Tensor, "d _"]]) -> Float[Tensor, "d
 
 
 def _tried_tokens(model: FrozenModel) -> Int[Tensor, "b t"]:
-    """Return some tokens, drawn from the whole vocabulary."""
+    """Return token ids that are equally spaced over the vocabulary, on the model's device."""
     length = min(TRIED_TOKENS, model.context)
     tokens = torch.linspace(0, model.vocabulary - 1, TRIED_ROWS * length).long()
     return tokens.reshape(TRIED_ROWS, length).to(model.device)
@@ -167,9 +175,10 @@ class RmsNorm(NamedTuple):
 def _norms_that_are_read(
     model: FrozenModel, tokens: Int[Tensor, "b t"]
 ) -> dict[nn.Module, RmsNorm]:
-    """Return the norm whose output each linear map reads.
+    """Return the norm whose output each linear map reads, by the linear map.
 
-    The input of such a map is the very tensor that the norm returned.
+    The input of such a map is the very tensor that the norm returned. Maps that read anything else
+    are left out.
     """
     # By address. The tensors are held, so that no other one gets the address of one of them.
     outputs: dict[int, tuple[Tensor, RmsNorm]] = {}
@@ -209,7 +218,15 @@ def _has_vectors_alone(module: nn.Module) -> bool:
 
 
 def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"] | None:
-    """Return g if the output is g ∘ x / rms(x) of each state x; None if it is anything else."""
+    """Return g if the output is g ∘ x / rms(x) of each state x; None if it is anything else.
+
+    g is the least-squares fit for each dimension.
+
+    Args:
+        states: The input of the module, (..., d).
+        output: Its output.
+        width: The width of the stream, which d must be.
+    """
     if states.shape != output.shape or states.shape[-1] != width:
         return None
     normalised = _divided_by_rms(states).reshape(-1, width)
@@ -222,13 +239,17 @@ def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"]
 
 
 def _divided_by_rms(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-    """Return x / rms(x) of each state x."""
+    """Return x / rms(x) of each state x, in float32; a state of zeros stays zero."""
     floats = states.float()
     return floats / floats.square().mean(-1, keepdim=True).sqrt().clamp(min=SMALLEST_NONZERO)
 
 
 def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
-    """Return whether a copy of a model that is expressed in a basis has rotated states."""
+    """Return whether a copy of a model that is expressed in a basis has rotated states.
+
+    Weights, and the bias of each writer, are expressed in the basis, and gains are folded into
+    what reads them. After each block, the states of the copy must be those of the model, rotated.
+    """
     layers = list(range(model.n_layers))
     module = deepcopy(model.module)
     for name, weight in module.named_parameters():
@@ -251,9 +272,9 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
 
 @contextmanager
 def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
-    """Let norms return x / rms(x) of each state x.
+    """Let norms of a basis return x / rms(x) of each state x while the context is open.
 
-    Their gains are folded into what reads them.
+    In this model their gains are folded into the weights that read them.
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

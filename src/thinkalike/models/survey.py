@@ -33,10 +33,11 @@ class Survey(NamedTuple):
 
 
 def survey(model: CutModel) -> Survey:
-    """Return what the blocks of a model return.
+    """Return the width and the form of what the blocks of a model return.
 
-    Blocks must run one after the other and once each, and return states of one width. From then on
-    no pass keeps keys and values for later tokens; nothing is ever generated.
+    Blocks must run one after the other and once each, and return states of one width. The
+    configuration of the model is changed in place: from then on no pass keeps keys and values for
+    later tokens, since nothing is ever generated.
 
     Raises:
         ModelError: Blocks do not run so, or return something else.
@@ -46,14 +47,14 @@ def survey(model: CutModel) -> Survey:
             config.use_cache = False
     order, outputs = _outputs_of_blocks(model)
     _check_order(model, order)
-    unknown = set()
+    unknown_types = set()
     for output in outputs:
         if not isinstance(output, Tensor | tuple | list):
-            unknown.add(type(output).__name__)
-    if unknown:
+            unknown_types.add(type(output).__name__)
+    if unknown_types:
         raise ModelError(
-            f"{model.name}: its blocks return {listed(sorted(unknown))}, and no states that can "
-            "be cut"
+            f"{model.name}: its blocks return {listed(sorted(unknown_types))}, and no states that "
+            "can be cut"
         )
     shapes = {tuple(first_tensor(output).shape) for output in outputs}
     first_shape = next(iter(shapes))
@@ -87,9 +88,14 @@ def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
 
 
 def _check_order(model: CutModel, order: Sequence[int]) -> None:
-    """Raise a ModelError unless blocks ran one after the other and once each."""
+    """Raise a ModelError unless blocks ran one after the other and once each.
+
+    Args:
+        model: The model.
+        order: The numbers of the blocks in the order in which they ran.
+    """
     expected = list(range(model.n_layers))
-    if order and order == expected:
+    if order and order == expected:  # a model without blocks cannot be cut either
         return
     idle = sorted(set(expected) - set(order))
     which = f" (of these, {listed(idle)} do not run for text alone)" if idle else ""
@@ -101,7 +107,11 @@ def _check_order(model: CutModel, order: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def passing(name: str) -> Iterator[None]:
-    """Turn errors of a pass over sample tokens into a ModelError, unless they are about memory."""
+    """Turn errors of a pass over sample tokens into a ModelError, unless they are about memory.
+
+    Args:
+        name: What the error calls the model.
+    """
     try:
         yield
     except (
@@ -119,7 +129,7 @@ def passing(name: str) -> Iterator[None]:
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """Take TransformerLens's wrappers off in place, and let attention run fused.
+    """Return the module without TransformerLens's wrappers and with fused attention, in place.
 
     TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
     Loading proves that numbers agree.

@@ -18,14 +18,15 @@ from typing import NamedTuple
 from thinkalike.digests import read_json
 from thinkalike.errors import ModelError
 
-# How many times as long a text may become; the words for a symbol make it ten times as long.
+# How many times as long a text may become. Replacing a symbol by words, as people do, makes a text
+# ten times as long.
 MOST_GROWTH = 1000
 
 
 def check_growth(file: Path) -> None:
     """Raise a ModelError if the replacements of a tokenizer.json may make a text much longer.
 
-    The limit is `MOST_GROWTH`.
+    The limit is `MOST_GROWTH` times as long. A file that is no JSON object is an error as well.
     """
     growths = {}
     try:
@@ -63,7 +64,10 @@ class _Replacement(NamedTuple):
         return max(1.0, len(self.content) / self.shortest)
 
     def may_find(self, contents: Collection[str]) -> bool:
-        """Return whether it may find something in what replacements before it wrote."""
+        """Return whether it may find something in what replacements before it wrote.
+
+        It may if they share a letter, or if it looks for a regular expression.
+        """
         if self.pattern is None:
             return True
         letters = set(self.pattern)
@@ -71,7 +75,10 @@ class _Replacement(NamedTuple):
 
 
 def _growth(replacements: Iterable[_Replacement]) -> float:
-    """Return how many times as long a text may become by replacements one after the other."""
+    """Return how many times as long a text may become by replacements one after the other.
+
+    It is an upper bound, and 1 without any replacements.
+    """
     growth = 1.0
     contents: list[str] = []
     for replacement in replacements:
@@ -88,6 +95,9 @@ def _replacements(stage: object) -> Iterator[_Replacement]:
     """Yield the replacements of a normaliser or a decoder in their order.
 
     Of a sequence of normalisers or decoders, these are the replacements of each.
+
+    Args:
+        stage: What tokenizer.json says of it; anything of another form has no replacements.
     """
     if isinstance(stage, list):
         for step in stage:
@@ -107,6 +117,7 @@ def _replacements(stage: object) -> Iterator[_Replacement]:
     elif kind == "Precompiled":
         yield _Replacement(_longest_of_charsmap(stage.get("precompiled_charsmap")), None, 1)
     elif kind == "Prepend" and isinstance(stage.get("prepend"), str):
+        # It replaces nothing, and so counts as if it were put between all letters.
         yield _Replacement(stage["prepend"], "", 0)
     for sequence in ("normalizers", "decoders"):
         yield from _replacements(stage.get(sequence))
@@ -115,8 +126,8 @@ def _replacements(stage: object) -> Iterator[_Replacement]:
 def _longest_of_charsmap(charsmap: object) -> str:
     """Return the longest text that a map of characters of SentencePiece puts in the place of one.
 
-    The map begins with the length of a trie in four bytes, and the trie. All texts follow one
-    after the other, each with a NUL at its end.
+    The map, in base 64, begins with the length of a trie in four bytes, and the trie. All texts
+    follow one after the other, each with a NUL at its end. The result is "" if the map is damaged.
     """
     if not isinstance(charsmap, str | bytes | bytearray):
         return ""  # which the library that reads it reports

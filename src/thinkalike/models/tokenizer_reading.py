@@ -25,16 +25,18 @@ log = logging.getLogger(__name__)
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
-    """Read the tokenizer of a checkpoint.
+    """Return the tokenizer of a checkpoint, without dropout.
 
-    A checkpoint must have one: transformers would make up one without words.
+    A checkpoint must have one: transformers would make up one without words. A revision in a
+    folder may have its tokenizer in the folder above.
 
     Args:
         config: The configuration of the model.
         place: The folder, repository or GGUF file of the checkpoint.
 
     Raises:
-        ModelError: There is no tokenizer that transformers reads.
+        ModelError: There is no tokenizer that transformers reads, or its replacements could make a
+            text endlessly long.
     """
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
@@ -55,9 +57,11 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
         tokenizer = without_dropout(tokenizer, config.called)
     except ValueError as error:
+        # This is what transformers says where there is no tokenizer.
         if "backend tokenizer" not in str(error):
             raise
     if tokenizer is not None:
+        # It may be one that transformers made up, unless a file of its class is there.
         names |= {*getattr(tokenizer, "vocab_files_names", {}).values()}
         if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
             if file:
@@ -76,12 +80,14 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_of_gguf(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a GGUF file.
+    """Return the tokenizer of a GGUF file, which cuts texts as the file says.
 
-    Beside a tokenizer.json, transformers would read that instead.
+    Raises:
+        ModelError: transformers does not know how the file cuts texts.
     """
     from transformers import PreTrainedTokenizerFast
 
+    # A link in a folder of its own: transformers would read a tokenizer.json beside the file.
     with tempfile.TemporaryDirectory() as folder:
         link = Path(folder, file.name)
         link.symlink_to(file.absolute())
@@ -95,6 +101,12 @@ def _as_its_file(
     """Return a tokenizer that cuts texts as tokenizer.json says.
 
     If its class does not, a warning says so, and it is read without that class.
+
+    Args:
+        tokenizer: The tokenizer as its class reads it.
+        file: The tokenizer.json.
+        config: The configuration of the model.
+        place: The folder or repository of the checkpoint.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -115,7 +127,15 @@ def _as_its_file(
 
 
 def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: ModelConfig) -> None:
-    """Say that a setting of BOS has no effect on the tokenizer."""
+    """Warn if tokenizer_config.json states whether BOS is added, and the tokenizer does otherwise.
+
+    There is no warning where `model.bos` decides.
+
+    Args:
+        tokenizer: The tokenizer.
+        settings: The tokenizer_config.json.
+        config: The configuration of the model.
+    """
     stated = read_json(settings).get("add_bos_token")
     if config.bos is None and stated in (True, False) and stated != puts_bos(tokenizer):
         log.warning(
@@ -128,13 +148,13 @@ def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: Mod
 def without_dropout(
     tokenizer: PreTrainedTokenizerBase, called: str = ""
 ) -> PreTrainedTokenizerBase:
-    """Set the dropout of a tokenizer of BPE to none.
+    """Set the dropout of a tokenizer of BPE to none, in place, and return the tokenizer.
 
     With dropout the same text would have different ids at every call.
 
     Args:
         tokenizer: The tokenizer.
-        called: What a warning calls the model; "": there is none.
+        called: What a warning calls the model; "": there is no warning.
     """
     dropout = dropout_of(tokenizer)
     if dropout:
@@ -152,26 +172,32 @@ def without_dropout(
 def dropout_of(tokenizer: PreTrainedTokenizerBase) -> float | None:
     """Return the share of merges that a tokenizer of BPE leaves out at random.
 
-    It is None if there is no such setting.
+    It is None if the tokenizer has no such setting, or leaves out none.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return getattr(getattr(backend, "model", None), "dropout", None)
 
 
 def _cuts_as(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
-    """Return whether a tokenizer cuts texts as its file says.
+    """Return whether a tokenizer gives some texts the same ids as its tokenizer.json alone.
 
-    A class of transformers may overrule that.
+    A class of transformers may overrule the file. Dropout, truncation and padding, which the file
+    may state, do not count.
+
+    Args:
+        tokenizer: The tokenizer.
+        file: The tokenizer.json.
     """
     from tokenizers import Tokenizer
 
-    of_file = Tokenizer.from_file(file)
-    if hasattr(of_file.model, "dropout"):
-        of_file.model.dropout = None
-    of_file.no_truncation()
-    of_file.no_padding()
-    of_file.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    file_tokenizer = Tokenizer.from_file(file)
+    if hasattr(file_tokenizer.model, "dropout"):
+        file_tokenizer.model.dropout = None
+    file_tokenizer.no_truncation()
+    file_tokenizer.no_padding()
+    splits_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    file_tokenizer.encode_special_tokens = splits_special_tokens
     for text in (PLAIN_SENTENCE, " 2023", f"a{tokenizer.eos_token}b", *PROBES):
-        if list(tokenizer(text)["input_ids"]) != of_file.encode(text).ids:
+        if list(tokenizer(text)["input_ids"]) != file_tokenizer.encode(text).ids:
             return False
     return True

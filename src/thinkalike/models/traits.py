@@ -39,13 +39,19 @@ def traits_of(module: nn.Module) -> dict[Trait, str]:
 
 
 def described_traits(module: nn.Module, describe: Description) -> dict[Trait, str]:
-    """Return the traits of a module as a description has them."""
+    """Return the traits of a module as text, each by (path or library, name).
+
+    Args:
+        module: The module.
+        describe: Describes the objects of the module, and remembers their texts.
+    """
     traits: dict[Trait, str] = {}
     for path, submodule in module.named_modules():
         describe.owner = path
         traits[path, ""] = describe.class_text(type(submodule))
         for name, text in describe.attributes(submodule):
             traits[path, name] = text
+    # Hooks that torch runs around the pass of every module.
     describe.owner = "libraries"
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
         hooks = getattr(torch_module, name)
@@ -55,7 +61,7 @@ def described_traits(module: nn.Module, describe: Description) -> dict[Trait, st
 
 
 def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
-    """Return the name of the function that computes attention.
+    """Return the trait that names the function of attention; nothing if the module names none.
 
     A function that was added to those of transformers comes with its code.
     """
@@ -75,9 +81,10 @@ def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
 def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple[str, str]]:
     """Return the traits in which two modules differ, with the text of each of the two.
 
-    Of a module whose class differs only the class is listed, since its attributes mean something
-    else, and of modules that only one of the two has nothing: their weights differ. If
-    configurations differ, what follows from them alone is left out.
+    A trait that one of them lacks has the text "none" for it. Of a module whose class differs only
+    the class is listed, since its attributes mean something else, and of modules that only one of
+    the two has nothing: their weights differ. If configurations differ, what follows from them
+    alone is left out.
     """
     first_traits = traits_of(first)
     second_traits = traits_of(second)
@@ -112,12 +119,20 @@ def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple
 
 
 def _classes_in(traits: Mapping[Trait, str]) -> dict[str, str]:
-    """Return the classes of modules by path."""
+    """Return the text of the class of each module, by its path."""
     return {path: text for (path, name), text in traits.items() if not name}
 
 
 def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool:
-    """Return whether a trait is as the configuration alone makes it, as far as that is known."""
+    """Return whether a trait is as the configuration alone makes it, as far as that is known.
+
+    Args:
+        text: The text of the trait.
+        expected: The traits that follow from the configuration; it may lack this one, which is
+            then unexpected.
+        trait: The trait.
+    """
+    # Of a tensor that was built without values, the configuration tells the shape alone.
     expected_text = expected.get(trait, UNKNOWN)
     return text == expected_text or expected_text.endswith(NO_VALUES)
 
@@ -125,8 +140,8 @@ def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool
 def _traits_from_settings(module: PreTrainedModel) -> dict[Trait, str]:
     """Return the traits that the class of a module gives to it by its configuration.
 
-    It is built without weights or values. Nothing is returned if the class cannot be built from
-    its configuration alone.
+    They are those of a new module without weights or values. None is returned if the class cannot
+    be built from its configuration alone.
     """
     try:
         with torch.device("meta"):

@@ -36,7 +36,8 @@ def variant(
         classes=model.classes,
         is_proved=is_proved,
     )
-    if type(model) is not FrozenModel:  # but one that is cut elsewhere
+    # A subclass cuts a model elsewhere, and is made of a FrozenModel.
+    if type(model) is not FrozenModel:
         return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:
         from thinkalike.models.sites import Sites
@@ -46,9 +47,10 @@ def variant(
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return a copy in which every matrix is drawn anew.
+    """Return a copy in which every matrix is drawn anew; vectors, such as biases, stay.
 
-    The entries come from a normal distribution of the spread of the matrix.
+    The entries come from a normal distribution with a mean of 0 and the standard deviation of the
+    entries of the matrix. The same seed gives the same copy.
     """
     module = deepcopy(model.module)
     generator = seeded(seed)
@@ -61,7 +63,10 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
 
 
 def fresh(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights, as its own library draws them."""
+    """Return the architecture with new initial weights, as its own library draws them.
+
+    The same seed gives the same weights, and the global generator stays as it is.
+    """
     from transformer_lens.model_bridge.sources.native.init import initialize_native_model
     from transformer_lens.model_bridge.sources.native.model import NativeModel
 

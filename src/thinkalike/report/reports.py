@@ -22,6 +22,7 @@ from thinkalike.errors import (
     StoreError,
     ThinkalikeError,
     checked_path,
+    in_home,
     one_line,
     plain,
     plain_line,
@@ -149,7 +150,7 @@ def write_report(arguments: Sequence[str]) -> None:
     for sentence in report["left_out"]:
         print(plain_line(f"left out: {sentence}"), file=sys.stderr)
     title = options.title or ", ".join(Path(folder).resolve().name for folder in folders)
-    page = Path(options.out).expanduser()
+    page = in_home(options.out)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(report_page(report, title), encoding="utf-8", errors="replace")
@@ -171,7 +172,7 @@ def gather(folders: Sequence[str | Path], query: Query | None = None) -> StoreCo
     """
     content = StoreContent(Path(", ".join(map(str, folders))))
     entry_of_folder: dict[Path, ListedResult] = {}
-    paths = [Path(checked_path("store", folder)).expanduser() for folder in folders]
+    paths = [in_home(checked_path("store", folder)) for folder in folders]
     for folder in dict.fromkeys(paths):
         if is_sealed(folder):
             inside = StoreContent(folder, [_single_entry(folder)])

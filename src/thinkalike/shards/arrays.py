@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
 from thinkalike.processes import counted
 from thinkalike.shards.index import (
@@ -33,10 +34,19 @@ from thinkalike.shards.index import (
 if TYPE_CHECKING:
     import pyarrow
 
-OPEN_SHARDS = 32  # that stay open for further rows; a mapped file takes no memory of its own
-LARGEST_UNPACKED = 2**34  # bytes of a compressed file, which is of one prompt
-MOST_TOKENS = 2**31  # of a vocabulary whose size is not known
-LARGEST_LINE = 2**24  # bytes of a row's text
+# How many shards stay open for further rows. A mapped file takes no memory of its own.
+OPEN_SHARDS = 32
+
+# The most bytes that a compressed file, which is of one prompt, may have when it is unpacked.
+LARGEST_UNPACKED = 2**34
+
+# The most tokens of a vocabulary whose size is not known.
+MOST_TOKENS = 2**31
+
+# The most bytes of a line of rows.jsonl, which has the text of a row.
+LARGEST_LINE = 2**24
+
+# The dtypes of states by the names that an index has for them.
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -55,10 +65,13 @@ class StoredArray(ABC):
         """Return these rows of the first axis."""
 
     def whole(self) -> Tensor:
+        """Return all of the array."""
         return self.part(0, self.shape[0])
 
 
-class _OfSafetensors(StoredArray):
+class _SafetensorsArray(StoredArray):
+    """A tensor of a file of safetensors, which stays open."""
+
     def __init__(self, path: Path, name: str):
         from safetensors import safe_open
 
@@ -71,7 +84,9 @@ class _OfSafetensors(StoredArray):
         return rows
 
 
-class _InMemory(StoredArray):
+class _ArrayInMemory(StoredArray):
+    """A tensor in memory, such as one of a file that was unpacked."""
+
     def __init__(self, tensor: Tensor):
         self._tensor = tensor
         self.shape = tensor.shape
@@ -80,23 +95,38 @@ class _InMemory(StoredArray):
         return self._tensor[start:stop]
 
 
-class _OfNumpy(StoredArray):
+class _NumpyArray(StoredArray):
+    """An array of an .npy file, which is mapped into memory.
+
+    Args:
+        array: The array.
+        is_bfloat16: Whether its 16 bits are those of a bfloat16, which NumPy lacks.
+    """
+
     def __init__(self, array: NDArray[np.generic], is_bfloat16: bool):
         self._array = array
         self._is_bfloat16 = is_bfloat16
         self.shape = array.shape
 
     def part(self, start: int, stop: int) -> Tensor:
-        rows = np.array(
-            self._array[start:stop]
-        )  # a copy: torch has no tensors that cannot be written
-        if self._is_bfloat16:  # which NumPy lacks, so that its files hold the bits
+        # A copy, since torch has no tensors that cannot be written to.
+        rows = np.array(self._array[start:stop])
+        if self._is_bfloat16:
             return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+        # In the byte order of this machine, as torch needs it.
         return torch.from_numpy(rows.astype(rows.dtype.newbyteorder("="), copy=False))
 
 
-class _OfArrow(StoredArray):
-    """A column of nested lists of equal lengths: an array for each batch of records."""
+class _ArrowArray(StoredArray):
+    """A column of nested lists of equal lengths: an array for each batch of records.
+
+    Args:
+        column: The column.
+        place: What errors call it.
+
+    Raises:
+        DataError: It has no rows, empty cells, rows of several lengths, or no numbers.
+    """
 
     def __init__(self, column: pyarrow.ChunkedArray, place: str):
         blocks = [_unnested(chunk, place) for chunk in column.chunks if len(chunk)]
@@ -110,32 +140,44 @@ class _OfArrow(StoredArray):
         self.shape = (int(self._ends[-1]), *row_shapes.pop())
 
     def part(self, start: int, stop: int) -> Tensor:
-        pieces = []
+        parts_of_blocks = []
         for block, end in zip(self._blocks, self._ends.tolist(), strict=True):
-            first = end - len(block)
+            first = end - len(block)  # the number of the block's first row in the column
             if start < end and first < stop:
-                pieces.append(block[max(start - first, 0) : stop - first])
-        return torch.from_numpy(np.concatenate(pieces))
+                parts_of_blocks.append(block[max(start - first, 0) : stop - first])
+        return torch.from_numpy(np.concatenate(parts_of_blocks))
 
 
 def _unnested(chunk: pyarrow.Array, place: str) -> NDArray[np.generic]:
-    """Return an array of lists of numbers as one of NumPy, in the same memory."""
+    """Return an array of nested lists of numbers as one of NumPy, in the same memory.
+
+    Lists of lists of 3 numbers become (rows, lists, 3).
+
+    Args:
+        chunk: The array.
+        place: What errors call it.
+
+    Raises:
+        DataError: A cell is empty, lists of one level have several lengths, or it holds something
+            else than numbers.
+    """
     import pyarrow
 
+    # The size of each axis; one is added for each level of lists.
     sizes: list[int] = [len(chunk)]
     values = chunk
     while True:
-        if isinstance(
-            values, pyarrow.ExtensionArray
-        ):  # of `datasets`, for arrays of a fixed shape
+        # `datasets` has a type of its own for arrays of a fixed shape.
+        if isinstance(values, pyarrow.ExtensionArray):
             values = values.storage
         if values.null_count:
             raise DataError(f"{place} has empty cells: write a value into each")
         if not hasattr(values, "flatten") or not pyarrow.types.is_nested(values.type):
             break
-        count = len(values)
+        list_count = len(values)
         values = values.flatten()
-        sizes.append(len(values) // max(count, 1))
+        sizes.append(len(values) // max(list_count, 1))
+    # Lists of several lengths do not fit these sizes.
     try:
         return values.to_numpy(zero_copy_only=True).reshape(sizes)  # type: ignore[no-any-return]
     except (ValueError, NotImplementedError, pyarrow.ArrowInvalid) as error:
@@ -157,16 +199,23 @@ class RowLayout(ABC):
 
     @abstractmethod
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
-        """Return the shape that each array of so many rows must have, given that of the token ids.
+        """Return the shape that each array of a shard must have; None stands for any size.
 
-        None stands for any size.
+        Args:
+            rows: How many rows the shard has.
+            ids: The shape of its token ids; None: it has none.
         """
 
     @abstractmethod
     def starts(
         self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Return where each row begins and how long it is, given the shape of the states.
+        """Return where each row begins in its shard, and how many tokens it has.
+
+        Args:
+            rows: How many rows the shard has.
+            lengths: The tokens of each row, as far as rows.jsonl has them.
+            size: The shape of the states of the shard.
 
         Raises:
             ValueError: The lengths are not known, or do not fit; the message says how.
@@ -174,25 +223,37 @@ class RowLayout(ABC):
 
     @abstractmethod
     def of_row(self, array: Tensor, start: int, length: int) -> Tensor:
-        """Return the token ids of a row."""
+        """Return the token ids of a row.
+
+        Args:
+            array: The token ids of its shard.
+            start, length: Where it begins and how many tokens it has, as `starts` returns it.
+        """
 
     @abstractmethod
     def read(
         self, arrays: Mapping[str, StoredArray], start: int, length: int, hooks: Sequence[str]
     ) -> list[Tensor]:
-        """Return the states of a row at some hook points, each (tokens, width)."""
+        """Return the states of a row at some hook points, each (tokens, width).
+
+        Args:
+            arrays: The arrays of its shard.
+            start, length: Where it begins and how many tokens it has, as `starts` returns it.
+            hooks: The names of the hook points, in the order of the result.
+        """
 
 
-class _Flat(RowLayout):
-    """Rows one after another."""
+class _FlatLayout(RowLayout):
+    """Rows one after another: token ids (tokens,), and states (tokens, width)."""
 
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
         tokens = None
         if ids is not None:
             tokens = ids[0]
-        return {TOKEN_IDS: (None,)} | {
-            hook: (tokens, width) for hook, width in self.index.hooks.items()
-        }
+        expected: dict[str, Sequence[int | None]] = {TOKEN_IDS: (None,)}
+        for hook, width in self.index.hooks.items():
+            expected[hook] = (tokens, width)
+        return expected
 
     def starts(
         self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
@@ -215,8 +276,11 @@ class _Flat(RowLayout):
         return [arrays[hook].part(start, start + length) for hook in hooks]
 
 
-class _Padded(RowLayout):
-    """Rows of one length, the end of which may be padding."""
+class _PaddedLayout(RowLayout):
+    """Rows of one length, the end of which may be padding.
+
+    Token ids are (rows, context), and states (rows, context, width).
+    """
 
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
         context = None
@@ -230,6 +294,7 @@ class _Padded(RowLayout):
     def starts(
         self, rows: int, lengths: Sequence[int | None], size: Sequence[int]
     ) -> list[tuple[int, int]]:
+        # A row whose length is not known has no padding.
         context = size[1]
         known_lengths = []
         for length in lengths:
@@ -251,8 +316,12 @@ class _Padded(RowLayout):
         return [arrays[hook].part(start, start + 1)[0, :length] for hook in hooks]
 
 
-class _OfPrompts(RowLayout):
-    """One row a shard, with all hook points in one array, as vLLM writes it."""
+class _PromptLayout(RowLayout):
+    """One row a shard, with all hook points in one array, as vLLM writes it.
+
+    Token ids are (tokens,), and states (tokens, hook points, width), or with the first two axes
+    exchanged.
+    """
 
     @property
     def needed(self) -> Sequence[str]:
@@ -267,10 +336,11 @@ class _OfPrompts(RowLayout):
         tokens = None
         if ids is not None:
             tokens = ids[0]
-        count, width = len(self.index.hooks), next(iter(self.index.hooks.values()))
-        states: tuple[int | None, ...] = (count, tokens, width)
+        hook_count = len(self.index.hooks)
+        width = next(iter(self.index.hooks.values()))  # all hook points have the same
+        states: tuple[int | None, ...] = (hook_count, tokens, width)
         if self._has_tokens_first:
-            states = (tokens, count, width)
+            states = (tokens, hook_count, width)
         return {TOKEN_IDS: (None,), HIDDEN_STATES: states}
 
     def starts(
@@ -299,18 +369,26 @@ class _OfPrompts(RowLayout):
 
 
 LAYOUTS: Mapping[Layout, type[RowLayout]] = {
-    "flat": _Flat,
-    "padded": _Padded,
-    "vllm": _OfPrompts,
-    "vllm_layers_first": _OfPrompts,
+    "flat": _FlatLayout,
+    "padded": _PaddedLayout,
+    "vllm": _PromptLayout,
+    "vllm_layers_first": _PromptLayout,
 }
 
 
 class Row(NamedTuple):
-    """Where a row of text lies, and what is known of it."""
+    """Where a row of text lies, and what is known of it.
+
+    Attributes:
+        shard: The number of its shard.
+        start: The number of its first token in the shard; in padded shards, that of the row.
+        length: How many tokens it has.
+        document: The number of its document.
+        text: Its text; None: it is not known.
+    """
 
     shard: int
-    start: int  # the first token, or the place of the row, in its shard
+    start: int
     length: int
     document: int
     text: str | None
@@ -331,36 +409,35 @@ class StoredRows:
     def __init__(self, folder: str | Path):
         self.index: Index = read_index(folder)
         self._layout = LAYOUTS[self.index.layout](self.index)
+        # The arrays of open shards, the least recently used first.
         self._open: OrderedDict[int, Mapping[str, StoredArray]] = OrderedDict()
-        self._paths = [
-            [checked_file(self.index, file) for file in shard.files]
-            for shard in counted(self.index.shards, "shard")
-        ]
+        self._paths: list[list[Path]] = []
+        for listed_shard in counted(self.index.shards, "shard"):
+            self._paths.append([checked_file(self.index, file) for file in listed_shard.files])
+
         self.rows: list[Row] = []
         self._ids: list[NDArray[np.int64]] = []
         self.has_token_ids = TOKEN_IDS in self._arrays(0)
-        described = list(self._described_rows())
-        self.has_documents = bool(described)
-        expected = sum(shard.rows for shard in self.index.shards)
-        if described and len(described) != expected:
-            raise self._wrong(
-                "rows", f"{len(described)} lines, and the shards have {expected} rows"
-            )
-        numbers: dict[str, int] = {}
+        lines = list(self._lines_of_rows())
+        self.has_documents = bool(lines)
+        row_count = sum(shard.rows for shard in self.index.shards)
+        if lines and len(lines) != row_count:
+            raise self._wrong("rows", f"{len(lines)} lines, and the shards have {row_count} rows")
+
+        document_numbers: dict[str, int] = {}
         for shard, listed_shard in enumerate(self.index.shards):
             first = len(self.rows)
-            lines = described[first : first + listed_shard.rows]
-            if not lines:
-                lines = [
-                    _Described(str(first + place), None, None)
-                    for place in range(listed_shard.rows)
-                ]
-            self._add_rows(shard, lines, numbers)
+            lines_of_shard = lines[first : first + listed_shard.rows]
+            if not lines_of_shard:  # each row counts as a document
+                for row in range(first, first + listed_shard.rows):
+                    lines_of_shard.append(_RowLine(str(row), None, None))
+            self._add_rows(shard, lines_of_shard, document_numbers)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def token_ids(self, row: int) -> NDArray[np.int64]:
+        """Return the token ids of a row, (tokens,)."""
         return self._ids[row]
 
     def states(self, row: int, hooks: Sequence[str]) -> list[Tensor]:
@@ -382,19 +459,47 @@ class StoredRows:
         return states
 
     def embedding(self) -> tuple[Tensor, Tensor] | None:
-        """Return tokens, (v,), and what enters block 0 for each alone, (v, width), or None."""
+        """Return tokens, (v,), and what enters block 0 for each alone, (v, width).
+
+        None means that the folder has no file of them.
+
+        Raises:
+            DataError: The file is missing, damaged, or lacks one of the two arrays.
+        """
         if self.index.embedding is None:
             return None
         path = checked_file(self.index, self.index.embedding)
         arrays = _opened([path], self.index)
         if not {TOKEN_IDS, "embedding"} <= arrays.keys():
             raise DataError(f"{path} must have the arrays {TOKEN_IDS} and embedding; {REWRITE}")
-        return arrays[TOKEN_IDS].whole().long(), arrays["embedding"].whole()
+        ids = arrays[TOKEN_IDS].whole()
+        embedding = arrays["embedding"].whole()
+        fits = embedding.dim() == 2 and ids.shape == embedding.shape[:1] and len(ids) > 0
+        if not fits or embedding.shape[1] not in self.index.hooks.values():
+            raise DataError(
+                f"{path}: {TOKEN_IDS} and embedding have the shapes {tuple(ids.shape)} and "
+                f"{tuple(embedding.shape)}, not (tokens,) and (tokens, width); {REWRITE}"
+            )
+        self._check_ids(ids, str(path))
+        if not embedding.is_floating_point() or not embedding.isfinite().all():
+            raise DataError(f"{path}: embedding must hold finite floating numbers; {REWRITE}")
+        return ids.long(), embedding
 
     # ---- what lies where
 
-    def _add_rows(self, shard: int, lines: Sequence[_Described], numbers: dict[str, int]) -> None:
-        """Add the rows of a shard; `numbers` has those of documents, by their names."""
+    def _add_rows(
+        self, shard: int, lines: Sequence[_RowLine], document_numbers: dict[str, int]
+    ) -> None:
+        """Add the rows of a shard, and their token ids.
+
+        Args:
+            shard: The number of the shard.
+            lines: What is known of its rows.
+            document_numbers: The number of each document by its name, to which new ones are added.
+
+        Raises:
+            DataError: The shard is not what the index and the lines say.
+        """
         arrays = self._arrays(shard)
         self._check_arrays(shard, len(lines), arrays)
         states = arrays[self._layout.needed[-1]]
@@ -405,10 +510,10 @@ class StoredRows:
             raise self._wrong(f"{self._name(shard)}: rows", str(error)) from error
         ids = self._ids_in(shard, arrays)
         for line, (start, length) in zip(lines, places, strict=True):
-            document = numbers.setdefault(line.document, len(numbers))
-            if (
-                ids is None
-            ):  # tokens are numbered, so that those of another such folder are in the same places
+            document = document_numbers.setdefault(line.document, len(document_numbers))
+            if ids is None:
+                # Tokens are numbered through all rows, so that those of another folder without
+                # token ids have the same numbers in the same places.
                 first_id = 0
                 if self._ids:
                     first_id = int(self._ids[-1][-1]) + 1
@@ -423,21 +528,33 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
+        self._check_ids(ids, self._name(shard))
+        return ids.to(torch.int64)
+
+    def _check_ids(self, ids: Tensor, place: str) -> None:
+        """Raise a DataError unless tensors are ids of tokens; `place` is what errors name."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(
-                f"{self._name(shard)}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers"
-            )
+            raise DataError(f"{place}: {TOKEN_IDS} is {_called(ids.dtype)}: write whole numbers")
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
+        if not ids.numel():
+            raise DataError(f"{place}: {TOKEN_IDS} is empty; leave out rows without tokens")
         for token_id in (int(ids.min()), int(ids.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
-                    f"{self._name(shard)}: {TOKEN_IDS} has {token_id}, "
-                    f"which is no id from 0 to {last_id}"
+                    f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
                 )
-        return ids.to(torch.int64)
 
     def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
-        """Check that a shard has what the index says: the arrays, their shapes and dtypes."""
+        """Check that a shard has what the index says: the arrays, their shapes and dtypes.
+
+        Args:
+            shard: The number of the shard.
+            rows: How many rows it must have.
+            arrays: Its arrays.
+
+        Raises:
+            DataError: An array is missing, or has another shape or dtype.
+        """
         needed = self._layout.needed
         missing = [name for name in needed if name not in arrays]
         if missing:
@@ -488,19 +605,23 @@ class StoredRows:
         return arrays
 
     def _name(self, shard: int) -> str:
+        """Return what errors call a shard: the path of its first file."""
         return str(self._paths[shard][0])
 
     def _wrong(self, entry: str, problem: str) -> DataError:
+        """Return the error for an entry of the index that has a problem."""
         return DataError(f"{self.index.path}: {entry} has {problem}; {REWRITE}")
 
-    def _described_rows(self) -> Iterator[_Described]:
-        """Yield the lines of rows.jsonl."""
+    def _lines_of_rows(self) -> Iterator[_RowLine]:
+        """Yield the lines of rows.jsonl; none if the index lists no such file."""
         if self.index.rows is None:
             return
         path = checked_file(self.index, self.index.rows)
-        with path.open("rb") as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(LARGEST_LINE + 1), b""), 1):
-                yield _described_row(line, f"{path} line {number}")
+        with path.open("rb") as file:
+            # One byte more than allowed shows that a line is too long, without reading all of it.
+            lines = iter(lambda: file.readline(LARGEST_LINE + 1), b"")
+            for number, line in enumerate(lines, 1):
+                yield _parsed_line(line, f"{path} line {number}")
 
 
 def _has_shape(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
@@ -519,19 +640,34 @@ def _shape_in_words(shape: Sequence[int | None]) -> str:
     return " x ".join(sizes)
 
 
-class _Described(NamedTuple):
-    """A line of rows.jsonl."""
+class _RowLine(NamedTuple):
+    """A line of rows.jsonl: what is known of a row.
+
+    Attributes:
+        document: The name of its document.
+        tokens: How many tokens it has; None: the arrays say it.
+        text: Its text; None: it is not known.
+    """
 
     document: str
     tokens: int | None
     text: str | None
 
 
-def _described_row(line: bytes, place: str) -> _Described:
+def _parsed_line(line: bytes, place: str) -> _RowLine:
+    """Return what a line of rows.jsonl says.
+
+    Args:
+        line: The line.
+        place: What errors call it.
+
+    Raises:
+        DataError: It is too long, or no JSON object with these entries.
+    """
     if len(line) > LARGEST_LINE:
         raise DataError(f"{place} has more than {LARGEST_LINE:,} bytes: divide the row")
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=with_unique_names)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON object ({one_line(error)})") from error
     if not isinstance(record, dict):
@@ -539,19 +675,23 @@ def _described_row(line: bytes, place: str) -> _Described:
     document = record.get("document")
     tokens = record.get("tokens")
     text = record.get("text")
+    # True and False are whole numbers for Python.
     if not isinstance(document, str | int) or isinstance(document, bool):
         raise DataError(f"{place}: document={short(document)} must be a text or a whole number")
-    if tokens is not None and (
-        not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1
-    ):
+    is_whole_number = isinstance(tokens, int) and not isinstance(tokens, bool)
+    if tokens is not None and not (is_whole_number and tokens >= 1):
         raise DataError(f"{place}: tokens={short(tokens)} must be a whole number of at least 1")
     if text is not None and not isinstance(text, str):
         raise DataError(f"{place}: text={short(text)} must be a text")
-    return _Described(str(document), tokens, text)
+    return _RowLine(str(document), tokens, text)
 
 
 def _opened(paths: Sequence[Path], index: Index) -> dict[str, StoredArray]:
-    """Return the arrays of some files by their names, none of which is read yet."""
+    """Return the arrays of all files of a shard by their names; none is read yet.
+
+    Raises:
+        DataError: A file is damaged, or two files have an array of one name.
+    """
     arrays: dict[str, StoredArray] = {}
     for path in paths:
         for name, array in arrays_of(path, is_bfloat16=index.dtype == "bfloat16").items():
@@ -568,6 +708,7 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
     """Return the arrays of a file by their names.
 
     Args:
+        path: The file: .safetensors, .safetensors.zst, .npy, or else of Arrow.
         is_bfloat16: Whether 16 bits in a .npy file are those of a bfloat16, which NumPy does not
             know.
 
@@ -580,16 +721,16 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
 
             with safe_open(path, framework="pt") as file:
                 names = list(file.keys())
-            return {name: _OfSafetensors(path, name) for name in names}
+            return {name: _SafetensorsArray(path, name) for name in names}
         if path.name.endswith(".safetensors.zst"):
-            return {name: _InMemory(tensor) for name, tensor in _unpacked(path).items()}
+            return {name: _ArrayInMemory(tensor) for name, tensor in _unpacked(path).items()}
         if path.suffix == ".npy":
             array = np.load(path, mmap_mode="r", allow_pickle=False)
             is_bits = is_bfloat16 and array.dtype.itemsize == 2 and array.dtype.kind in "uV"
             if array.dtype.kind not in "fiu" and not is_bits:
                 raise DataError(f"{path} holds {array.dtype}: write numbers")
-            return {path.stem: _OfNumpy(array, is_bits)}
-        return _of_arrow(path)
+            return {path.stem: _NumpyArray(array, is_bits)}
+        return _arrow_arrays(path)
     except ThinkalikeError:
         raise
     except Exception as error:  # whatever the libraries raise for damaged files
@@ -599,6 +740,11 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
 
 
 def _unpacked(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a compressed file of safetensors by name, unpacked into memory.
+
+    Raises:
+        DataError: They have more than `LARGEST_UNPACKED` bytes.
+    """
     import pyarrow
     from safetensors.torch import load
 
@@ -612,16 +758,22 @@ def _unpacked(path: Path) -> dict[str, Tensor]:
     return load(content)
 
 
-def _of_arrow(path: Path) -> dict[str, StoredArray]:
+def _arrow_arrays(path: Path) -> dict[str, StoredArray]:
+    """Return each column of a file of Arrow as an array, which is mapped into memory."""
     import pyarrow
 
     source = pyarrow.memory_map(str(path))
+    # Arrow has two formats under one ending.
     try:
         table = pyarrow.ipc.open_stream(source).read_all()
     except pyarrow.ArrowInvalid:
         table = pyarrow.ipc.open_file(source).read_all()
-    return {name: _OfArrow(table.column(name), f"{path}: {name}") for name in table.column_names}
+    arrays: dict[str, StoredArray] = {}
+    for name in table.column_names:
+        arrays[name] = _ArrowArray(table.column(name), f"{path}: {name}")
+    return arrays
 
 
 def _called(dtype: torch.dtype) -> str:
+    """Return what messages call a dtype, such as float32."""
     return str(dtype).removeprefix("torch.")

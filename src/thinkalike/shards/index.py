@@ -1,17 +1,25 @@
 """The index of a folder of states, `states.json`: whose states they are and where they lie.
 
     {
-      "format": 1, "model": "meta-llama/Llama-3.1-70B", "revision": "main", "blocks": 80,
-      "tokenizer": ".", "tokenizer_fingerprint": "0123456789abcdef", "vocabulary": 128256, "bos":
-      true, "dtype": "bfloat16", "layout": "flat", "hooks": {"blocks.20.hook_resid_post": 8192,
-      "blocks.40.hook_resid_post": 8192}, "rows": {"file": "rows.jsonl", "sha256": "..."},
+      "format": 1,
+      "model": "meta-llama/Llama-3.1-70B",
+      "revision": "main",
+      "blocks": 80,
+      "tokenizer": ".",
+      "tokenizer_fingerprint": "0123456789abcdef",
+      "vocabulary": 128256,
+      "bos": true,
+      "dtype": "bfloat16",
+      "layout": "flat",
+      "hooks": {"blocks.20.hook_resid_post": 8192, "blocks.40.hook_resid_post": 8192},
+      "rows": {"file": "rows.jsonl", "sha256": "..."},
       "shards": [{"rows": 500, "files": {"states-00000.safetensors": "<SHA-256>"}}]
     }
 
 Hook points have the names of TransformerLens, which say where a state was taken:
-    `blocks.5.hook_resid_post` is the
-stream after block 5, `blocks.0.hook_resid_pre` that before the first block, and
-`ln_final.hook_normalized` what the last norm gives. Numbers beside them are widths. The arrays of
+`blocks.5.hook_resid_post` is the stream after block 5, `blocks.0.hook_resid_pre` that before the
+first block, and `ln_final.hook_normalized` what the last norm gives. Numbers beside them are
+widths. The arrays of
 a shard are those of all its files together: tensors of a .safetensors file, columns of an .arrow
 file, and a .npy file by its name. A layout says how rows of text lie in them:
 
@@ -34,7 +42,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 from thinkalike.digests import json_object, remembered_digest
 from thinkalike.errors import DataError, one_line, short
@@ -42,6 +50,8 @@ from thinkalike.files import is_there, read_bytes
 
 INDEX = "states.json"
 FORMAT = 1
+
+# The names of the entries of an index.
 ENTRIES = {
     "format",
     "model",
@@ -58,13 +68,23 @@ ENTRIES = {
     "embedding",
     "shards",
 }
-LARGEST_INDEX = 2**28  # bytes; a million files of vLLM take half of it
+
+# The most bytes of an index; a million files of vLLM take half of it.
+LARGEST_INDEX = 2**28
+
 Layout = Literal["padded", "flat", "vllm", "vllm_layers_first"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+
+# The endings of files of states.
 ENDINGS = (".safetensors", ".safetensors.zst", ".npy", ".arrow")
+
+# The array of token ids, ...
 TOKEN_IDS = "token_ids"
-HIDDEN_STATES = "hidden_states"  # of vLLM
-# of TransformerLens: after a block, and elsewhere in it; before all blocks; after the last norm
+# ... and that in which vLLM writes the states at all hook points.
+HIDDEN_STATES = "hidden_states"
+
+# The names of TransformerLens's hook points: within a block or after it; the embedding; the output
+# of the last norm.
 HOOK = re.compile(
     r"blocks\.(?P<layer>\d+)\.(?P<inside>hook_resid_pre|hook_resid_mid|hook_resid_post|hook_attn_out|hook_mlp_out"
     r"|attn\.hook_z|mlp\.hook_post)|hook_embed|ln_final\.hook_normalized"
@@ -98,8 +118,11 @@ class Index:
         blocks: The number of blocks of the model, whether or not states of all of them are here.
         hooks: The width at each hook point, by its name.
         bos: Whether the model expects rows to begin with BOS.
+        vocabulary: One more than the largest token id; 0: it is not known.
+        rows: The file with a line for each row; None: there is none.
         embedding: A file with `token_ids` (v,) and `embedding` (v, width): what enters block 0 for
-            each of these tokens alone.
+            each of these tokens alone; None: there is none.
+        digest: The SHA-256 of the content of the index, which has the digests of all files.
     """
 
     folder: Path
@@ -120,6 +143,7 @@ class Index:
 
     @property
     def path(self) -> Path:
+        """The path of the index itself."""
         return self.folder / INDEX
 
     def files(self) -> list[ListedFile]:
@@ -162,13 +186,21 @@ def read_index(folder: str | Path) -> Index:
 
 
 class _Reader:
-    """Takes checked entries out of the content of an index."""
+    """Takes checked entries out of the content of an index.
+
+    All methods raise a DataError for an entry that is missing or impossible.
+
+    Args:
+        path: The path of the index.
+        content: Its content, as JSON has it.
+    """
 
     def __init__(self, path: Path, content: Mapping[str, Any]):
         self.path = path
         self.content = content
 
     def index(self) -> Index:
+        """Return the index, with defaults for the entries that may be left out."""
         stated_format = self.content.get("format")
         if not _is_count(stated_format, least=1) or stated_format != FORMAT:
             raise self.wrong(
@@ -184,7 +216,7 @@ class _Reader:
         vocabulary = 0
         if "vocabulary" in self.content:
             vocabulary = self.count("vocabulary", least=1)
-        written = json.dumps(self.content, sort_keys=True)
+        content_as_text = json.dumps(self.content, sort_keys=True)
         return Index(
             folder=self.path.parent,
             model=self.text("model"),
@@ -200,39 +232,46 @@ class _Reader:
             bos=self.truth("bos"),
             rows=self.file("rows"),
             embedding=self.file("embedding"),
-            digest=hashlib.sha256(written.encode()).hexdigest(),
+            digest=hashlib.sha256(content_as_text.encode()).hexdigest(),
         )
 
     def wrong(self, name: str, value: object, problem: str) -> DataError:
+        """Return the error for an entry, given its value and what is wrong with it."""
         return DataError(f"{self.path}: {name}={short(value)} {problem}; {REWRITE}")
 
     def text(self, name: str, is_needed: bool = True) -> str:
+        """Return an entry that is a text; "" if it is missing and not needed."""
         value = self.content.get(name)
         if value is None and not is_needed:
             return ""
-        if not isinstance(value, str) or not value.isprintable() or not (value or not is_needed):
+        is_text = isinstance(value, str) and value.isprintable()
+        if not is_text or (is_needed and not value):
             raise self.wrong(name, value, "must be a text")
-        return value
+        return cast(str, value)
 
     def truth(self, name: str) -> bool:
+        """Return an entry that is true or false; false if there is none."""
         value = self.content.get(name, False)
         if not isinstance(value, bool):
             raise self.wrong(name, value, "must be true or false")
         return value
 
     def count(self, name: str, least: int) -> int:
+        """Return an entry that is a whole number of at least `least`."""
         value = self.content.get(name)
         if not _is_count(value, least):
             raise self.wrong(name, value, f"must be a whole number of at least {least}")
         return value
 
     def choice(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return an entry that is one of several texts."""
         value = self.content.get(name)
         if value not in choices:
             raise self.wrong(name, value, f"must be one of {', '.join(choices)}")
         return value
 
     def hooks(self, layout: Layout) -> dict[str, int]:
+        """Return the width at each hook point, by its name."""
         hooks = self.content.get("hooks")
         if not isinstance(hooks, dict) or not hooks:
             raise self.wrong("hooks", hooks, "must have the width at each hook point, by its name")
@@ -256,6 +295,7 @@ class _Reader:
         return hooks
 
     def file(self, name: str) -> ListedFile | None:
+        """Return the file that an entry lists; None if the entry is missing."""
         entry = self.content.get(name)
         if entry is None:
             return None
@@ -264,6 +304,13 @@ class _Reader:
         return self.listed_file(name, entry.get("file"), entry.get("sha256"))
 
     def listed_file(self, entry: str, name: object, digest: object) -> ListedFile:
+        """Return a file of the folder.
+
+        Args:
+            entry: The entry that lists it, for errors.
+            name: Its path in the folder, which must not lead out of it.
+            digest: Its SHA-256 in hexadecimal digits.
+        """
         if not isinstance(name, str) or not _is_inside(name):
             raise self.wrong(entry, name, "must be the name of a file inside the folder")
         if not isinstance(digest, str) or not SHA256.fullmatch(digest):
@@ -273,6 +320,7 @@ class _Reader:
         return ListedFile(name, digest)
 
     def shards(self, layout: Layout) -> list[ListedShard]:
+        """Return the shards in their order; those of vLLM have one row each."""
         entries = self.content.get("shards")
         if not isinstance(entries, list) or not entries:
             raise self.wrong(
@@ -282,29 +330,28 @@ class _Reader:
         for number, entry in enumerate(entries):
             place = f"shards[{number}]"
             files = None
+            row_count = None
             if isinstance(entry, dict):
                 files = entry.get("files")
-            if (
-                not isinstance(files, dict)
-                or not files
-                or not _is_count(entry.get("rows"), least=1)
-            ):
+                row_count = entry.get("rows")
+            if not isinstance(files, dict) or not files or not _is_count(row_count, least=1):
                 raise self.wrong(place, entry, 'must be {"rows": COUNT, "files": {NAME: SHA-256}}')
-            if layout.startswith("vllm") and entry["rows"] != 1:
+            if layout.startswith("vllm") and row_count != 1:
                 raise self.wrong(
                     f"{place}.rows",
-                    entry["rows"],
+                    row_count,
                     "must be 1, as vLLM writes a file for each prompt",
                 )
             listed = [self.listed_file(place, name, digest) for name, digest in files.items()]
             for file in listed:
                 if not file.name.endswith(ENDINGS):
                     raise self.wrong(place, file.name, f"must end in one of {', '.join(ENDINGS)}")
-            shards.append(ListedShard(entry["rows"], listed))
+            shards.append(ListedShard(row_count, listed))
         return shards
 
 
 def _is_count(value: object, least: int) -> TypeGuard[int]:
+    """Return whether a value is a whole number from `least` on that may be a size."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**48
 
 
@@ -315,7 +362,7 @@ def _is_inside(name: str) -> bool:
 
 
 def checked_file(index: Index, file: ListedFile) -> Path:
-    """Return the path of a file of a folder whose content is what the index says.
+    """Return the path of a file of a folder, if its content is what the index says.
 
     Raises:
         DataError: It is missing, still being written, or another one.
@@ -323,7 +370,7 @@ def checked_file(index: Index, file: ListedFile) -> Path:
     path = index.folder / file.name
     if not path.is_file():
         raise DataError(f"{path} is not there, and {INDEX} lists it: copy it, too, or {REWRITE}")
-    if path.resolve().is_relative_to(index.folder.resolve()) is False:
+    if not path.resolve().is_relative_to(index.folder.resolve()):
         raise DataError(f"{path} leads out of the folder: replace the link by the file")
     if is_being_written(path):
         raise DataError(f"{path} is still being written: wait for the program that writes it")
@@ -345,7 +392,7 @@ def is_being_written(path: Path) -> bool:
     lock = path.with_name(f"{path.name}.lock")
     if not lock.is_file():
         return False
-    import fcntl
+    import fcntl  # which Windows lacks
 
     with lock.open("rb") as handle:
         try:

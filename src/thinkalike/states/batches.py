@@ -48,7 +48,7 @@ from thinkalike.states.word_states import word_states
 log = logging.getLogger(__name__)
 
 FEWEST_TEXT_ROWS = 32
-"""Rows get shorter until there are so many, where few tokens are compared or in memory."""
+"""Rows get shorter until there are at least this many, where few tokens are read at once."""
 
 SHORTEST_CONTEXT = 64
 """Rows do not get shorter than this."""
@@ -60,7 +60,7 @@ POOL_TOKENS = 2**16
 """The most tokens of a pool, unless its states are small; see `pool_tokens`."""
 
 POOL_BYTES = 3 * 2**28
-"""What the states of a pool may take in float32."""
+"""The bytes that the states of a pool may take in float32."""
 
 POOL_BATCHES = 4
 """A pool has so many batches even if its states take more."""
@@ -69,7 +69,7 @@ MOST_POOL_BATCHES = 64
 """The most batches of a pool."""
 
 READING_BATCHES = 8
-"""How many batches readings in bits are of, at most, and how many maps are fitted on."""
+"""The most batches over which readings in bits are taken, and on which maps are fitted."""
 
 KEEPS_MASSIVE = "; measure.massive=keep includes them"
 
@@ -133,7 +133,11 @@ class StateBatches:
     """Returns the batches of the same rows of text as another model has them."""
 
     def beside(self, with_massive: StateBatches) -> StateBatches:
-        """Return these batches, each with its counterpart of rows that include massive ones."""
+        """Return these batches, each with its counterpart of rows that include massive ones.
+
+        Args:
+            with_massive: Batches of the same pools, as many in each.
+        """
 
         def pool(number: int) -> Iterator[StateBatch]:
             pairs = zip(self.pool(number), with_massive.pool(number), strict=True)
@@ -185,11 +189,11 @@ class ModelRuns:
 def say_massive(
     outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE
 ) -> None:
-    """Log the most frequent ones of the tokens, words or stimuli that are left out.
+    """Log the three most frequent of the tokens, words or stimuli that are left out.
 
     Args:
-        outliers: Which rows are left out.
-        names: What the message calls each of them.
+        outliers: Which of n rows are left out.
+        names: What the message calls each row that is left out.
         units: "tokens", "words" or "stimuli".
         remedy: How to keep them.
     """
@@ -203,7 +207,7 @@ def say_massive(
 
 
 def _tokens_in_memory(measure: Any, layer_counts: Mapping[Any, int]) -> int:
-    """Return how many tokens a pool has.
+    """Return how many tokens a pool has at most.
 
     Args:
         measure: The settings of the measure.
@@ -221,17 +225,22 @@ class _PoolPlan(NamedTuple):
     """The units of text of a pool, and the numbers of its batches."""
 
     units: Int[Tensor, " u"]
+    """The indices of the units, in rising order."""
+
     batch_numbers: range
 
 
 def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolPlan]:
-    """Draw units of text into pools of about equal size.
+    """Draw units of text into pools of about equal size, the same each time.
+
+    Each unit is in one pool. A pool has units in proportion to its batches.
 
     Args:
         unit_count: How many units there are.
         batches: How many batches all pools have.
-        most_batches: How many batches a pool has at most.
+        most_batches: How many batches a pool has at most, unless there are too few units.
     """
+    # -(-a // b) is a / b, rounded up.
     pool_count = min(-(-batches // most_batches), max(unit_count, 1))
     order = torch.randperm(unit_count, generator=seeded(0))
     pools = []
@@ -249,10 +258,19 @@ class PoolLabels(NamedTuple):
     """What is known of the tokens or words of a pool, (n,), or of whole rows of text, (b, t)."""
 
     content: Hashable
+    """Equal for pools of the same text."""
+
     tokens: Int[Tensor, " *n"]
+    """The id of each token, or the number of the form of each word."""
+
     groups: Int[Tensor, " *n"]
+    """The number of the document of each token or word."""
+
     positions: Int[Tensor, " *n"] | None = None
+    """The position of each token in its row; None for words and whole rows."""
+
     mask: Bool[Tensor, "b t"] | None = None
+    """Which tokens of whole rows are compared; None: all are."""
 
 
 class TextBatches(ABC):
@@ -331,7 +349,7 @@ class TextBatches(ABC):
         """Return what messages call tokens or words that `labels` describes."""
 
     def pool(self, number: int) -> Iterator[StateBatch]:
-        """Yield the batches of a pool."""
+        """Yield the batches of a pool, over which each model runs once."""
         plan = self.pools[number]
         labels = self.labels(plan.units)
         key: Hashable = (labels.content, self.units_per_pass)
@@ -370,7 +388,15 @@ class TextBatches(ABC):
     def _massive_rows(
         self, number: int, pool: Pool, labels: PoolLabels
     ) -> Bool[Tensor, " n"] | None:
-        """Return which rows of a pool have massive states and are left out; None: none are."""
+        """Return which rows of a pool have massive states and are left out; None: none are.
+
+        A message says so for the first pool.
+
+        Args:
+            number: The number of the pool.
+            pool: The states of each model.
+            labels: What is known of its rows.
+        """
         if self.measure.massive == "keep" or self.takes_whole_rows:
             return None
         if number not in self._outliers:
@@ -396,12 +422,13 @@ class TextBatches(ABC):
         )
 
     def of_model(self, model: StateReader, layers: Sequence[Any]) -> StateBatches:
-        """Return the batches of the same rows, without the same ones, of another model.
+        """Return the batches of the same rows, without the same massive ones, of another model.
 
         Args:
             model: A model that reads text as these do.
             layers: Its layers.
         """
+        # The copy shares the outliers, which the models of these batches decide.
         batches = copy(self)
         batches.models = [model]
         batches.layers = {model: tuple(layers)}
@@ -409,7 +436,12 @@ class TextBatches(ABC):
         return batches.state_batches()
 
     def _states_of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
-        """Return the states of each model, which `run` makes unless another job has had them."""
+        """Return the states of each model, which `run` makes unless another job has had them.
+
+        Args:
+            key: What the states are of, equal for equal content.
+            run: Returns the states of a model at some layers.
+        """
         pool = {}
         for model, layers in self.layers.items():
             pool[model] = self.runs.once(model, (key, layers), partial(run, layers=layers))
@@ -420,10 +452,11 @@ class TextBatches(ABC):
     ) -> list[Tensor]:
         """Return the states of units by layer; no more than one layer is in memory twice."""
         passes = [self.run(model, layers, batch) for batch in units.split(self.units_per_pass)]
-        joined = []
+        states_of_layers = []
         for _ in range(len(passes[0])):
-            joined.append(torch.cat([states.pop(0) for states in passes]))
-        return joined
+            # The states of the next layer are taken out of all passes, and so freed once joined.
+            states_of_layers.append(torch.cat([states.pop(0) for states in passes]))
+        return states_of_layers
 
     def _residuals(
         self, pool: Pool, labels: PoolLabels, batch_numbers: range
@@ -431,6 +464,11 @@ class TextBatches(ABC):
         """Return a function that removes the means of token and position from a pool's states.
 
         States of rare tokens become 0.
+
+        Args:
+            pool: The states of each model.
+            labels: The tokens and positions of its rows.
+            batch_numbers: The numbers of its batches, for the error.
 
         Raises:
             DataError: No token occurs often enough.
@@ -442,6 +480,7 @@ class TextBatches(ABC):
             raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
 
         def residuals_of(model: StateReader, layers: Sequence[Any]) -> list[Tensor]:
+            """Return the states of a model, by layer, without the means; `layers` is not used."""
             assert labels.positions is not None
             order = groups.order.to(model.device)
             positions = labels.positions.to(model.device)
@@ -465,6 +504,14 @@ class TextBatches(ABC):
         """Return the batch of some rows of a pool.
 
         They are in the order of the text, which permutations of documents keep.
+
+        Args:
+            pool: The states of each model.
+            labels: What is known of the rows of the pool.
+            batch_numbers: The numbers of the batches of the pool.
+            number: The number of the batch.
+            rows: The indices of its rows, in any order.
+            key: What the pool is of, equal for equal content.
         """
         ordered_rows = rows.sort().values
 
@@ -534,7 +581,11 @@ class TokenBatches(TextBatches):
         self.facts = {"name": data.name, **corpus.facts()}
 
     def _context(self, tokens: int) -> int:
-        """Return the length of rows for so many tokens, where none is set."""
+        """Return the length of rows for so many tokens, where none is set.
+
+        It fits into the context of each model, and gives `FEWEST_TEXT_ROWS` rows if that does not
+        make them shorter than `SHORTEST_CONTEXT`.
+        """
         tokens_in_memory = tokens
         if not self.takes_whole_rows:
             layer_counts = {model: model.n_layers for model in self.models}
@@ -562,7 +613,11 @@ class TokenBatches(TextBatches):
         return corpus
 
     def _read_stored(self, data: DataConfig) -> None:
-        """Draw rows of a folder of states; shorter ones are padded on the right."""
+        """Draw rows of a folder of states; shorter ones are padded on the right.
+
+        Raises:
+            DataError: A model cannot read them, or has no states of them.
+        """
         folder = folder_of_rows(data, self.models)
         tokens = self.measure.batches * self.measure.tokens_per_batch
         drawn = folder.token_rows(folder.drawn_rows(tokens))
@@ -577,7 +632,7 @@ class TokenBatches(TextBatches):
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
-        """Return the tokens, groups and positions of the rows of a pool."""
+        """Return what is known of the compared tokens of some rows, or of the rows whole."""
         rows = self.rows[units]
         mask = self.is_compared[units]
         groups = self.groups[units]
@@ -591,7 +646,10 @@ class TokenBatches(TextBatches):
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
-        """Return the states of a model at each layer for the compared tokens of some rows."""
+        """Return the states of a model at each layer for the compared tokens of some rows.
+
+        They are (n, d), or (b, t, d) where measures take whole rows.
+        """
         is_token = self.is_token[units]
         mask = None if is_token.all() else is_token.long()
         states = model.residuals(self.rows[units].long(), layers, mask)
@@ -601,7 +659,7 @@ class TokenBatches(TextBatches):
         return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return how messages call these tokens, as text where there is a tokenizer."""
+        """Return what messages call these tokens: their text, or their ids without a tokenizer."""
         tokenizer = self.models[0].tokenizer
         if tokenizer is None:
             return [f"token {token}" for token in tokens.tolist()]
@@ -637,7 +695,7 @@ class WordBatches(TextBatches):
         self.facts = {"name": data.name, "level": "word"}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
-        """Return the forms of the words of a pool and the documents that they are from."""
+        """Return the forms of the words of some pieces and the documents that they are from."""
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
         return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
@@ -645,11 +703,11 @@ class WordBatches(TextBatches):
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
-        """Return the states of a model at each layer for the words of some pieces."""
+        """Return the states of a model at each layer for the words of some pieces, (n, d)."""
         return word_states(model, self.text.select(units), layers)
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return how messages call the words of these forms."""
+        """Return what messages call the words of these forms, which occur in the pieces."""
         pieces = self.text.select(units)
         word_of_form = dict(zip(pieces.forms.tolist(), pieces.written_words(), strict=True))
         return [repr(word_of_form[form]) for form in tokens.tolist()]
@@ -699,7 +757,12 @@ def text_batches(
 
 
 def sampled(measure: Any, unit: str = "auto") -> Any:
-    """Return the settings of the few batches that readings in bits are of."""
+    """Return the settings of a measure for the few batches over which readings in bits are taken.
+
+    Args:
+        measure: The settings.
+        unit: What a row is: "token", "word" or "auto".
+    """
     changes: dict[str, Any] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
     if hasattr(measure, "null"):
         changes["null"] = False
@@ -730,7 +793,7 @@ def array_batches(
         DataError: Batches would have fewer stimuli.
     """
     n = len(groups)
-    batch_count = -(-n // rows_per_batch)
+    batch_count = -(-n // rows_per_batch)  # rounded up
     smallest_batch = n // batch_count
     if smallest_batch < fewest:
         need = f"at least {fewest} are needed"
@@ -752,6 +815,7 @@ def array_batches(
 
     def pool(number: int) -> Iterator[StateBatch]:
         rows = rows_of_batches[number]
+        # By the device of the first layer of each side.
         rows_on_device: dict[torch.device, Tensor] = {}
         for side in distinct_sides.values():
             for layer in side[:1]:
@@ -778,6 +842,7 @@ def pool_tokens(batch_tokens: int, numbers_per_token: int, parameters: int) -> i
         parameters: How many weights are in memory.
     """
     batch_bytes = 4 * batch_tokens * numbers_per_token
+    # A weight takes 4 bytes, so that a quarter of what weights take is a byte for each.
     batches_in_memory = max(POOL_BYTES, parameters) // batch_bytes
     batches = min(
         POOL_TOKENS // batch_tokens, max(batches_in_memory, POOL_BATCHES), MOST_POOL_BATCHES

@@ -58,6 +58,7 @@ class Prompt(NamedTuple):
 
     @property
     def word(self) -> str:
+        """The word as it is written."""
         return self.text[slice(*self.span)]
 
 
@@ -120,17 +121,19 @@ def continuations(
     """
     boundary = boundary_tokens(tokenizer, vocabulary)
 
-    def masks_of(words: Sequence[str]) -> Bool[Tensor, "n v"]:
-        masks = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
-        for pair, word in enumerate(words):
-            if word == BOUNDARY:
-                masks[pair, boundary] = True
+    def tokens_of(continuations: Sequence[str]) -> Bool[Tensor, "n v"]:
+        """Return which tokens are the continuation of each pair: one, or all boundaries."""
+        is_continuation = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
+        for pair, continuation in enumerate(continuations):
+            if continuation == BOUNDARY:
+                is_continuation[pair, boundary] = True
             else:
-                masks[pair, _next_token(contrasts, pair, word, tokenizer)] = True
-        return masks
+                token = _next_token(contrasts, pair, continuation, tokenizer)
+                is_continuation[pair, token] = True
+        return is_continuation
 
-    up = masks_of(contrasts.up)
-    down = masks_of(contrasts.down)
+    up = tokens_of(contrasts.up)
+    down = tokens_of(contrasts.down)
     overlapping = (up & down).any(1).nonzero()[:, 0].tolist()
     if overlapping:
         row = overlapping[0] + 1
@@ -141,7 +144,12 @@ def continuations(
 def boundary_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Bool[Tensor, " v"]:
     """Return which tokens do not continue the word before.
 
-    These are white space, punctuation and special tokens, and tokens that begin with them.
+    These are white space, punctuation and special tokens, and tokens that begin with them. Logits
+    beyond the tokenizer's tokens count for no boundary.
+
+    Args:
+        tokenizer: The tokenizer of a model.
+        vocabulary: For how many tokens the model has logits.
     """
     token_ids = list(range(min(len(tokenizer), vocabulary)))
     ends_word = []
@@ -179,7 +187,13 @@ def kind_of_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 def _next_token(
     contrasts: Contrasts, pair: int, word: str, tokenizer: PreTrainedTokenizerBase
 ) -> int:
-    """Return the token that a continuation adds to the text of a pair.
+    """Return the id of the token that a continuation adds to the text of a pair.
+
+    Args:
+        contrasts: The pairs.
+        pair: The index of the pair.
+        word: The continuation as it is written, with a space before it if it has one.
+        tokenizer: The tokenizer of a model.
 
     Raises:
         DataError: It adds more or less than one token to the text or to the counterpart.
@@ -265,6 +279,7 @@ def grammar_contrasts(
 
 
 def _prompt(before: str, word: str, after: str) -> Prompt:
+    """Return a text that is put together of three, with the characters of the word."""
     start = len(before)
     return Prompt(before + word + after, (start, start + len(word)))
 
@@ -272,7 +287,13 @@ def _prompt(before: str, word: str, after: str) -> Prompt:
 def _verb_endings(
     entries: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[_VerbEnding]:
-    """Yield the endings of the verbs whose forms a tokenizer tells apart by one token."""
+    """Yield the endings of the verbs whose forms a tokenizer tells apart by one token.
+
+    Args:
+        entries: Verbs of the lexicon, which give an irregular past after a slash.
+        tokenizer: The tokenizer of a model.
+    """
+    # A verb is cut into tokens behind a word, as in a text.
     subject_ids = ids_of(tokenizer, "the")
     for entry in entries:
         stem = entry.partition("/")[0]
@@ -317,9 +338,11 @@ def prompt_with_word(location: str, text: str, word: str) -> Prompt:
 
     Args:
         location: What errors call the text.
+        text: The text.
+        word: The word.
 
     Raises:
-        DataError: The word does not occur exactly once.
+        DataError: The word does not occur exactly once, as a whole word.
     """
     matches = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
     if len(matches) != 1:
@@ -350,7 +373,7 @@ class EncodedPrompts:
     """The next tokens that the feature makes less likely."""
 
     def batches(self) -> Iterator[tuple[slice, EncodedPrompts]]:
-        """Yield some of the texts at a time, cut to the longest of them, and which they are."""
+        """Yield the rows of at most `TEXTS_PER_BATCH` texts, and these, cut to the longest."""
         for first in range(0, len(self.tokens), TEXTS_PER_BATCH):
             rows = slice(first, first + TEXTS_PER_BATCH)
             longest = int(self.ends[rows].max()) + 1
@@ -381,7 +404,16 @@ def encode_prompts(
 def _encode_prompts(
     model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor
 ) -> EncodedPrompts:
-    """Return the token ids of prompts with the positions of their words, for one model."""
+    """Return the token ids of prompts with the positions of their words, for one model.
+
+    Args:
+        model: The model.
+        texts: The prompts.
+        up, down: Which next tokens the feature makes likelier and less likely, (n, v).
+
+    Raises:
+        DataError: A token of the model goes on beyond a word.
+    """
     bos = model.tokenizer.bos_token_id
     prefix = []
     if model.bos_each_row and bos is not None:
@@ -421,10 +453,13 @@ def gap(
     """Return log P(up) - log P(down) for the token after each text, in nats.
 
     Args:
+        model: The model.
         state: The states after the last block.
+        texts: The n texts.
     """
     rows = torch.arange(len(state))
-    logits = model.finish(state[rows, texts.ends]).double().cpu()
+    logits = model.finish(state[rows, texts.ends]).double().cpu()  # (n, v)
+    # The normaliser of the softmax is the same for both, and cancels.
     up = logits.masked_fill(~texts.up, -torch.inf).logsumexp(1)
     down = logits.masked_fill(~texts.down, -torch.inf).logsumexp(1)
     return up - down

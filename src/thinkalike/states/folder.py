@@ -170,9 +170,9 @@ class StateFolder:
         self.vocabulary = max(self.index.vocabulary, largest_id + 1)
 
     def __repr__(self) -> str:
-        tokens = sum(row.length for row in self.rows.rows)
+        token_count = sum(row.length for row in self.rows.rows)
         layers = f"{len(self._hooks)} layers of {self.index.model}"
-        return f"StateFolder({self.name}: {layers}, {tokens} tokens)"
+        return f"StateFolder({self.name}: {layers}, {token_count} tokens)"
 
     def _stream_layers(self) -> list[Layer]:
         """Return the layers of the residual stream at which there are states."""
@@ -210,6 +210,7 @@ class StateFolder:
 
     @property
     def ids_fingerprint(self) -> str:
+        """A digest of all that decides which token ids a text becomes, as far as it is known."""
         if not self.rows.has_token_ids:
             return NO_TOKEN_IDS
         if self.index.tokenizer_fingerprint:
@@ -220,6 +221,7 @@ class StateFolder:
 
     @property
     def identity(self) -> int:
+        """A number that folders share if they give the same states, whatever they are called."""
         return id(self.rows)
 
     @property
@@ -235,6 +237,12 @@ class StateFolder:
         return sorted(set.intersection(*blocks_of_sites))
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
+        """Return the hook points of the sites that are set in these blocks, in order of depth.
+
+        Raises:
+            ConfigError: No hook point is at a site that is set.
+            DataError: A block has no states at such a site.
+        """
         blocks = list(layers)
         sites: list[Layer] = []
         for site in self._sites:
@@ -256,13 +264,15 @@ class StateFolder:
         return sites
 
     def width(self, layer: Layer) -> int:
+        """Return the width of the states of a layer, which the folder has."""
         return self.index.hooks[self._hooks[layer]]
 
     def parameters(self) -> int:
+        """Return how many weights are in memory: none."""
         return 0
 
     def check_context(self, asked: int | None) -> None:
-        """Rows are as long as they were written."""
+        """Raise nothing: rows are as long as they were written."""
 
     def check_layers(self, layers: Iterable[Layer]) -> None:
         """Raise a DataError if there are no states of one of these layers."""
@@ -272,9 +282,11 @@ class StateFolder:
                 raise DataError(f"{self.name} has no states at {hook_of(layer)}; it has {hooks}")
 
     def fingerprint(self) -> str:
+        """Return 16 digits of the SHA-256 of the index, which has the digests of all files."""
         return self.index.digest[:16]
 
     def describe(self) -> dict[str, str]:
+        """Return what the provenance of a result says of the folder."""
         return {
             "name": self.name,
             "family": "states",
@@ -289,7 +301,11 @@ class StateFolder:
     # Text and states
 
     def text(self, row: int) -> str:
-        """Return the text of a row: what was written with it, or what its tokens stand for."""
+        """Return the text of a row: what was written with it, or what its tokens stand for.
+
+        Raises:
+            DataError: No text was written, and the tokenizer is not known.
+        """
         written = self.rows.rows[row].text
         if written is not None:
             return written
@@ -304,9 +320,12 @@ class StateFolder:
         )
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the tokens of a text and the characters of each.
+        """Return the token ids of a text and the characters of each, (first, one past the last).
 
         If a row has this text, they are those of the row.
+
+        Raises:
+            DataError: The tokenizer is not known.
         """
         row = self._row_of_text.get(text)
         if self.tokenizer is None:
@@ -316,6 +335,7 @@ class StateFolder:
             )
         if row is None:
             return encoded_text(self.tokenizer, text, self.bos_each_row)
+        # The row may have been written with BOS or without it, whatever the index says.
         ids = self.rows.token_ids(row).tolist()
         for bos_each_row in (self.bos_each_row, not self.bos_each_row):
             tokens, offsets = encoded_text(self.tokenizer, text, bos_each_row)
@@ -330,6 +350,11 @@ class StateFolder:
         mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of rows of tokens that were written, and 0 where the mask has padding.
+
+        Args:
+            tokens: Token ids; each row, without its padding, must be a row of the folder.
+            layers: The layers, in the order of the result; one may come twice.
+            mask: 1 for tokens and 0 for padding on the right; None: there is no padding.
 
         Raises:
             DataError: A row or a layer has no states.
@@ -368,7 +393,7 @@ class StateFolder:
         return _digest_of_ids(ids) in self._row_of_ids
 
     def written_tokens(self, ids: Int[Tensor, " t"]) -> str:
-        """Return what messages call some tokens."""
+        """Return what messages call some tokens: their text, or their ids without a tokenizer."""
         if self.tokenizer is None:
             return f"the tokens {ids[:8].tolist()}"
         return repr(self.tokenizer.decode(ids.tolist()))
@@ -381,8 +406,9 @@ class StateFolder:
         """
         order = torch.randperm(len(self.rows), generator=seeded(0))
         lengths = torch.tensor([self.rows.rows[row].length for row in order.tolist()])
-        enough = int((lengths.cumsum(0) < tokens).sum()) + 1
-        return order[:enough].sort().values
+        # The rows that are too few together, and the one that completes them.
+        row_count = int((lengths.cumsum(0) < tokens).sum()) + 1
+        return order[:row_count].sort().values
 
     def token_rows(self, row_numbers: Int[Tensor, " r"]) -> PaddedRows:
         """Return the tokens and the documents of some rows."""
@@ -398,9 +424,15 @@ class StateFolder:
         return PaddedRows(tokens, is_token, documents)
 
     def sampled_vocabulary(self) -> Int[Tensor, " sample"]:
+        """Return some known tokens that stand for the whole vocabulary."""
         return self._embedding.sample
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
+        """Return what enters block 0 for each of these tokens, or an estimate of it.
+
+        Raises:
+            DataError: A token is not known.
+        """
         embedded_tokens = self._embedding.tokens  # in rising order
         indices = torch.searchsorted(embedded_tokens, vocabulary)
         indices = indices.clamp(max=len(embedded_tokens) - 1)
@@ -420,6 +452,7 @@ class StateFolder:
             return self._estimated_embedding()
         tokens, vectors = stored
         order = tokens.argsort()
+        # The tokens that a model of this vocabulary samples, unless one of them is not known.
         sample = sampled_tokens(self.vocabulary)
         if not torch.isin(sample, tokens).all():
             sample = tokens
@@ -447,7 +480,13 @@ class StateFolder:
         return _Embedding(tokens, means, tokens)
 
     def _first_layer(self) -> Layer:
-        """Return the embedding, if there are states of it, or else the first of the stream."""
+        """Return the layer of the embedding, if it has states, or else the first of the stream.
+
+        A warning says so in the second case.
+
+        Raises:
+            DataError: There are no states of the stream.
+        """
         beginnings: list[Layer] = [Place("embed", -1), EMBED]
         for layer in beginnings:
             if layer in self._hooks:
@@ -480,7 +519,7 @@ class StateFolder:
         return rows
 
     def _site(self, layer: Layer) -> str:
-        """Return the site of a layer."""
+        """Return the name of the site that a layer is, such as "resid_post" for a number."""
         if layer == EMBED:
             return "resid_pre"
         if isinstance(layer, Place):
@@ -518,6 +557,7 @@ def _depth_of(layer: Layer) -> int:
 
 
 def _digest_of_ids(ids: Int[Tensor, " t"]) -> bytes:
+    """Return 16 bytes by which a row of token ids is found, whatever its dtype and device."""
     return hashlib.blake2b(ids.long().cpu().numpy().tobytes(), digest_size=16).digest()
 
 
@@ -526,6 +566,11 @@ def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
 
     A token ends where the text of all tokens up to it ends, as far as it is the row's text. A
     token may hold a part of a character, which then belongs to the last of its tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        ids: The token ids of the row.
+        text: Its text.
     """
     offsets: list[Span] = []
     previous_end = 0
@@ -550,7 +595,17 @@ def _common_prefix_length(first: str, second: str) -> int:
 
 
 def folder_of_rows(data: DataConfig, models: Sequence[TextReader]) -> StateFolder:
-    """Return the folder whose rows of text are read; it may be one of the models."""
+    """Return the folder whose rows of text are read; it may be one of the models.
+
+    Warnings say what the folder does not know of its rows.
+
+    Args:
+        data: The text, whose source is "states".
+        models: What reads the rows.
+
+    Raises:
+        DataError: The folder is damaged.
+    """
     path = Path(rows_folder(data))
     folder = None
     for model in models:
@@ -599,7 +654,16 @@ def check_reads_rows(model: StateSource, folder: StateFolder, rows: PaddedRows) 
 
 
 def _check_has_rows(model: StateFolder, folder: StateFolder, rows: PaddedRows) -> None:
-    """Check that a folder has the states of rows of another folder."""
+    """Check that a folder has the states of rows of another folder.
+
+    Args:
+        model: The folder that must have them.
+        folder: The folder that has the rows.
+        rows: The rows.
+
+    Raises:
+        DataError: A row has no states.
+    """
     lengths = rows.is_token.sum(1).tolist()
     missing = []
     for token_ids, length in zip(rows.tokens, lengths, strict=True):
@@ -615,7 +679,12 @@ def _check_has_rows(model: StateFolder, folder: StateFolder, rows: PaddedRows) -
 
 
 def load_source(config: ModelConfig, name: str | None = None) -> StateSource:
-    """Return the model of a configuration, or the folder of states that its path is."""
+    """Return the model of a configuration, or the folder of states that its path is.
+
+    Args:
+        config: The configuration.
+        name: What tables call it; None: its label, or the name of the folder.
+    """
     if holds_states(config.path):
         return StateFolder(config, name)
     return load_model(config, name)
@@ -624,6 +693,6 @@ def load_source(config: ModelConfig, name: str | None = None) -> StateSource:
 def load_sources(*configs: ModelConfig) -> list[StateSource]:
     """Load several models or folders of states, under labels that tell them apart.
 
-    One that is there twice is loaded once.
+    They come in the order of their configurations. Equal configurations give the same object.
     """
     return load_groups([configs], load_source)[0]

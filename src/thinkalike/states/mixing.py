@@ -21,14 +21,17 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.states.source import StateSource
 
 SPECTRAL_RADIUS = 0.2
-"""That of the weights of the recurrent network; other radii between 0 and 1 share less."""
+"""That of the weights of the recurrent network; with other radii between 0 and 1, its states share
+less with those of models."""
 
 POSITION = "position"
+"""The layer whose only dimension is the position of a token in its row."""
 
 BAGS: Mapping[str, float | None] = {"bag .5": 0.5, "bag .9": 0.9, "mean": None}
 """The decay of earlier tokens in each bag; None: the mean of all."""
 
 CONTROLS = ("recurrent", "bilinear", "bag .8", "shrinking")
+"""The layers that are no linear function of what `BAGS` and `POSITION` hold."""
 
 DECAYS: Mapping[str, float | None] = {**BAGS, "bag .8": 0.8}
 """The decays of all bags, including that of the controls."""
@@ -75,13 +78,15 @@ class TokenMixing:
         return mean, (embedding - mean).square().sum(1).mean().sqrt()
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return the token ids of a text as the model reads it, and the characters of each."""
         return self._model.encoded(text)
 
     def residuals(
         self, tokens: Int[Tensor, "b t"], layers: Sequence[str], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
         """Return the states of these layers; padding after a row does not change them."""
-        if list(layers) == [POSITION]:  # needs no embedding, only the shape of the rows
+        # Positions need the shape of the rows alone, and no embedding.
+        if list(layers) == [POSITION]:
             return [self._mixed(POSITION, tokens[..., None].float())]
         if mask is not None:
             # Padding gets the first token of its row, as the embedding of its own may not be
@@ -91,7 +96,12 @@ class TokenMixing:
         return [self._mixed(layer, embedded) for layer in layers]
 
     def _mixed(self, layer: str, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t _"]:
-        """Return the states of a layer, given embeddings less their mean."""
+        """Return the states of a layer, given embeddings less their mean.
+
+        Args:
+            layer: The name of the layer.
+            rows: The embeddings of the tokens of b rows of t.
+        """
         positions = torch.arange(rows.shape[1])[:, None]
         if layer == POSITION:
             return positions.float().expand(len(rows), -1, -1)
@@ -105,6 +115,7 @@ class TokenMixing:
 
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the embedding of each token less the mean, as for the first token of a row."""
+        # Each distinct token is embedded once.
         vocabulary, indices = tokens.unique(return_inverse=True)
         mean, _ = self._centre_and_size
         return (self._first_tokens(vocabulary) - mean)[indices]
@@ -117,8 +128,10 @@ class TokenMixing:
         """Return the states of a random recurrent network that reads the embeddings of a row."""
         width = self.d_model
         generator = seeded(self._seed)
+        # The spectral radius of a random matrix of independent normal entries is about √width.
         recurrent_weight = torch.randn(width, width, generator=generator)
         recurrent_weight = recurrent_weight * SPECTRAL_RADIUS / width**0.5
+        # Inputs have a variance of about 1, whatever the size of embeddings.
         _, embedding_size = self._centre_and_size
         input_weight = torch.randn(width, width, generator=generator) / embedding_size
         bias = torch.randn(width, generator=generator)
@@ -133,9 +146,10 @@ class TokenMixing:
     def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return products of random projections of each token and the token before it."""
         width = self.d_model
-        generator = seeded(self._seed + 1)
+        generator = seeded(self._seed + 1)  # other weights than those of the recurrent network
         token_weight = torch.randn(width, width, generator=generator)
         previous_weight = torch.randn(width, width, generator=generator)
+        # The token before each, with zeros before the first one.
         previous = torch.nn.functional.pad(rows, (0, 0, 1, 0))[:, :-1]
         return (rows @ token_weight) * (previous @ previous_weight)
 

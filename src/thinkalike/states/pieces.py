@@ -53,7 +53,7 @@ class Pieces:
         return sum(len(spans) for spans in self.words)
 
     def written_words(self) -> list[str]:
-        """Return all words as they are written."""
+        """Return all words as they are written, text by text."""
         written = []
         for text, spans in zip(self.texts, self.words, strict=True):
             written += [text[start:stop] for start, stop in spans]
@@ -75,7 +75,7 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(counts)
 
     def select(self, indices: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the texts."""
+        """Return some of the texts, in the order of the indices, without what is left out."""
         selected = indices.tolist()
         return Pieces(
             [self.texts[index] for index in selected],
@@ -114,7 +114,7 @@ def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: i
         DataError: A word is longer than the context of a model.
     """
     pieces = Pieces([], [], [])
-    words_left = words
+    words_needed = words
     document_numbers: dict[object, int] = {}
     for position, text in enumerate(texts):
         group = group_of(text) or position
@@ -126,14 +126,14 @@ def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: i
             pieces.texts.append(piece.text)
             pieces.words.append(piece.words)
             pieces.documents.append(document)
-            words_left -= len(piece.words)
-            if words_left <= 0:
+            words_needed -= len(piece.words)
+            if words_needed <= 0:
                 return pieces
     return pieces
 
 
 def _pieces_of_text(text: str, models: Sequence[TextReader]) -> Iterator[_Piece]:
-    """Yield a text in pieces of at most `WORDS_PER_PIECE` words."""
+    """Yield a text in pieces of at most `WORDS_PER_PIECE` words that all models can read."""
     spans = word_spans(text)
     for start in range(0, len(spans), WORDS_PER_PIECE):
         yield from _fitting_pieces(text, spans[start : start + WORDS_PER_PIECE], models)
@@ -144,25 +144,34 @@ def _fitting_pieces(
 ) -> Iterator[_Piece]:
     """Yield the part of a text that has these words.
 
-    It comes in halves, if it does not fit into all models.
+    It comes in halves, and halves of these, if it does not fit into all models.
+
+    Args:
+        text: The text.
+        spans: The characters of the words, of which there is at least one.
+        models: What reads the pieces.
+
+    Raises:
+        DataError: A single word does not fit into a model.
     """
     first_character = spans[0][0]
     last_character = spans[-1][1]
     piece_text = text[first_character:last_character]
     words = [(start - first_character, stop - first_character) for start, stop in spans]
     encodings = _encoded_by(models, piece_text)
-    too_short = None  # a model that cannot read the text
+    model_that_cannot_read = None
     for encoding in encodings:
         if len(encoding.tokens) > encoding.model.context:
-            too_short = encoding.model
+            model_that_cannot_read = encoding.model
             break
-    if too_short is None:
+    if model_that_cannot_read is None:
         yield _with_own_states(piece_text, words, encodings)
         return
     if len(spans) == 1:
         raise DataError(
-            f"the word {piece_text[:40]!r} is longer than the context of {too_short.name}: leave "
-            "it out, or choose a text that both models are made for, data=NAME"
+            f"the word {piece_text[:40]!r} is longer than the context of "
+            f"{model_that_cannot_read.name}: leave it out, or choose a text that both models are "
+            "made for, data=NAME"
         )
     middle = len(spans) // 2
     yield from _fitting_pieces(text, spans[:middle], models)
@@ -170,7 +179,7 @@ def _fitting_pieces(
 
 
 def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
-    """Return the tokens of a text in each model, with their positions in the text."""
+    """Return a text as each model reads it, in the order of the models."""
     encodings = []
     for model in models:
         tokens, offsets = model.encoded(text)
@@ -179,19 +188,26 @@ def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
 
 
 def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedText]) -> _Piece:
-    """Return a text with those of its words that have a state of their own in all models."""
-    has_own = [True] * len(words)
+    """Return a text with those of its words that have a state of their own in all models.
+
+    Args:
+        text: The text.
+        words: The characters of each of its words.
+        encodings: The text as each model reads it.
+    """
+    has_own_state_so_far = [True] * len(words)
     for encoding in encodings:
         in_model = has_own_state(text, words, encoding.offsets, encoding.model.name)
-        has_own = [before and now for before, now in zip(has_own, in_model, strict=True)]
-    own_words = []
+        pairs = zip(has_own_state_so_far, in_model, strict=True)
+        has_own_state_so_far = [before and in_this_one for before, in_this_one in pairs]
+    words_with_state = []
     left_out = []
-    for (start, stop), is_own in zip(words, has_own, strict=True):
-        if is_own:
-            own_words.append((start, stop))
+    for (start, stop), has_state in zip(words, has_own_state_so_far, strict=True):
+        if has_state:
+            words_with_state.append((start, stop))
         else:
             left_out.append(text[start:stop])
-    return _Piece(text, own_words, left_out)
+    return _Piece(text, words_with_state, left_out)
 
 
 def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int) -> Pieces:
@@ -230,6 +246,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
             row_numbers.append(row)
         if pieces.count >= words:
             break
+    # Rows were drawn at random, and come in the order of the folder.
     order_of_rows = torch.tensor(row_numbers, dtype=torch.long).argsort()
     return replace(pieces.select(order_of_rows), left_out=pieces.left_out)
 
@@ -259,6 +276,7 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
         pieces = pieces_of_rows(folder_of_rows(data, models), models, words)
     else:
         words_to_read = TIMES_AS_MUCH_TEXT * words
+        # Whole documents are read only if their beginnings have too few words.
         beginnings = (beginning(text, MOST_DOCUMENT_BYTES) for text in held_out_texts(data))
         pieces = pieces_of_texts(beginnings, models, words_to_read)
         if pieces.count < words:
@@ -267,8 +285,9 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
 
     order = torch.randperm(len(pieces.texts), generator=seeded(0))
     counts = torch.tensor([len(pieces.words[index]) for index in order])
-    enough = int((counts.cumsum(0) < words).sum()) + 1
-    return pieces.select(order[:enough].sort().values)
+    # The pieces that are too few together, and the one that completes them.
+    piece_count = int((counts.cumsum(0) < words).sum()) + 1
+    return pieces.select(order[:piece_count].sort().values)
 
 
 def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]) -> None:
@@ -304,7 +323,12 @@ def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]
 
 
 def percentage(count: int, total: int) -> str:
-    """Return a share in percent, with one digit if it is below 10."""
+    """Return a share in percent, such as "12 %", with one significant digit if it is below 10.
+
+    Args:
+        count: The part.
+        total: The whole, which is not 0.
+    """
     percent = 100 * count / total
     digits = ".1g" if percent < 9.5 else ".0f"
     return f"{percent:{digits}} %"

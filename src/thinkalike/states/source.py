@@ -49,9 +49,9 @@ class TextReader(Protocol):
     @property
     def context(self) -> int: ...
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the tokens of a text that is read alone, and the characters of each.
+        """Return the token ids of a text that is read alone, and the characters of each.
 
-        Special tokens have no characters.
+        Special tokens have an empty span.
         """
 
 
@@ -121,7 +121,7 @@ class StateSource(WordReader[Layer], Protocol):
         """The numbers of the blocks after which there are states."""
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
-        """Return the hook points at which states are taken in these layers."""
+        """Return the hook points at which states are taken in these layers, in order of depth."""
 
     def width(self, layer: Layer) -> int:
         """Return the width of the states of a layer."""
@@ -136,7 +136,7 @@ class StateSource(WordReader[Layer], Protocol):
         """Return how many weights are in memory."""
 
     def check_context(self, asked: int | None) -> None:
-        """Raise an error if the source cannot read rows of so many tokens."""
+        """Raise an error if the source cannot read rows of so many tokens; None: it is not set."""
 
     def fingerprint(self) -> str:
         """Return a digest of everything that decides the states."""
@@ -155,6 +155,7 @@ class Reader:
     bos_each_row: bool
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return the token ids of a text that is read alone, and the characters of each."""
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
 
@@ -195,7 +196,7 @@ def pairs_of_sources(
 ) -> list[tuple[int, int]]:
     """Return at most `count` pairs of layers of about equal relative depth.
 
-    They are among the layers at which there are states.
+    They are among the layers at which there are states, and run from the first to the last.
     """
     source_depths = _relative_depths(source)
     target_depths = _relative_depths(target)
@@ -217,11 +218,12 @@ def closest_pairs(
     """Return pairs of indices of two lists of depths.
 
     Some depths of the shorter list, evenly spaced, are paired with the closest one of the longer
-    list.
+    list. There are `count` of them, or as many as the shorter list has.
 
     >>> closest_pairs(2, [0.0, 0.5, 1.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     [(0, 0), (2, 5)]
     """
+    # The source must have the shorter list.
     if len(target) < len(source):
         swapped = closest_pairs(count, target, source)
         return [(source_index, target_index) for target_index, source_index in swapped]

@@ -23,6 +23,7 @@ def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name:
     Raises:
         DataError: No token holds a word.
     """
+    # Several tokens may hold a part of a character: the last of them counts.
     token_of_character: dict[int, int] = {}
     for token, (start, stop) in enumerate(offsets):
         for character in range(start, stop):
@@ -64,7 +65,11 @@ def first_tokens(
 
 
 def _first_overlapping(word: Span, offsets: Sequence[Span]) -> int:
-    """Return the index of the first token that holds a character of a word."""
+    """Return the index of the first token that holds a character of a word.
+
+    Raises:
+        ValueError: No token does.
+    """
     word_start, word_stop = word
     for token, (start, stop) in enumerate(offsets):
         is_special = start == stop
@@ -101,14 +106,16 @@ def has_own_state(
 
     has_own = []
     for (start, stop), first_token, last_token in zip(words, first, last, strict=True):
-        beside = ""  # the characters of tokens beside the word
+        # The characters beside the word that the tokens hold whose states count: those before it
+        # in its first token, and those after it in its last or first one.
+        characters_beside = ""
         if token != "last":
-            beside += text[offsets[first_token][0] : start]
+            characters_beside += text[offsets[first_token][0] : start]
         if token != "first":
-            beside += text[stop : offsets[last_token][1]]
+            characters_beside += text[stop : offsets[last_token][1]]
         if token != "last":
-            beside += text[stop : offsets[first_token][1]]
-        has_other_letters = any(character.isalnum() for character in beside)
+            characters_beside += text[stop : offsets[first_token][1]]
+        has_other_letters = any(character.isalnum() for character in characters_beside)
         has_later_word = token != "first" and stop < latest_stop[last_token]
         has_own.append(not has_other_letters and not has_later_word)
     return has_own

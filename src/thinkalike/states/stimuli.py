@@ -114,7 +114,7 @@ def sides_of(config: AnalyzeConfig) -> list[str | RecordedArrays | ModelConfig]:
 def stimulus_states_of(
     config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[StateSource] = ()
 ) -> list[StimulusStates]:
-    """Return the states of stimuli in everything that is compared, see `sides_of`.
+    """Return the states of stimuli in everything that is compared, in the order of `sides_of`.
 
     Those of models are stored in the cache, so that a model reads the same stimuli once for all
     jobs.
@@ -157,9 +157,19 @@ def _of_model(
     cache: Path,
     loaded: Sequence[StateSource],
 ) -> StimulusStates:
-    """Return the states of stimuli from a model, out of the cache if they were computed before."""
+    """Return the states of stimuli from a model, out of the cache if they were computed before.
+
+    Args:
+        config: The model.
+        name: What results call it.
+        stimuli: The stimuli.
+        embed: Whether the states before block 0 come first.
+        cache: The folder of the cache.
+        loaded: Models that need not be loaded again.
+    """
 
     def compute() -> CacheEntry:
+        """Run the model over the stimuli."""
         model = _loaded_model(config, name, loaded)
         states, has_own = states_of_stimuli(model, stimuli, embed)
         tensors = {str(index): layer for index, layer in enumerate(states)}
@@ -193,7 +203,13 @@ def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource])
 
 
 def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
-    """Return a digest of all that can change a bit of the states."""
+    """Return a digest of all that can change a bit of the states, as 32 hexadecimal digits.
+
+    Args:
+        config: The model.
+        stimuli_fingerprint: The fingerprint of the stimuli.
+        embed: Whether the states before block 0 come first.
+    """
     settings = {}
     for name, value in as_settings(config).items():
         if name not in SETTINGS_WITHOUT_EFFECT:
@@ -233,10 +249,13 @@ def stimulus_states(
     `Stimuli.token` says which token's state is that of a stimulus.
 
     Args:
+        model: The model.
+        stimuli: The stimuli.
         embed: Whether the states before block 0 come first.
 
     Raises:
-        DataError: A text is too long, or a stimulus has no state of its own, see `has_own_state`.
+        DataError: A text is too long, or a stimulus has no state of its own, since a token goes on
+            beyond it.
     """
     states, has_own = states_of_stimuli(model, stimuli, embed)
     if not has_own.all():
@@ -248,9 +267,17 @@ def stimulus_states(
 
 
 def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False) -> WordStates:
-    """Return the states of stimuli as `stimulus_states` does.
+    """Return the states of all stimuli at all layers, on the CPU; each text is read alone.
 
-    Stimuli without a state of their own have zeros.
+    Stimuli without a state of their own have zeros, and are marked.
+
+    Args:
+        model: The model.
+        stimuli: The stimuli.
+        embed: Whether the states before block 0 come first.
+
+    Raises:
+        DataError: A text is longer than the context of the model.
     """
     # Words are read text by text, and the rows of one text may lie apart.
     text_order = np.argsort(stimuli.sentence, kind="stable")
@@ -284,7 +311,10 @@ def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False)
 def _fill_zeros(
     states: Float[Tensor, "own d"], has_own: Bool[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
-    """Return states of all stimuli, given those of the stimuli that have one of their own."""
+    """Return states of all stimuli, given those of the stimuli that have one of their own.
+
+    The others have zeros.
+    """
     if has_own.all():
         return states
     filled = states.new_zeros(len(has_own), states.shape[1])
@@ -308,7 +338,7 @@ class Compared(NamedTuple):
     sides: list[StimulusStates]
 
     def of(self, rows: Bool[Tensor, " n"]) -> Compared:
-        """Return some of the stimuli."""
+        """Return the stimuli that a mask chooses, with their states."""
         if rows.all():
             return self
         sides = []
@@ -358,6 +388,9 @@ def without_massive(
     Returns:
         The stimuli and their states without massive ones, and with them. The second is None if
         measure.massive=keep, or if no state decides a layer.
+
+    Raises:
+        DataError: No stimulus is left, or too few have a state of their own.
     """
     measure: Any = config.measure
     words_before = []
@@ -385,6 +418,7 @@ def without_massive(
         return compared, None
 
     lacks_bos = any(isinstance(side, ModelConfig) and not side.bos for side in sides_of(config))
+    # If most of them are first words, a token before each text may take their place.
     are_mostly_first = 2 * int(is_first_word[outliers].sum()) > int(outliers.sum())
     remedy = KEEPS_MASSIVE
     if lacks_bos and are_mostly_first:
@@ -395,7 +429,10 @@ def without_massive(
 
 
 def numbered(sides: Sequence[StimulusStates], message: str) -> str:
-    """Return what the numbers of layers in a message stand for; nothing if it has none."""
+    """Return what the numbers of layers in a message stand for, to be put behind it.
+
+    It is "" if the message names no layer by number. Layers of all sides are numbered through.
+    """
     if not re.search(r"\blayers?\b\D?\d", message):
         return ""
     names = []

@@ -16,9 +16,10 @@ from thinkalike.states.source import StateSource
 def sites(
     model: StateSource, embed: bool = False, layers: Iterable[int] | None = None
 ) -> list[Layer]:
-    """Return the hook points of a model at some layers.
+    """Return the hook points of a model at some layers, in order of depth.
 
     Args:
+        model: The model.
         embed: Whether EMBED, what enters block 0, comes first.
         layers: The numbers of the layers; None: all.
     """
@@ -33,14 +34,14 @@ def sites(
 def site_numbers(hook_points: Iterable[Layer]) -> list[Any]:
     """Return what tables call hook points.
 
-    These are the numbers of layers, where -1 stands for EMBED, or names if there are several sites
-    in a layer.
+    These are the numbers of layers, where -1 stands for EMBED, or names such as "2.z.0" if there
+    are several sites or heads.
     """
-    listed = list(hook_points)
-    distinct_sites = {(point.site, point.head) for point in listed if isinstance(point, Place)}
+    points = list(hook_points)
+    distinct_sites = {(point.site, point.head) for point in points if isinstance(point, Place)}
     if len(distinct_sites) > 1:
-        return [str(point) for point in listed]
-    return [-1 if point == EMBED else int(point) for point in listed]
+        return [str(point) for point in points]
+    return [-1 if point == EMBED else int(point) for point in points]
 
 
 def compared_tokens(

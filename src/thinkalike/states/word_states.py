@@ -36,8 +36,17 @@ def word_states(
 ) -> list[Float[Tensor, "words _"]]:
     """Return the states of the words that have one of their own, by layer.
 
-    A warning says how many words have none. `pieces_of_texts` gives words that all have one. For
-    the arguments see `states_of_words`.
+    A warning says how many words have none. `pieces_of_texts` gives words that all have one.
+
+    Args:
+        model: What reads the texts.
+        texts: Texts and the words of each.
+        layers: The layers; None: all.
+        token: Which token's state is that of a word: its "last" or "first" one, or the "mean" over
+            its tokens.
+
+    Raises:
+        DataError: No token holds a word.
     """
     states, has_own = states_of_words(model, texts, layers, token)
     if not has_own.all():
@@ -56,10 +65,11 @@ def states_of_words(
     layers: Sequence[AnyLayer] | None = None,
     token: str = "last",
 ) -> WordStates:
-    """Return the states of words at some layers of a model.
+    """Return the states of words at some layers of a model, in the order of the texts.
 
-    A text has the special tokens that its tokenizer gives it, and BOS before it if the model
-    expects that.
+    Only words that have a state of their own have one here, and the result says which do. A text
+    has the special tokens that its tokenizer gives it, and BOS before it if the model expects
+    that.
 
     Args:
         model: What reads the texts.
@@ -92,6 +102,7 @@ def states_of_words(
 
     if layers is None:
         layers = cast(Sequence[AnyLayer], sites(cast(StateSource, model)))
+    # (texts * longest, width) for each layer.
     flat_states = [state.flatten(0, 1) for state in model.residuals(tokens, layers, mask)]
     own_ranges = [span for span, is_own in zip(token_ranges, has_own, strict=True) if is_own]
     states = _states_at(flat_states, own_ranges, token, model.device)
@@ -107,8 +118,10 @@ def _states_at(
     """Return the states of words from those of all tokens, by layer.
 
     Args:
-        token_ranges: The first and the last token of each word.
-        token: "last", "first" or "mean", see `states_of_words`.
+        states: The states of all tokens at each layer.
+        token_ranges: The first and the last token of each word. Without any, there are no rows.
+        token: Which token's state is that of a word: "last", "first", or the "mean" of all.
+        device: Where the states are.
     """
     if not token_ranges:
         return [state[:0] for state in states]

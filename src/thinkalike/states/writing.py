@@ -29,7 +29,10 @@ from thinkalike.states.folder import hook_of
 from thinkalike.states.source import StateSource, Tokenizer
 
 ROWS = "rows.jsonl"
+"""The file with a line for each row."""
+
 EMBEDDING = "embedding.safetensors"
+"""The file with what enters block 0 for each token."""
 
 ROWS_PER_PASS = 8
 """How many rows a model reads together."""
@@ -46,6 +49,7 @@ class TextRow(NamedTuple):
 
     text: str
     document: int | str
+    """The number or the name of the document."""
 
 
 def write_folder(
@@ -57,9 +61,17 @@ def write_folder(
 ) -> None:
     """Write the states of rows of text at some layers; the folder appears when it is complete.
 
+    Args:
+        folder: The folder, which does not exist or is empty.
+        source: The model.
+        rows: The rows, each of which the model reads alone.
+        layers: The layers.
+        dtype: The dtype in which states are stored.
+
     Raises:
-        ConfigError: The folder has something in it, or a layer is no hook point of
-        TransformerLens. DataError: There are no rows, or a state is not finite.
+        ConfigError: The folder has something in it, or a layer is one head of several.
+        ValueError: A layer is no hook point of TransformerLens.
+        DataError: There are no rows, or a state is not finite.
     """
     if not rows:
         raise DataError(
@@ -75,6 +87,7 @@ def write_folder(
         widths: dict[str, int] = {}
         shards: list[dict[str, object]] = []
         lengths: list[int] = []
+        # The tokens of the rows, and those that stand for the whole vocabulary.
         known_tokens = [source.sampled_vocabulary()]
         for number, shard in enumerate(_shards(source, rows, layers, dtype)):
             arrays = dict(zip(hook_points, shard.states, strict=True))
@@ -106,13 +119,14 @@ def write_folder(
 
 
 def _write_embedding(folder: Path, source: StateSource, vocabulary: Tensor) -> None:
-    """Write what enters block 0 for each token of a vocabulary."""
+    """Write what enters block 0 for each of these tokens, (v,), alone."""
     embedding = source.embedded(vocabulary).cpu().contiguous()
     tensors = {TOKEN_IDS: vocabulary.to(torch.int32), "embedding": embedding}
     save_file(tensors, folder / EMBEDDING)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, such as float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -130,7 +144,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             f"{folder} has something in it: give the name of a new folder, or remove it"
         )
     temporary = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)  # what a process left that was killed
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -145,14 +159,19 @@ class _Shard(NamedTuple):
     """Rows one after another: the tokens of all, the length of each, and states at each layer."""
 
     token_ids: Tensor
+    """(tokens,)"""
+
     lengths: list[int]
+    """How many tokens each row has."""
+
     states: list[Tensor]
+    """(tokens, width) for each layer."""
 
 
 def _shards(
     source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
 ) -> Iterator[_Shard]:
-    """Yield states of rows, as many as fit into a shard."""
+    """Yield states of rows in shards: one ends once its states have `LARGEST_SHARD` bytes."""
     passes: list[_Shard] = []
     size = 0
     for first in counted(range(0, len(rows), ROWS_PER_PASS), "batch of rows"):
@@ -183,7 +202,7 @@ def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
 def _run_rows(
     source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
 ) -> _Shard:
-    """Return the states of a few rows.
+    """Return the states of a few rows, which the model reads in one pass.
 
     Raises:
         DataError: A state is not finite in the dtype.
@@ -219,12 +238,18 @@ class SentPrompt:
     """The tokens of a row of text that another program reads."""
 
     token_ids: Sequence[int]
+
     document: int | str
+    """The number or the name of the document that the row is of."""
+
     text: str
 
 
 def write_prompt_file(path: Path, prompts: Sequence[SentPrompt]) -> None:
-    """Write prompts as lines of JSON, of which `prompt_token_ids` are to be sent."""
+    """Write prompts as lines of JSON, of which `prompt_token_ids` are to be sent.
+
+    The file appears when it is complete.
+    """
     temporary = path.with_name(f"{path.name}.partial")
     with temporary.open("w", encoding="utf-8") as file:
         for prompt in prompts:
@@ -252,6 +277,7 @@ def read_prompt_file(path: Path) -> list[SentPrompt]:
         try:
             record = json.loads(line)
             prompt = SentPrompt(record["prompt_token_ids"], record["document"], record["text"])
+            # Unequal if an id is no whole number, such as 1.5 or "1".
             whole_numbers = [int(token_id) for token_id in prompt.token_ids]
             is_prompt = whole_numbers == prompt.token_ids and isinstance(prompt.text, str)
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -266,7 +292,10 @@ class _Layout(NamedTuple):
     """The width of the states at each hook point, and how rows of text lie in the arrays."""
 
     widths: dict[str, int]
+    """By the name of the hook point."""
+
     name: str
+    """The layout as an index calls it: "flat", "padded", "vllm" or "vllm_layers_first"."""
 
 
 def index_folder(
@@ -281,12 +310,19 @@ def index_folder(
     prompts: Sequence[SentPrompt] | None,
     documents: Sequence[int | str] | None,
 ) -> None:
-    """Write the index of a folder in which another program has written states, and check that it
-    is right.
+    """Write the index of a folder in which another program has written states, and check it.
 
     Args:
+        folder: The folder.
+        model: The name of the model.
+        blocks: How many blocks the model has.
+        tokenizer: The tokenizer of the model, which is saved in the folder; None: it is not known.
+        bos: Whether the model expects rows to begin with BOS.
+        revision: Which version of the model it is.
         layers: Of files of vLLM: the numbers of layers as it counts them, in the order that was
-        asked for. prompts: Of files of vLLM: what was sent. documents: The document of each row.
+            asked for. None for any other file.
+        prompts: Of files of vLLM: what was sent; None: it is not known.
+        documents: The document of each row; None: it is not known, or the prompts say it.
 
     Raises:
         ConfigError: An argument does not fit the files.
@@ -347,7 +383,7 @@ def index_folder(
 
 
 def _arrays_in(files: Sequence[Path]) -> dict[str, StoredArray]:
-    """Return the arrays of all files of a shard by name."""
+    """Return the arrays of all files of a shard by name; of equal names the last file's counts."""
     arrays: dict[str, StoredArray] = {}
     for path in files:
         arrays.update(arrays_of(path))
@@ -360,7 +396,17 @@ def _with_documents(
     documents: Sequence[int | str],
     row_count: int,
 ) -> list[TextRow]:
-    """Return rows that are of these documents; their text stays, if it is known."""
+    """Return rows that are of these documents; their text stays, if it is known.
+
+    Args:
+        folder: The folder, for the error.
+        rows: The rows as far as they are known; None: only their number is.
+        documents: The document of each row.
+        row_count: How many rows there are.
+
+    Raises:
+        ConfigError: There are more or fewer documents than rows.
+    """
     if len(documents) != row_count:
         raise ConfigError(
             f"documents has {len(documents)} entries, and {folder} has {row_count} rows"
@@ -374,7 +420,12 @@ def _with_documents(
 def _files_in(folder: Path) -> list[list[Path]]:
     """Return the files with states in a folder, by shard.
 
-    The .npy files of one folder belong together.
+    The .npy files of one folder belong together, and any other file is a shard by itself. Shards
+    are in the natural order of their paths. Folders inside the folder are searched as well.
+
+    Raises:
+        ConfigError: It is no folder.
+        DataError: A file is still being written, or there are no states.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: give the one in which the states are")
@@ -412,6 +463,10 @@ def _layout_of_vllm(
         layers: The layers as vLLM counts them, in the order that was asked for.
         blocks: The number of blocks of the model.
         path: The file.
+
+    Raises:
+        ConfigError: A layer does not exist, or comes twice.
+        DataError: The file has no token ids, or states of another shape.
     """
     for layer in layers:
         if not 0 <= layer <= blocks:
@@ -490,7 +545,13 @@ def _files_of_prompts(
 
 
 def _layout_of_hooks(arrays: Mapping[str, StoredArray], folder: Path) -> _Layout:
-    """Return the width at each hook point among some arrays, and how rows lie in them."""
+    """Return the width at each hook point among some arrays, and how rows lie in them.
+
+    States of three dimensions are padded rows, and those of two are rows one after another.
+
+    Raises:
+        DataError: No array has the name of a hook point, or their dimensions differ.
+    """
     widths = {}
     dimensions = set()
     for name, array in arrays.items():
@@ -513,7 +574,12 @@ def _layout_of_hooks(arrays: Mapping[str, StoredArray], folder: Path) -> _Layout
 
 
 def _row_count(files: Sequence[Path], layout: _Layout, folder: Path) -> int:
-    """Return how many rows of text some files have."""
+    """Return how many rows of text the files of a shard have.
+
+    Raises:
+        ConfigError: Rows lie one after another, so that nothing tells where they end.
+        DataError: The files have no states at a known hook point.
+    """
     if layout.name != "padded":
         raise ConfigError(
             f"{folder} has rows one after another: write (rows, context, width), or the index "
@@ -527,7 +593,11 @@ def _row_count(files: Sequence[Path], layout: _Layout, folder: Path) -> int:
 
 
 def _stored_dtype(arrays: Mapping[str, StoredArray], layout: _Layout) -> str:
-    """Return the name of the dtype of states."""
+    """Return the name of the dtype of the states of a shard.
+
+    Raises:
+        DataError: It is none in which states may be stored.
+    """
     name = HIDDEN_STATES
     if name not in arrays:
         name = next(iter(layout.widths))
@@ -541,6 +611,8 @@ def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int] = 
     """Write a line for each row: its document, its length and its text if they are known.
 
     Args:
+        folder: The folder of states, in which `ROWS` is written.
+        rows: The rows.
         lengths: How many tokens each row has; empty, if the arrays say so.
     """
     with (folder / ROWS).open("w", encoding="utf-8") as file:
@@ -554,7 +626,10 @@ def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int] = 
 
 
 def _save_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
-    """Save a tokenizer in a folder of states, and return what the index says of it."""
+    """Save a tokenizer in a folder of states, and return the entries of the index for it.
+
+    There are none without a tokenizer.
+    """
     if tokenizer is None:
         return {}
     tokenizer.save_pretrained(folder)
@@ -562,12 +637,12 @@ def _save_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]
 
 
 def _file_entry(folder: Path, name: str) -> dict[str, str]:
-    """Return what the index says of a file."""
+    """Return the entry of the index for a file: its name in the folder and its SHA-256."""
     return {"file": name, "sha256": digest_of(folder / name)}
 
 
 def _write_index(folder: Path, **entries: object) -> None:
-    """Write `states.json`, in which entries that are None are left out."""
+    """Write `states.json` in one step, with the entries that are not None."""
     content: dict[str, object] = {"format": FORMAT}
     for name, value in entries.items():
         if value is not None:

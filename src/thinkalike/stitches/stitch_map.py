@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from thinkalike.arguments import tensor_of
 from thinkalike.arguments.tensors import WHOLE
 from thinkalike.digests import read_json, regular
-from thinkalike.errors import StitchError, plain
+from thinkalike.errors import StitchError, in_home, plain
 from thinkalike.files import is_folder
 from thinkalike.hub import reading, resolved
 from thinkalike.measures.closed_forms import AffineMap
@@ -150,7 +150,7 @@ class StitchMap(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write weights, sites and a model card into a folder, which is made if necessary."""
-        folder = Path(folder).expanduser()
+        folder = in_home(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
         for name, tensor in self.named_parameters():
@@ -167,7 +167,7 @@ class StitchMap(nn.Module):
         Raises:
             StitchError: A file is missing or damaged, or holds something else.
         """
-        folder = Path(folder).expanduser()
+        folder = in_home(folder)
         with explaining_file_errors(
             f"{folder} does not hold one stitch as StitchMap.save writes it"
         ):
@@ -203,7 +203,7 @@ class StitchMap(nn.Module):
             StitchError: The hub has no such stitch or cannot be reached; see `load`.
         """
         name = os.fspath(pretrained_model_name_or_path)
-        if is_folder(Path(name).expanduser()):
+        if is_folder(in_home(name)):
             return cls.load(name)
         with explaining_file_errors(f"cannot get the stitch {name}", name, revision):
             commit = resolved("model", name, revision).sha  # both files must be of one commit

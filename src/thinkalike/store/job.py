@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinkalike.errors import StoreError, TrainingError, short
+from thinkalike.errors import StoreError, TrainingError, in_home, short
 from thinkalike.processes import locked
 from thinkalike.store.manifest import RECORD, is_sealed, seal, sync_to_disk
 from thinkalike.store.result import HOW_TO_REDO, Result, undamaged, write_content
@@ -40,7 +40,7 @@ class StoredJob:
     def __init__(self, store: str, kind: str, key: str):
         self.kind = kind
         self.key = key
-        self.store = Path(store).expanduser()
+        self.store = in_home(store)
         self.folder = self.store / kind / key
         self.partial = self.folder.with_name(f"{key}.partial")
         self.states = self.partial / "checkpoints"

@@ -17,7 +17,7 @@ import yaml
 from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
 from thinkalike.columns import MOST_COLUMNS, Columns
 from thinkalike.digests import digest_of
-from thinkalike.errors import StoreError, checked_path, one_line, plain_line
+from thinkalike.errors import StoreError, checked_path, in_home, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
 from thinkalike.former_columns import (
     FormerColumns,
@@ -349,7 +349,7 @@ class Result:
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
         """Copy the files of the result into a new folder, and open the result there."""
-        destination = Path(checked_path("folder", folder)).expanduser()
+        destination = in_home(checked_path("folder", folder))
         names = [*manifest_entries(undamaged(self).folder), MANIFEST]
         make_new_folder(destination)
         try:
@@ -453,7 +453,7 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     Traceback (most recent call last):
     thinkalike.errors.StoreError: ...
     """
-    result = Result(Path(checked_path("folder", folder)).expanduser().absolute())
+    result = Result(in_home(checked_path("folder", folder)).absolute())
     if not is_sealed(result.folder):
         raise StoreError(
             f"{result.folder} holds no finished result, which would have a {MANIFEST}"

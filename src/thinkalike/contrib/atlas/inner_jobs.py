@@ -30,6 +30,7 @@ class MeasureJob(NamedTuple):
     Attributes:
         measure: The kind of its measure.
         source, target: What the atlas calls the models.
+        config: Its configuration.
     """
 
     measure: str
@@ -39,6 +40,7 @@ class MeasureJob(NamedTuple):
 
     @property
     def label(self) -> str:
+        """What the atlas calls the job."""
         return f"{self.measure} of {self.source} and {self.target}"
 
 
@@ -49,6 +51,7 @@ class FinishedJobs(NamedTuple):
     results: Sequence[Result]
 
     def fingerprint(self) -> str:
+        """Return the jobs' labels and the keys of their results, which say what is in them."""
         pairs = zip(self.jobs, self.results, strict=True)
         return repr([(job.label, result.key) for job, result in pairs])
 
@@ -81,6 +84,7 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
 
 
 def model_names(jobs: Sequence[MeasureJob]) -> list[str]:
+    """Return the names of all models of some jobs, each once, in order."""
     names: dict[str, None] = {}
     for job in jobs:
         names |= dict.fromkeys((job.source, job.target))

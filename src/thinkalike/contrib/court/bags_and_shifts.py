@@ -21,7 +21,8 @@ def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
     The mean of each dimension is 0 and its standard deviation 1 over the fit tokens.
 
     Args:
-        of: "embedding", the target's, or "code", random.
+        materials: The materials of a court.
+        of: What the vectors are: "embedding", the target's, or "code", random normal numbers.
     """
     tokens = torch.arange(materials.target.vocabulary)
     if of == "code":
@@ -43,13 +44,18 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
     The sum includes the current token. Its weights fall from 1 to exp(-2) over the last tokens,
     and are equal over infinitely many. They are scaled so that a sum of independent vectors is as
     large as one of them.
+
+    Args:
+        materials: The materials of a court.
+        last: How many tokens the sum is over; infinity: all from the beginning of the row.
+        of: What the vectors are, see `token_vectors`.
     """
     vectors = token_vectors(materials, of)
     rotation = materials.orthogonal_for("bag")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         positions = torch.arange(rows.shape[1])
-        lag = positions[:, None] - positions
+        lag = positions[:, None] - positions  # (t, t), of a position and an earlier one
         is_in_bag = (lag >= 0) & (lag < last)
         weights = torch.where(is_in_bag, torch.exp(-DECAY * lag / last), 0).to(vectors)
         normalised = weights / weights.norm(dim=1, keepdim=True)
@@ -60,14 +66,18 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
 
 
 def shifted(materials: Materials, steps: int) -> States:
-    """Return the target's state at the last token (-1) or at the next one (1).
+    """Return the target's state at the token before each one, or at the token after it.
 
     Where a row has no such token, it is the mean state.
+
+    Args:
+        materials: The materials of a court.
+        steps: -1 for the token before, 1 for the token after.
     """
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         mean = materials.mean.expand(len(rows), 1, -1)
-        padded = torch.cat([mean, materials.target_states(rows), mean], 1)
+        padded = torch.cat([mean, materials.target_states(rows), mean], 1)  # (b, t + 2, d)
         return padded[:, 1 + steps :][:, : rows.shape[1]]
 
     return states

@@ -16,7 +16,7 @@ from thinkalike.contrib.court.source import Source
 from thinkalike.contrib.court.token_profile import token_features
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
-from thinkalike.instruments.ruler.rungs import greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import greatest_by_layer
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.residual import ResidualStates
@@ -35,8 +35,8 @@ class TargetCourse(NamedTuple):
     """The target's own course through one batch of the report.
 
     Attributes:
-        states: At the cut and after each later block, (b, t, d) each.
-        losses: Of the next tokens, in nats.
+        states: Its states at the cut and after each later block, (b, t, d) each.
+        losses: The losses of the s = t - 1 next tokens, in nats.
     """
 
     states: list[Float[Tensor, "b t d"]]
@@ -88,7 +88,12 @@ def inner(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
 def inner_states(
     states_of: Callable[[Tensor], Sequence[Tensor]], rows: Int[Tensor, "rows t"]
 ) -> list[Float[Tensor, "n d"]]:
-    """Return the states that a function gives of rows, at the inner tokens."""
+    """Return the states that a function gives of rows, at the inner tokens, on the CPU.
+
+    Args:
+        states_of: Takes rows of tokens to one or more tensors (b, t, d).
+        rows: The rows, which are read batch by batch.
+    """
     by_batch = []
     for batch in row_batches(rows):
         by_batch.append([inner(states).cpu() for states in states_of(batch)])
@@ -97,7 +102,10 @@ def inner_states(
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The materials of a court, with everything that is computed once for all sources."""
+    """The materials of a court, with everything that is computed once for all sources.
+
+    Inner tokens are all but the first and the last of each row.
+    """
 
     materials: Materials
     _target_sides: dict[bytes, TargetSide] = field(default_factory=dict)
@@ -113,6 +121,7 @@ class Bench:
         return self._target_states(self.materials.fit)
 
     def _target_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
+        """Return the target's states at the inner tokens of rows."""
         (states,) = inner_states(lambda batch: [self.materials.target_states(batch)], rows)
         return states
 
@@ -132,6 +141,7 @@ class Bench:
         return self._target_sides[key]
 
     def _compute_target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
+        """Compute what `target_side` returns."""
         rows = self.materials.report.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
         documents = numbered_by_part(inner(self.materials.documents))
@@ -172,6 +182,10 @@ class Bench:
 
         The first token of each row keeps the target's own state, as maps are fitted on tokens with
         context.
+
+        Args:
+            source: The source.
+            stitch: Maps its states to the target's.
         """
         target = self.materials.target
         n_later = target.n_layers - self.materials.layer

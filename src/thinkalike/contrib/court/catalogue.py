@@ -71,6 +71,8 @@ class SourceRecipe(NamedTuple):
     """A source before it is made.
 
     Attributes:
+        name: The name of the source.
+        kind: Its similarity to the target, in a word.
         make: Returns the source's states.
     """
 
@@ -79,11 +81,13 @@ class SourceRecipe(NamedTuple):
     make: Callable[[Materials], States]
 
     def made(self, materials: Materials) -> Source:
+        """Return the source, which keeps the states that it has computed."""
         states = CachedStates(self.make(materials))
         return Source(self.name, self.kind, states, materials.target)
 
 
 def _embedding(materials: Materials) -> States:
+    """Return the target's states before its first block: layer -1."""
     return other_layer(materials, -1 - materials.layer)
 
 

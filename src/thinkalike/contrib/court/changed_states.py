@@ -44,7 +44,12 @@ def rounded_states(materials: Materials, bits: int) -> States:
 
 
 def distorted(materials: Materials, function: Callable[[Tensor], Tensor]) -> States:
-    """Return a function of each standardised dimension of the target's states."""
+    """Return a function of each dimension of the target's states, less its mean, over its spread.
+
+    Args:
+        materials: The materials of a court.
+        function: The function, entry by entry.
+    """
     return lambda rows: function(materials.centred_states(rows) / materials.spread)
 
 
@@ -52,6 +57,7 @@ def components_between(materials: Materials, first: float, last: float) -> State
     """Return some principal components of the target's states on the fit rows.
 
     Args:
+        materials: The materials of a court.
         first, last: The shares of the components, largest first, between which they lie.
     """
     start = round(first * materials.width)
@@ -108,6 +114,7 @@ def beside_stranger(materials: Materials, share: float) -> States:
     The untrained model's states are scaled to the total variance of the target's.
 
     Args:
+        materials: The materials of a court.
         share: How many dimensions of each, as a share of the width.
     """
     n_dimensions = round(share * materials.width)

@@ -39,10 +39,11 @@ def at_layer(materials: Materials, model: FrozenModel) -> States:
 def states_after_change(
     change: Callable[..., FrozenModel], purpose: str
 ) -> Callable[[Materials], States]:
-    """Return what makes the states of the target after a random change of its weights.
+    """Return a function that makes the states of the target after a random change of its weights.
 
     Args:
-        change: Takes the target and a `seed`.
+        change: Takes the target and a `seed`, and returns a changed copy.
+        purpose: The purpose that the seed is for, see `Materials.seed_for`.
     """
 
     def states(materials: Materials) -> States:
@@ -56,7 +57,9 @@ def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenMod
     """Return a copy with normal noise on every weight.
 
     Args:
+        model: The model that is copied.
         share: The standard deviation of the noise, in root mean squares of the weight's tensor.
+        seed: The seed of the noise.
     """
     module = copy.deepcopy(model.module)
     generator = seeded(seed)
@@ -70,7 +73,13 @@ def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenMod
 
 @torch.no_grad()
 def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
-    """Return a copy whose weights lie this share of the way back to untrained ones."""
+    """Return a copy whose weights lie a share of the way back to untrained ones.
+
+    Args:
+        model: The model that is copied.
+        share: 0 for the weights of the model, 1 for untrained ones.
+        seed: The seed of the untrained weights.
+    """
     untrained = fresh(model, seed)
     parameters = zip(untrained.module.parameters(), model.module.parameters(), strict=True)
     for weight, trained_weight in parameters:
@@ -79,14 +88,20 @@ def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
 
 
 def trained_on(materials: Materials, config: PretrainConfig, name: str) -> States:
-    """Return the states of the target after some more steps of training on other documents."""
+    """Return the states of the target after some more steps of training on other documents.
+
+    Args:
+        materials: The materials of a court.
+        config: How it is trained.
+        name: The name of the training, on which the order of its rows depends.
+    """
     return at_layer(materials, _trained_copy(materials, materials.other, config, name))
 
 
 def _trained_copy(
     materials: Materials, rows: Int[Tensor, "rows t"], config: PretrainConfig, name: str
 ) -> FrozenModel:
-    """Return a copy of the target that was trained on these rows."""
+    """Return a copy of the target that was trained on these rows, see `trained_on`."""
     module = copy.deepcopy(materials.target.module).train().requires_grad_(True)
     data = StepData(rows, config.tokens_per_step, config.steps, materials.seed_for(name))
     materials.train(Pretraining(module, config), data, name)
@@ -111,7 +126,12 @@ def token_alone(materials: Materials) -> States:
 
 
 def other_layer(materials: Materials, steps: int) -> States:
-    """Return the target's states some blocks later or earlier; before block 0 is the embedding."""
+    """Return the target's states some blocks later or earlier; before block 0 is the embedding.
+
+    Args:
+        materials: The materials of a court.
+        steps: How many blocks later than the target's layer; below 0: earlier.
+    """
     layer = materials.layer + steps
     if layer < 0:
         return lambda rows: stage(materials.target, EMBED, rows)

@@ -15,7 +15,7 @@ from thinkalike.contrib.court.bench import Bench, StitchedCourse, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
 from thinkalike.evaluation.columns import interval_columns
-from thinkalike.instruments.ruler.rungs import difference_interval
+from thinkalike.instruments.ruler.calibration_points import difference_interval
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.halved_moments import HalvedMoments, halves_of
 from thinkalike.measures.massive_rows import massive
@@ -31,7 +31,12 @@ MORE_THAN_MIXING = 1.25
 
 
 class Evidence:
-    """What is known of one source at a bench."""
+    """What is known of one source at a bench.
+
+    Args:
+        source: The source.
+        bench: The target's side of each comparison.
+    """
 
     def __init__(self, source: Source, bench: Bench):
         self.source = source
@@ -39,11 +44,13 @@ class Evidence:
         self.materials = bench.materials
 
     def _source_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
+        """Return the source's states at the inner tokens of rows."""
         (states,) = inner_states(lambda batch: self.source.residuals(batch, [0]), rows)
         return states
 
     @cached_property
     def _report_states(self) -> Float[Tensor, "n d"]:
+        """The source's states at the inner tokens of the report."""
         return self._source_states(self.materials.report)
 
     @cached_property
@@ -60,7 +67,11 @@ class Evidence:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Samples of the tokens that are compared, for measures of all pairs of tokens."""
+        """Samples of the tokens that are compared, for measures of all pairs of tokens.
+
+        They are at most `MOST_SAMPLES`, of `SAMPLE_TOKENS` tokens each, or one of all tokens where
+        there are fewer. No token is in two of them.
+        """
         n_compared = int(self.is_compared.sum())
         sample_size = min(SAMPLE_TOKENS, n_compared)
         generator = torch.Generator().manual_seed(self.materials.seed_for("samples"))

@@ -62,15 +62,18 @@ def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evid
 
 
 def _cka(evidence: Evidence) -> float:
+    """Return the CKA of source and target over all tokens of the evidence, in float64."""
     source, target = evidence.states
     return float(cka(source.double(), target.double()))
 
 
 def _rsa(source: Tensor, target: Tensor) -> Tensor:
+    """Return the RSA of two sets of states (n, d) of the same tokens, as a scalar."""
     return rsa([source], [target])[0, 0]
 
 
 def _profile(evidence: Evidence) -> float:
+    """Return how alike the MLEM profiles of source and target are, over part of a sample."""
     tokens = evidence.samples[0][:PROFILE_TOKENS]
     source, target = evidence.states
     seed = evidence.materials.seed_for("MLEM profile")

@@ -33,6 +33,7 @@ def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
     replaced = torch.where(is_before, tokens, different)
 
     def states_before(tokens: Int[Tensor, "b t"]) -> Float[Tensor, "n d"]:
+        """Return the states at the positions before the first replaced one of each row."""
         return source.residuals(tokens, [0])[0].cpu().double()[is_before]
 
     states = states_before(tokens)
@@ -43,5 +44,6 @@ def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
     sums = torch.zeros(length, dtype=movement.dtype).index_add(0, distances, movement)
     mean_by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
     size = (states - states.mean(0)).square().sum(-1).median()
+    # Where most states are the same, the size is 0, and 0 / 0 would be NaN.
     share = mean_by_distance.max() / size.clamp(min=torch.finfo(size.dtype).tiny)
     return max(float(share), 0.0)

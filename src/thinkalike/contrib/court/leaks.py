@@ -16,7 +16,11 @@ SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviation
 
 
 def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
-    """Return the token after each; the size of the vocabulary follows the last token of a row."""
+    """Return the token after each.
+
+    After the last token of a row it is the size of the vocabulary, which is no token: the last
+    row of `token_vectors`.
+    """
     no_token = torch.full_like(rows[:, :1], materials.target.vocabulary)
     return torch.cat([rows[:, 1:], no_token], 1)
 
@@ -56,6 +60,7 @@ def half_of_the_variance(materials: Materials) -> States:
     """Return the target's own states plus the leak, each with half the variance of a dimension."""
     leak = next_token(materials)
     share = 0.5**0.5
+    # The leak is the sum of normal numbers of variance 1 and SCATTER².
     size = share * materials.spread / (1 + SCATTER**2) ** 0.5
     return lambda rows: materials.mean + share * materials.centred_states(rows) + size * leak(rows)
 
@@ -64,6 +69,7 @@ def with_next_token(materials: Materials, share: float, of: str = "embedding") -
     """Return the target's own states plus a vector of the next token.
 
     Args:
+        materials: The materials of a court.
         share: The size of the vector, in spreads of each dimension.
         of: "embedding" or "code", see `token_vectors`.
     """

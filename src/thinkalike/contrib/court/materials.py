@@ -54,6 +54,7 @@ class Materials:
         return Source("itself", "same", states, self.target)
 
     def target_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the target's states of these tokens, each row of which is computed once."""
         return self.target_source.residuals(rows, [0])[0]
 
     @property
@@ -63,10 +64,12 @@ class Materials:
 
     @property
     def device(self) -> torch.device:
+        """The device of the target's states."""
         return self.target_source.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the target's states: at least float32, see `stage`."""
         return self.target_source.dtype
 
     @cached_property
@@ -77,6 +80,7 @@ class Materials:
 
     @property
     def mean(self) -> Float[Tensor, " d"]:
+        """The mean of the target's states on the fit rows, in their dtype."""
         mean, _ = self.moments
         return mean.to(self.dtype)
 
@@ -100,6 +104,9 @@ class Materials:
         return torch.randn(shape, generator=generator).to(self.device, self.dtype)
 
     def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
-        """Return a random orthogonal matrix for one purpose, uniform but for column signs."""
+        """Return a random orthogonal matrix for one purpose, uniform but for column signs.
+
+        It is the Q of the QR decomposition of a matrix of normal numbers.
+        """
         square = self.normals_for(purpose, self.width, self.width)
         return torch.linalg.qr(square.double()).Q.to(self.dtype)

@@ -25,6 +25,11 @@ def normals_by_code(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Te
     """Return independent standard normal numbers for each code, in float32.
 
     The two halves of 64 random bits give two normal numbers, by Box and Muller.
+
+    Args:
+        codes: A code for each vector of numbers.
+        width: How many numbers a code has.
+        seed: Another seed gives other numbers for the same codes.
     """
     start = splitmix(codes.long() * SPLITMIX_STEP + seed)
     steps = torch.arange(1, (width + 1) // 2 + 1, device=codes.device)
@@ -38,6 +43,7 @@ def normals_by_code(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Te
 
 def _uniform(bits: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Return numbers in (0, 1) from the lower 32 bits."""
+    # With 0.5 added, none is 0, of which the logarithm is infinite.
     return (bits & (TWO_TO_32 - 1)).double().add(0.5).div(TWO_TO_32)
 
 
@@ -57,6 +63,8 @@ def noise_for(
     """Return a function from tokens to normal numbers, of the width of the target's states.
 
     Args:
+        materials: The materials of a court.
+        purpose: The purpose that the seed is for, see `Materials.seed_for`.
         codes_of: Gives the code at each position; the same code has the same numbers.
     """
     seed = materials.seed_for(purpose)

@@ -39,6 +39,7 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
     """Return the judges that a table has columns of; a court may hear some sources only.
 
     Args:
+        table: The table of some courts.
         kinds: If given, the table must also have sources of these kinds, and decoys of the judge.
     """
     judges = []
@@ -55,7 +56,8 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
 def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
     """Return what a judge says of sources of some kinds: a row a court, a column a source.
 
-    Higher always means more similar: the sign of a judge for whom lower does is turned.
+    Higher always means more similar: the sign of a judge for whom lower does is turned. Sources
+    that the judge has no value of in some court are left out.
     """
     of_kinds = table[table["kind"].isin(kinds)]
     values = of_kinds.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
@@ -115,6 +117,10 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _doses_of(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, float, float]]:
+    """Return for each dose, in rising order, the judge, the dose, its mean value and Spearman's ρ.
+
+    ρ, of dose and similarity, is the same in all rows.
+    """
     mean_scores = scores(table, judge, ["dose"]).mean()
     by_percentage = []
     for source, score in mean_scores.items():

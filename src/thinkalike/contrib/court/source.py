@@ -23,7 +23,10 @@ class Source:
     It has one layer, 0, and no unembedding, and it reads text as the target does.
 
     Attributes:
+        name: What tables call it.
         kind: How the source is similar to the target, or why it is not.
+        d_model: The width of its states.
+        device, dtype: Those of its states.
     """
 
     n_layers = 1
@@ -34,7 +37,7 @@ class Source:
         self.kind = kind
         self._states = states
 
-        example = states(torch.zeros(1, 1, dtype=torch.long))
+        example = states(torch.zeros(1, 1, dtype=torch.long))  # of one token, the first of all
         self.d_model = example.shape[-1]
         self.device = example.device
         self.dtype = example.dtype
@@ -52,24 +55,32 @@ class Source:
         self.check_context = target.check_context
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
+        """Return the sites after some layers, which are the layers themselves."""
         return list(layers)
 
     def width(self, layer: Layer) -> int:
+        """Return the width of the states, whatever the layer."""
         return int(self.d_model)
 
     def parameters(self) -> int:
+        """Return 0: a source counts as having no parameters."""
         return 0
 
     def fingerprint(self) -> str:
+        """Return name and kind, in place of a checksum of weights."""
         return f"{self.name} {self.kind}"
 
     def describe(self) -> dict[str, str]:
+        """Return name and kind, by key."""
         return {"name": self.name, "kind": self.kind}
 
     def residuals(
         self, rows: Tokens, layers: Sequence[Layer], mask: Tokens | None = None
     ) -> list[Float[Tensor, "b t d"]]:
-        """Return the states of these tokens, once for each time that layer 0 is asked for."""
+        """Return the states of these tokens, once for each time that layer 0 is asked for.
+
+        The mask is not read.
+        """
         return [self._states(rows)] * len(layers)
 
 
@@ -82,6 +93,7 @@ class CachedStates:
 
     @torch.no_grad()
     def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the states of some rows; those of a row that was seen before are kept ones."""
         rows = rows.long().cpu()
         keys = [row.numpy().tobytes() for row in rows]
         index_of_new = {
@@ -97,6 +109,6 @@ class CachedStates:
 
 
 def stage(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t d"]:
-    """Return a model's states after a block, in at least float32."""
+    """Return a model's states at a site, such as after a block, in at least float32."""
     state = model.residuals(rows, [layer])[0]
     return state.to(torch.promote_types(state.dtype, torch.float32))

@@ -20,8 +20,9 @@ def means(materials: Materials, kind: type[TokenMeans], source: Source | None = 
     """Return the mean state of each token, or of each n-gram, in other documents.
 
     Args:
+        materials: The materials of a court.
         kind: What means are taken of: `TokenMeans`, `BigramMeans` or `TrigramMeans`.
-        source: Whose states; None: the target's.
+        source: The source whose states are averaged; None: the target.
     """
     asked_for = torch.cat([materials.fit, materials.report, materials.other])
     fitted = kind(source or materials.target_source, [0], materials.other, asked_for)
@@ -29,9 +30,12 @@ def means(materials: Materials, kind: type[TokenMeans], source: Source | None = 
 
 
 def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
-    """Return a number for the current token and the last two before it, see `bigrams`."""
+    """Return a number for the current token and the last two before it, see `bigrams`.
+
+    At the beginning of a row, where they are missing, `vocabulary` stands for them.
+    """
     no_tokens = torch.full_like(rows[:, :2], vocabulary)
-    two_before = torch.cat([no_tokens, rows[:, :-2]], 1)[:, : rows.shape[1]]
+    two_before = torch.cat([no_tokens, rows[:, :-2]], 1)
     return bigrams(rows, vocabulary) + vocabulary * (vocabulary + 1) * two_before
 
 
@@ -49,7 +53,12 @@ NGRAM_CODES: dict[str, ContextCode] = {
 
 
 def code(materials: Materials, of: str) -> States:
-    """Return a random vector for each token, bigram or trigram that ends at the current token."""
+    """Return a random vector for each token, bigram or trigram that ends at the current token.
+
+    Args:
+        materials: The materials of a court.
+        of: "token", "bigram" or "trigram".
+    """
 
     def codes_of(rows: Tokens) -> Tokens:
         return NGRAM_CODES[of](rows, materials.target.vocabulary)
@@ -61,9 +70,11 @@ def at_position(materials: Materials, token: float, noise: float = 0.0) -> State
     """Return the mean of the target's states at each position in other documents.
 
     Args:
+        materials: The materials of a court.
         token: With 1, the mean state of the token is subtracted first and added at the end; with 0
             the tokens do not count.
-        noise: Adds normal noise: a share of the standard deviation of what the mean leaves.
+        noise: The size of added normal noise, as a share of the standard deviation of what the
+            mean leaves.
     """
     token_mean = means(materials, TokenMeans)
     random = noise_for(materials, "at position")
@@ -79,7 +90,13 @@ def at_position(materials: Materials, token: float, noise: float = 0.0) -> State
 
 
 def reweighted(materials: Materials, token: float, rest: float) -> States:
-    """Return a weighted sum of the token's mean and the target's departure from it."""
+    """Return a weighted sum of the token's mean state and the target's departure from it.
+
+    Args:
+        materials: The materials of a court.
+        token: The weight of the mean.
+        rest: The weight of the departure.
+    """
     token_mean = means(materials, TokenMeans)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -95,7 +112,7 @@ def with_means_of_other_tokens(materials: Materials) -> States:
     generator = seeded(materials.seed_for("other tokens"))
     tokens = materials.other.long().unique()
     tokens = tokens[torch.randperm(len(tokens), generator=generator)]
-    stand_in = torch.arange(materials.target.vocabulary)
+    stand_in = torch.arange(materials.target.vocabulary)  # itself, for a token without a mean
     stand_in[tokens] = tokens.roll(1)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -153,6 +170,10 @@ def mixture_with_other_context(materials: Materials, share: float) -> States:
     """Return states with this share of their variance from the target's own states.
 
     The rest of the variance is that of the same token in another context.
+
+    Args:
+        materials: The materials of a court.
+        share: From 0, all from the other context, to 1, the target's own states.
     """
     elsewhere: Callable[[Tokens], Tensor] = other_context(materials)
     mean = materials.mean

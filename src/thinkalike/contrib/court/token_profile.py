@@ -39,6 +39,7 @@ def token_features(
     last two tokens, and whether the token occurred before; see `KINDS`.
 
     Args:
+        rows: Tokens, at least three in a row.
         text_of_token: The text of each token of the rows.
         counts: How often each token occurs in other text.
     """
@@ -87,6 +88,12 @@ def profile_likeness(
     """Return the weighted Kendall τ of feature importance in two sets of states of some tokens.
 
     It is 0 where no feature explains anything of one of them.
+
+    Args:
+        features: The features of n tokens, see `token_features`.
+        source: States of the same tokens.
+        target: Other states of them.
+        seed: The seed of the MLEM and of the permutations.
     """
     model = MLEM(kinds=KINDS, difference="scaled", seed=seed)
     with warnings.catch_warnings():

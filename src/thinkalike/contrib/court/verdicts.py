@@ -42,6 +42,7 @@ Row = Mapping[Hashable, object]
 
 
 def _number(row: Row, column: str) -> float:
+    """Return what a row has in a column, which must be a number."""
     value = row[column]
     assert isinstance(value, SupportsFloat), f"{column}={value} is no number"
     return float(value)

@@ -15,8 +15,14 @@ def draw_correlation_matrix(
     """Draw the lower half of a symmetric matrix of numbers from -1 to 1.
 
     Args:
-        rotation, ha: Of the names of the columns.
+        axes: The panel.
+        cells: The matrix as a table; the names of its columns are also those of the rows.
+        rotation: The angle of the names of the columns, in degrees.
         inches: The width of the matrix; the numbers are written where they can be read.
+        ha: How the names of the columns are aligned to their marks.
+
+    Returns:
+        The image, for a colour bar.
     """
     values = lower_half(cells.to_numpy(float))
     norm, colours = colours_of(values, (-1.0, 1.0))

@@ -40,6 +40,12 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
 
 
 def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw what each start explains over its FLOPs: a point per seed, a line of their means.
+
+    Args:
+        axes: The panel.
+        table: The rows of one panel, of all starts, rates, seeds and evaluations.
+    """
     for number, (start, rows) in enumerate(table.groupby("start", sort=False)):
         at_best_rate = _at_best_rate(rows)
         means = at_best_rate.groupby("tokens")[["flops", "explained_variance"]].mean()
@@ -59,6 +65,7 @@ def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
             label=STARTS.get(str(start), str(start)),
         )
     axes.set(xlabel="FLOPs, all counted")
+    # Before training a random start has taken none, which a logarithm cannot show.
     first_flops = table.loc[table["tokens"] > 0, "flops"].min()
     axes.set_xscale("symlog", linthresh=max(first_flops, 1.0))
 

@@ -89,6 +89,13 @@ def draw_learning_curves(
 def _draw_losses(
     axes: Axes, curves: Mapping[str, Float[np.ndarray, "steps layers"]], layer: int
 ) -> None:
+    """Draw the smoothed losses of one layer over steps, a line for each curve, by label.
+
+    Args:
+        axes: The panel.
+        curves: The losses of all layers at each step, by label.
+        layer: The column of the losses that is drawn.
+    """
     for number, (label, curve) in enumerate(sorted(curves.items())):
         losses = pd.Series(curve[:, layer])
         smooth = losses.rolling(SMOOTHED_STEPS, min_periods=1).mean()

@@ -30,6 +30,10 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
 
 
 def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
+    """Draw the likeness of each checkpoint to the last: a line per run and layer.
+
+    The lines of the first run come first, one for each layer, so a legend of layers names these.
+    """
     for table in runs.values():
         positions = step_position(table["step"].unique())
         by_layer = table.pivot(index="step", columns="layer", values="similarity_to_last")

@@ -30,6 +30,11 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
     """Draw the balanced accuracy of each condition by feature, with its interval.
 
     There is a panel for each split and layer pair.
+
+    Args:
+        table: The table of a result of `measure=probes`.
+        folder: Where the figure is written.
+        name: The name of its files.
     """
     layer_pairs = list(table.groupby(["source_layer", "target_layer"], sort=False))
     splits = list(dict.fromkeys(table["split"]))
@@ -96,6 +101,11 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
     """Draw the share of the natural effect against the layer pair.
 
     There is a panel for each position and strength. Without any natural effect, effects are drawn.
+
+    Args:
+        table: The table of a result of `measure=steering`.
+        folder: Where the figure is written.
+        name: The name of its files.
     """
     has_shares = bool(table["share"].notna().any())
     panels_of = list(table.groupby(["position", "strength"], sort=False))

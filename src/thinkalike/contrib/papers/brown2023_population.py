@@ -156,7 +156,7 @@ def _stitch_panels(population: PopulationResult, ending: str) -> dict[str, pd.Da
 
 
 def _cka_panel(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return the mean CKA of each pair of groups by layer, under the title of its panel."""
+    """Return a table of the mean CKA of each two groups by layer, by the title of its panel."""
     means = population.grouped(population.likeness)
     return {f"CKA{ending}": _panel(means, population, FIRST_LAYER, "value", "layer")}
 

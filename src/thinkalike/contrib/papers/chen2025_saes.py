@@ -44,8 +44,11 @@ class Transfer(NamedTuple):
     """A source and a target, their layers, and what is claimed.
 
     Attributes:
+        source, source_layer: The model whose autoencoders are carried over, and its layer.
+        target, layer: The model that gets them, and its layer.
         settings: Further words of task=sae, for both models.
-        bound: Of the share of FLOPs that is saved against a random start.
+        claim: What is claimed; {limit} in it stands for the limit of the bound.
+        bound: Where the share of FLOPs must be that is saved against a random start.
     """
 
     source: str
@@ -58,6 +61,7 @@ class Transfer(NamedTuple):
 
     @property
     def label(self) -> str:
+        """What its job and its claims are called."""
         return f"{self.source}:{self.source_layer} → {self.target}:{self.layer}"
 
 
@@ -106,6 +110,7 @@ TRANSFERS = {
 
 
 def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
+    """Return the names of all models of some transfers, each once, in order."""
     names: dict[str, None] = {}
     for transfer in transfers:
         names |= dict.fromkeys((transfer.source, transfer.target))
@@ -136,6 +141,7 @@ def _jobs(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
+    """Return two claims about each transfer, with the tables of all of them."""
     transfers = TRANSFERS[case.scale]
     joined = {}
     for name in ("table", "savings", "curves"):
@@ -164,6 +170,13 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     """Return the claim that a transferred start saves FLOPs of another start.
 
     It is judged after each of `SHARES_OF_TOKENS`, with intervals over seeds.
+
+    Args:
+        case: The experiment with its results.
+        transfer: The transfer.
+        against: The other start: "random" or "least_squares".
+        claim: The claim in words.
+        bound: Where the share of FLOPs that is saved must be.
     """
     result = case.results[transfer.label]
     table = result.tables["savings"].reset_index()

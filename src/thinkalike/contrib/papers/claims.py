@@ -57,6 +57,7 @@ class Bound:
     limit: float = 0.0
 
     def __str__(self) -> str:
+        """Return the bound in words, such as "above 0" or "within 0.1 of 0"."""
         if self.kind == "within":
             return f"within {self.limit:g} of 0"
         return f"{self.kind} {self.limit:g}"

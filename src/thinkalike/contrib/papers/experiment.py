@@ -29,7 +29,7 @@ from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
-from thinkalike.instruments import passes, run_jobs
+from thinkalike.instruments import jobs_by_pass, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.labels import label
 from thinkalike.processes import doing
@@ -245,7 +245,7 @@ class Experiment(
         labels = [label for label, _ in labelled_jobs]
         jobs = [job for _, job in labelled_jobs]
         results: dict[str, Result] = {}
-        for indices in passes(jobs):
+        for indices in jobs_by_pass(jobs):
             labels_of_pass = [labels[index] for index in indices]
             n_done = len(results) + len(indices)
             with doing(f"{listed(labels_of_pass)}, up to job {n_done} of {len(jobs)}"):

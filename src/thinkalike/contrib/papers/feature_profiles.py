@@ -35,7 +35,12 @@ TURN = 0.4  # of Mamba's depth, where word position becomes important: layer 10 
 
 @dataclass(frozen=True)
 class Profiles:
-    """The feature profiles of one model, from the result of its job."""
+    """The feature profiles of one model, from the result of its job.
+
+    Attributes:
+        name: What claims call the model.
+        result: The result.
+    """
 
     name: str
     result: Result
@@ -47,6 +52,7 @@ class Profiles:
 
     @property
     def features(self) -> list[str]:
+        """The names of the f features, in order."""
         return list(dict.fromkeys(self.result.details["feature"]))
 
     @property
@@ -56,6 +62,7 @@ class Profiles:
 
     @property
     def n_layers(self) -> int:
+        """How many layers have a profile."""
         return self.importances.shape[1]
 
     @property
@@ -113,6 +120,7 @@ def profile_jobs(case: Case) -> list[InnerJob]:
 
 
 def profiles_of(case: Case) -> list[Profiles]:
+    """Return the profiles of each model of an experiment, in order."""
     return [Profiles(name, case.results[name]) for name in case.names]
 
 
@@ -122,6 +130,13 @@ def lead_over_others(
     """Return by how much PoS is more important on each fold than the runner-up.
 
     The runner-up is the feature, other than PoS, with the largest mean importance over folds.
+
+    Args:
+        importances: The importance of each of f features on each of k folds.
+        features: The names of the features, in order.
+
+    Raises:
+        DataError: The stimuli do not have the feature PoS.
     """
     index = feature_index("PoS", features)
     others = importances[..., [other for other in range(len(features)) if other != index]]
@@ -131,7 +146,13 @@ def lead_over_others(
 
 
 def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], words: str) -> Claim:
-    """Return a claim that holds if a statistic of each fold is above 0, with its interval."""
+    """Return a claim that holds if the mean of a statistic over folds is above 0.
+
+    Args:
+        claim: What the paper says.
+        statistic: The statistic on each fold; the claim rests on the interval of its mean.
+        words: What the statistic is, in words that the mean follows.
+    """
     mean = fold_interval(statistic)
     numbers = f"{words} {mean:+.3f}"
     return judged_claim(claim, [(Bound("above"), mean)], numbers, units_of_folds(statistic))

@@ -25,6 +25,7 @@ class Pair(NamedTuple):
 
     @property
     def label(self) -> str:
+        """The names of both models, such as "GPT-2 into BERT"."""
         return f"{labels.label(self.source)} into {labels.label(self.target)}"
 
     def layers(self, depths: Sequence[Fraction] = ()) -> list[list[int]]:

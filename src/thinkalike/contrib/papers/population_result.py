@@ -66,6 +66,7 @@ def population_parts(case: Case, side: Side) -> PopulationParts:
 
 
 def _population_job(case: Case) -> PopulationJob:
+    """Return the configuration of an experiment about a population."""
     assert isinstance(case.config, PopulationJob)
     return case.config
 
@@ -75,6 +76,8 @@ class PopulationResult:
     """The result of a job on a population, as tensors over the models of some groups.
 
     Attributes:
+        result: The result.
+        config: The settings of the population.
         chosen_groups: The groups of these models; empty: all groups.
     """
 
@@ -98,6 +101,7 @@ class PopulationResult:
 
     @cached_property
     def _group_of_all(self) -> dict[str, str]:
+        """The group of each model of the result, by the model's name, in the order of arrays."""
         rows = self.result.details.drop_duplicates("source")
         return dict(zip(rows["source"], rows["group_of_source"], strict=True))
 
@@ -114,16 +118,19 @@ class PopulationResult:
 
     @property
     def group_names(self) -> list[str]:
+        """The names of the groups, in the order of their first models."""
         return list(dict.fromkeys(self.group_of.values()))
 
     @property
     def units(self) -> str:
+        """What intervals over models are over, in words."""
         groups = list(self.group_of.values())
         sizes = [str(groups.count(group)) for group in self.group_names]
         return f"{len(groups)} models in groups of {' and '.join(sizes)}"
 
     @property
     def units_with_examples(self) -> str:
+        """What intervals over models and pairs of texts are over, in words."""
         return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
 
     def _array(self, name: str) -> Tensor:
@@ -155,7 +162,10 @@ class PopulationResult:
 
     @cached_property
     def distances(self) -> Float[Tensor, "m m"]:
-        """√Σ arccos²(CKA) over layers (equation 2)."""
+        """√Σ arccos²(CKA) over layers (equation 2), the mean of both directions.
+
+        It is exactly 0 for a model with itself.
+        """
         return symmetric(arc_length(self.likeness)).fill_diagonal_(0)
 
     def grouped(

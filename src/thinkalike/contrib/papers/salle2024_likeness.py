@@ -97,6 +97,7 @@ class LayerOfModel(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
+        """Return such as "GPT-2 layer 8", which `_split_leader` takes apart again."""
         return f"{self.model} layer {self.layer}"
 
 

@@ -35,6 +35,7 @@ from thinkalike.measures.mlem.importance import fold_interval
 
 
 def _figure3(case: Case) -> Conclusion:
+    """Feature profiles over the layers of each model, with what the paper reads off them."""
     profiles = profiles_of(case)
     claims = []
     for model in profiles:
@@ -53,6 +54,7 @@ def _figure3(case: Case) -> Conclusion:
 
 
 def _part_of_speech_leads(model: Profiles) -> Claim:
+    """Return the claim that PoS leads all other features, in the mean over layers."""
     lead = lead_over_others(model.importances, model.features)
     n_leading = model.leading.count("PoS")
     words = f"it is first in {n_leading} of {model.n_layers} layers; it leads the next by"
@@ -61,7 +63,11 @@ def _part_of_speech_leads(model: Profiles) -> Claim:
 
 
 def _leads_at_the_ends(model: Profiles) -> Claim:
-    lead = lead_over_others(model.importances, model.features)
+    """Return the claim that PoS leads in the first and the last layer, and in none between.
+
+    The intervals hold for all layers together.
+    """
+    lead = lead_over_others(model.importances, model.features)  # (k, l)
     n_layers = lead.shape[1]
     mean_lead = fold_interval(lead.T, level_of_each(n_layers))
     by_layer = ", ".join(f"{mean_lead[layer]:+.3f}" for layer in range(n_layers))
@@ -78,6 +84,7 @@ def _leads_at_the_ends(model: Profiles) -> Claim:
 
 
 def _position_rises(model: Profiles) -> Claim:
+    """Return the claim that word position is more important after the turn than before it."""
     position = model.of("Word position")
     rise = position[:, model.turn :].mean(1) - position[:, : model.turn].mean(1)
     claim = f"word position gains importance midway in {model.name}"
@@ -87,6 +94,7 @@ def _position_rises(model: Profiles) -> Claim:
 
 
 def _number_fades(model: Profiles) -> Claim:
+    """Return the claim that number is less important in the last third than in the first."""
     number = model.of("Number")
     third = max(model.n_layers // 3, 1)
     fall = number[:, :third].mean(1) - number[:, -third:].mean(1)
@@ -96,6 +104,7 @@ def _number_fades(model: Profiles) -> Claim:
 
 
 def _predicts(profiles: Sequence[Profiles]) -> Claim:
+    """Return the claim that held-out distances are predicted in every layer of every model."""
     n_layers = sum(model.n_layers for model in profiles)
     level = level_of_each(n_layers)
     bounded = [(Bound("above"), fold_interval(model.scores.T, level)) for model in profiles]

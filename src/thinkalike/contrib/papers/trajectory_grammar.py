@@ -52,6 +52,7 @@ def _trajectories(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
+    """Return what settles when in each run, and the claims about the order over all runs."""
     results = case.results
     settled_by_run = [_settled(result).assign(run=run) for run, result in results.items()]
     table = pd.concat(settled_by_run, ignore_index=True)
@@ -60,6 +61,7 @@ def _conclude(case: Case) -> Conclusion:
 
     units = f"{len(results)} seeds"
     doublings = table.pivot(index="run", columns="what", values="doublings")
+    # In the order of `_settled`, the same in every run.
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
     claims = [
         _earlier(

@@ -22,6 +22,7 @@ class Target(NamedTuple):
     """A model whose layers have courts.
 
     Attributes:
+        layers: The layers that have a court each.
         siblings: Models that were trained on the same text, by how they differ.
     """
 
@@ -127,6 +128,7 @@ def _courts(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
+    """Return the table of all courts, claims about each judge, and claims about verdicts."""
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
     judges = ranking.summary_of_judges(table)
@@ -159,12 +161,13 @@ def _conclude(case: Case) -> Conclusion:
 
 
 def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, units: str) -> Claim:
-    """Return whether a judge ranks all similar sources above all its decoys, in every court.
+    """Return the claim that a judge ranks all similar sources above all its decoys in every court.
 
     Args:
-        row: Of the summary of judges.
+        row: A row of the summary of judges.
         subject: What the similar sources are called.
-        prefix: Of the columns about these sources.
+        prefix: The beginning of the names of the columns about these sources.
+        units: What the numbers are over, in words.
     """
     fooled_by = row[f"{prefix}fooled_by"]
     numbers = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"
@@ -175,7 +178,12 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
 
 
 def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
-    """Return whether verdicts on sources of one kind are mostly right and mostly decided."""
+    """Return the claim that verdicts on sources of one kind are mostly right and mostly decided.
+
+    Args:
+        row: A row of the shares by kind.
+        units: What the numbers are over, in words.
+    """
     right = float(str(row["right"]))
     decided = float(str(row["decided"]))
     return exact_claim(

@@ -30,6 +30,13 @@ def stitched_members(
 
     `measure.batch` pairs run at once. A state is kept every few batches, from which an interrupted
     job resumes. Processes that share the job share the batches.
+
+    Args:
+        models: The members, of the same depth and width.
+        encoded: The tokens of the pairs.
+        pairs: The same pairs, with their labels.
+        measure: The settings of the measure.
+        work: The job's processes, and its state if it was interrupted.
     """
     processes = work.processes
     all_batches = list(batches(encoded, measure.batch))
@@ -46,6 +53,7 @@ def stitched_members(
     not_gathered: list[tuple[PairBatch, IdentityStitches]] = []
 
     def stitch(batch: PairBatch) -> None:
+        """Stitch all members on a batch, and put the result by until it is gathered."""
         of_batch = identity_stitches(
             models,
             batch.tokens,
@@ -58,6 +66,7 @@ def stitched_members(
         not_gathered.append((batch, of_batch))
 
     def gather() -> None:
+        """Write what any process has put by into the stitches of each process."""
         of_processes = processes.everyone(not_gathered)
         for batch, of_batch in itertools.chain.from_iterable(of_processes):
             stitches.losses[..., batch.rows] = of_batch.losses
@@ -67,9 +76,9 @@ def stitched_members(
     n_batches = len(all_batches)
     with at_boundaries(), doing("batch of stitches", n_batches, first) as activity:
         for start in range(first, n_batches, processes.size):
-            own_batch = start + processes.rank
-            if own_batch < n_batches:
-                stitch(all_batches[own_batch])
+            batch_of_process = start + processes.rank
+            if batch_of_process < n_batches:
+                stitch(all_batches[batch_of_process])
             done = min(start + processes.size, n_batches)
             activity.reach(done)
 

@@ -32,7 +32,10 @@ class ClassLosses(NamedTuple):
 def predicted_classes(
     logits: Float[Tensor, "*s n c"], classes: Sequence[str], data_classes: Sequence[str]
 ) -> Int[Tensor, "*s n"]:
-    """Return the likeliest class of each example, as its index in `data_classes`, in int8."""
+    """Return the likeliest class of each example, as its index in `data_classes`, in int8.
+
+    The arguments are those of `class_losses`.
+    """
     data_class_of = _data_class_indices(classes, data_classes)
     return data_class_of.to(logits.device, torch.int8)[logits.argmax(-1)]
 
@@ -105,8 +108,16 @@ def check_labels(
     A good model with two of its three classes exchanged is about at chance. So no other order of
     the classes may be right more often by three standard errors of the difference (McNemar 1947).
 
+    Args:
+        logits: One logit for each of the model's classes.
+        labels: Indices in `data_classes`.
+        classes: The model's classes in the stated order of its logits.
+        data_classes: The classes of the data.
+        name: What the error message calls the model.
+
     Raises:
-        ModelError: Another order of the classes is clearly right more often.
+        ModelError: Another order of the classes is clearly right more often, or the accuracy is
+            below chance.
     """
     orders = list(itertools.permutations(classes))  # the first one is the stated order
     correct = torch.stack(
@@ -115,6 +126,7 @@ def check_labels(
     accuracies = correct.double().mean(1)
     best = int(accuracies.argmax())
 
+    # Were both orders as good, the variance of gained - lost would be about gained + lost.
     gained = (correct[best] & ~correct[0]).sum()
     lost = (correct[0] & ~correct[best]).sum()
     is_another_order_better = gained - lost > MOST_STANDARD_ERRORS * (gained + lost).sqrt()

@@ -39,6 +39,10 @@ class NumberedModel(ModelConfig):
     classes: list[str] | None = setting(None, in_memory=True)
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of the settings that change something.
+
+        `index` is one of them where `members` is given, or where a name or path contains it.
+        """
         # The index counts where a name has it as a number of its own, as in feather_berts_3, and
         # not as the 3 of gelu-3l.
         number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
@@ -50,6 +54,11 @@ class NumberedModel(ModelConfig):
         return read - {"index"}
 
     def check_family(self, family: str, predicts: str) -> None:
+        """Check that no setting is given that changes nothing of a model of this family.
+
+        Raises:
+            ConfigError: `classes` is given for a model that is no classifier.
+        """
         super().check_family(family, predicts)
         if self.classes is not None and predicts != "class":
             raise ConfigError(
@@ -58,6 +67,14 @@ class NumberedModel(ModelConfig):
             )
 
     def classes_of(self, stated: Sequence[str]) -> list[str]:
+        """Return the classes of a classifier in the order of its logits.
+
+        Args:
+            stated: Those that its config.json states, which `classes` may rename.
+
+        Raises:
+            ModelError: `classes` has another number of them, or the same names in another order.
+        """
         classes_in_files = super().classes_of(stated)
         if self.classes is None:
             return classes_in_files
@@ -164,6 +181,11 @@ class PopulationConfig(Checked, part="population"):
             )
 
     def _check_parents(self, parents: dict[str, list[str]]) -> None:
+        """Check that there are enough groups and members, and that `null` names two of more.
+
+        Raises:
+            ConfigError: One of these does not hold.
+        """
         if self.null is not None and (len(self.null) != 2 or not set(self.null) < set(parents)):
             raise ConfigError(
                 f"population.null={self.null} must name two of more groups: {', '.join(parents)}"

@@ -27,7 +27,9 @@ class PairTokenizer(Protocol):
 
     def __call__(
         self, text: list[str], text_pair: list[str], **options: object
-    ) -> Mapping[str, list[list[int]]]: ...
+    ) -> Mapping[str, list[list[int]]]:
+        """Return token ids ("input_ids") and types ("token_type_ids") of each pair of texts."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class PairBatch:
     """Some pairs, padded to one length.
 
     Attributes:
+        tokens: The ids of the tokens, a row for each pair.
         mask: True where there is no padding.
-        types: 0 in the premise, 1 in the hypothesis.
+        types: 0 in the premise, 1 in the hypothesis, and 0 in padding.
         rows: Which of all pairs these are.
     """
 
@@ -51,6 +54,7 @@ class EncodedPairs:
     """The tokens of pairs, without padding.
 
     Attributes:
+        tokens: The ids of the tokens of each pair.
         types: 0 for a token of the premise, 1 for one of the hypothesis.
         padding: The id of the token that fills a row.
         truncated: How many pairs were cut.
@@ -84,11 +88,17 @@ def encode(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs
     A pair has at most `context` tokens: in a longer one the longer text loses its end, token by
     token. The number of cut pairs is logged.
 
+    Args:
+        pairs: The pairs as texts.
+        tokenizer: That of the model that reads them.
+        context: How many tokens the model reads at most.
+
     Raises:
         DataError: The tokenizer writes pairs in a different form.
     """
 
     def encoded_as(**options: object) -> Mapping[str, list[list[int]]]:
+        """Return ids and types of all pairs, uncut unless the options say otherwise."""
         return tokenizer(
             pairs.premises, pairs.hypotheses, return_token_type_ids=True, verbose=False, **options
         )

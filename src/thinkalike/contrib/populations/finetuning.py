@@ -159,7 +159,7 @@ class ClassifierFinetuning(
     def seed(self, config: NLIJob) -> int:
         return config.nli.index
 
-    def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
         whole_challenge = replace(config.pairs, heuristic=None)

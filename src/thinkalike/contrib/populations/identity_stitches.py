@@ -16,7 +16,9 @@ from thinkalike.models.frozen import FrozenModel
 
 
 class IdentityStitches(NamedTuple):
-    """The losses and predictions of stitched classifiers, by source, target and cut.
+    """The losses and predictions of stitched classifiers, by source, target, cut and example.
+
+    Cut 0 is after the embedding, cut i after i blocks.
 
     Attributes:
         losses: The cross-entropy of each example in nats, in float64.
@@ -46,10 +48,18 @@ def identity_stitches(
 
     Args:
         models: Classifiers of the same depth and width.
+        tokens: The tokens of some examples, a row for each.
         labels: Indices in `data_classes`, see `class_losses`.
+        data_classes: The classes of the data.
+        mask: 1 where there is a token, 0 where there is padding; None: there is none.
+        types: 0 in the first text of a pair, 1 in the second; None: not given to the models.
         at_once: How many sources run through a target together, with their states at all cuts in
             memory. With one, results equal those of whole stitched models to the bit; more are
             faster and may differ in the last bit.
+
+    Raises:
+        ModelError: Two models differ in depth or width, or a model cannot be asked for the
+            classes of the data.
     """
     check_alike(models)
     cuts: list[Layer] = [EMBED, *range(models[0].n_layers)]
@@ -79,7 +89,14 @@ def _logits_of_target(
     states_by_cut: Sequence[Sequence[Float[Tensor, "b t d"]]],
     mask: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "s cuts b c"]:
-    """Return the target's logits when it resumes at each cut from the states of each source."""
+    """Return the target's logits when it resumes at each cut from the states of each source.
+
+    Args:
+        target: The model that resumes.
+        cuts: The c sites that it resumes after, in the order of `states_by_cut`.
+        states_by_cut: At each cut, the states of each source.
+        mask: See `identity_stitches`.
+    """
     n_sources = len(states_by_cut[0])
     repeated_mask = None
     if mask is not None:

@@ -24,13 +24,20 @@ PAIRS_PREFIX = "pairs."  # of words of a command line that set something of the 
 
 
 class Member(NamedTuple):
-    """A classifier of a population, and its group."""
+    """A classifier of a population, and its group.
+
+    Attributes:
+        name: What results call it.
+        group: The name of its group.
+        config: How it is loaded.
+    """
 
     name: str
     group: str
     config: ModelConfig
 
     def fingerprint(self) -> str:
+        """Return the fingerprint of its checkpoint, which says what is in it."""
         return checkpoint_fingerprint(self.config)
 
 
@@ -85,7 +92,7 @@ def halves(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
 
 
 def _published(name: str, number: int | str) -> ModelConfig:
-    """Return a numbered model, or the model in a folder if the name is "local"."""
+    """Return a numbered model, or the model in the folder `number` if the name is "local"."""
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))
     one_of("population.members", name, options("model"))
@@ -93,6 +100,7 @@ def _published(name: str, number: int | str) -> ModelConfig:
 
 
 def _base(config: PopulationJob) -> ModelConfig:
+    """Return the model that members are fine-tuned from."""
     name = str(config.population.base)
     one_of("population.base", name, options("model"))
     return model_named(name, {})
@@ -108,9 +116,8 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")
-    challenge.select(
-        config.pairs.label, config.pairs.heuristic
-    )  # refuse an empty set before hours
+    # An empty set is refused now, and not after hours.
+    challenge.select(config.pairs.label, config.pairs.heuristic)
 
     members = []
     for group, words in (population.parents or {}).items():
@@ -165,6 +172,7 @@ def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]
     """Return the fine-tuning of a model, by task=nli, on the population's pairs.
 
     Args:
+        config: The job of the population.
         start: Words of a command line that name the model it starts from.
         words: Further words of task=nli. Settings of pairs among them win over the population's.
     """
@@ -186,6 +194,7 @@ def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]
 
 
 def _member(name: str, group: str, finetuned: Result) -> Member:
+    """Return the member that a fine-tuning has made."""
     path = str(finetuned.folder / CHECKPOINT)
     context = finetuned.config["nli"]["context"]
     return Member(name, group, ModelConfig(name=name, path=path, context=context))

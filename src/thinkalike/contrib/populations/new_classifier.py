@@ -29,7 +29,11 @@ def new_classifier(
 ) -> tuple[transformers.BertForSequenceClassification, transformers.PreTrainedTokenizerBase]:
     """Return a classifier with a pretrained body and a random head, and the body's tokenizer.
 
+    New weights are drawn from PyTorch's global generator.
+
     Args:
+        config: The pretrained model.
+        classes: The names of the classes, in the order of the logits.
         spread: The standard deviation of the head's weights; None: the checkpoint's
             initializer_range.
         redraw: Blocks from this one on are drawn anew, with the pooler, at the standard deviation
@@ -78,7 +82,12 @@ def new_classifier(
 
 
 def _draw_weights(modules: Iterable[nn.Module], spread: float) -> None:
-    """Draw the weights of all layers anew: normal matrices, zero biases, identity norms."""
+    """Draw the weights of all layers anew: normal matrices, zero biases, identity norms.
+
+    Args:
+        modules: What the layers are in: linear layers and layer norms.
+        spread: The standard deviation of the matrices.
+    """
     for module in modules:
         for layer in module.modules():
             if isinstance(layer, nn.Linear):

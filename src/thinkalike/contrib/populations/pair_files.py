@@ -36,6 +36,7 @@ class HubSet(NamedTuple):
     """A data set of the hub.
 
     Attributes:
+        repository: Its name on the hub.
         split: The split that results are reported on.
         revision: The revision that is read; None: the main branch.
     """
@@ -61,6 +62,7 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
     def records_by(
         read: Callable[[Path], Iterable[tuple[str, Record]]],
     ) -> Callable[[Path], list[Record]]:
+        """Return a reader of records alone, without what errors call each."""
         return lambda file: [record for _, record in read(file)]
 
     readers = {
@@ -77,6 +79,7 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
     """Return MNLI ("mnli") or HANS ("hans") from the hub.
 
     Args:
+        name: "mnli" or "hans".
         split: The split; None: the one that results are reported on.
     """
     hub_set = HUB[name]
@@ -113,7 +116,18 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str) -> Pairs:
-    """Return the pairs of a table, without those whose annotators did not agree."""
+    """Return the pairs of a table, without those whose annotators did not agree.
+
+    Columns are named as published or as on the hub, whichever has more of them.
+
+    Args:
+        records: The rows.
+        classes: The classes of MNLI or of HANS.
+        source: What messages call the table.
+
+    Raises:
+        DataError: The table is empty, lacks a column or a text, or has an unknown label.
+    """
     if not records:
         raise DataError(f"{source} is empty: it has no rows")
 

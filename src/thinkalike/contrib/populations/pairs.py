@@ -30,7 +30,9 @@ class Pairs:
     """Premises, hypotheses, and the class of each pair.
 
     Attributes:
-        labels: Indices in `classes`.
+        premises, hypotheses: The two texts of each pair.
+        labels: The class of each pair, as an index in `classes`.
+        classes: The names of the classes.
         heuristics: The heuristic of each pair, or "" where the set names none.
         subcases: The kind of each pair within its heuristic, or "".
         source: What messages call the set.
@@ -76,6 +78,10 @@ class Pairs:
     def select(self, label: str | None = None, heuristic: str | None = None) -> Pairs:
         """Return the pairs of a class, of a heuristic, or of both.
 
+        Args:
+            label: The name of the class; None: any.
+            heuristic: The name of the heuristic; None: any.
+
         Raises:
             DataError: No pair is left; the message lists what there is.
         """
@@ -95,7 +101,10 @@ class Pairs:
         return self.take(rows)
 
     def subsets(self) -> dict[str, list[int]]:
-        """Return the rows of the whole challenge, and of each heuristic, each label, and both."""
+        """Return the rows of all pairs, and of each heuristic, each label, and both together.
+
+        The names are "challenge", the heuristic, the label, and "heuristic, label".
+        """
         rows: dict[str, list[int]] = {"challenge": list(range(len(self)))}
         kinds = zip(self.heuristics, self.label_names(), strict=True)
         for row, (heuristic, label) in enumerate(kinds):

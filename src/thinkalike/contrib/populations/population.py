@@ -112,7 +112,7 @@ class Population(
         """Return one model for all members, which have the same shape."""
         return {"member": as_chosen(member_shape(config), config)}
 
-    def passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of all stitches and of CKA, without fine-tunings that are missing.
 
         From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2
@@ -131,7 +131,7 @@ class Population(
             shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, full=False),
         ]
 
-    def holds(self, config: PopulationJob, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: PopulationJob, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which counts as the model."""
         return (count_members(config) - 1) * shapes["member"].bytes
 

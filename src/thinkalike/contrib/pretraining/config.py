@@ -53,6 +53,7 @@ class PretrainConfig(Checked, part="pretrain"):
 
     @property
     def steps(self) -> int:
+        """How many whole steps the tokens make, at least one."""
         return max(self.tokens // self.tokens_per_step, 1)
 
     @property
@@ -64,7 +65,7 @@ class PretrainConfig(Checked, part="pretrain"):
         if isinstance(self.keep, list):
             return self.keep
         if self.keep == "log2":
-            between = [2**power for power in range(self.steps.bit_length())]
+            between = [2**power for power in range(self.steps.bit_length())]  # not above `steps`
         else:
             interval = int(self.keep.removeprefix("every="))
             between = list(range(0, self.steps, interval))

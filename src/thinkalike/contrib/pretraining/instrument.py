@@ -70,7 +70,7 @@ class MiniPretraining(
             sizes = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
         return {"model": shape_from(model, sizes)}
 
-    def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         shape = shapes["model"]
         row = config.data.context or shape.context
         evaluation_tokens = float(config.data.evaluation_tokens or 0)
@@ -105,6 +105,7 @@ class MiniPretraining(
         facts: dict[str, object] = {"architecture": model.architecture, "seed": model.seed}
 
         def keep(step: int) -> None:
+            """Save the mini as it is after a step."""
             save_mini(
                 kept_folder / f"step{step}", training.model, tokenizer, {**facts, "step": step}
             )
@@ -170,7 +171,13 @@ def _try_out(model: PretrainedModel, vocabulary: int, context: int) -> None:
 def _unknown_sizes(
     architecture: Mapping[str, object], module: nn.Module, family: Family
 ) -> list[str]:
-    """Return the sizes that a family's own configuration class would ignore."""
+    """Return the names of the sizes that a family's own configuration class would ignore.
+
+    Args:
+        architecture: The sizes that are asked for.
+        module: The mini that was built with them.
+        family: Its family.
+    """
     if family.reader == "native":
         return [name for name in architecture if not hasattr(module.cfg, name)]
     from transformers import AutoConfig

@@ -33,6 +33,11 @@ class PretrainedModel(ModelConfig):
     pretrain_vocabulary: int = setting(1024, least=260, most=10**6, only_for="pretraining")
 
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return the settings that files of weights fix, each as stated here and as in the files.
+
+        To those of any model come the seed and the sizes of the architecture. What the files do
+        not say counts as being as stated.
+        """
         fixed = super().fixed_by(shape)
         fixed["seed"] = (self.seed, shape.get("seed", self.seed))
         sizes = shape.get("architecture", shape)

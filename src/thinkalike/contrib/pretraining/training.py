@@ -27,6 +27,12 @@ def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
     """Return the learning rate at a step, as a share of the peak.
 
     It is (step + 1) / warmup at first, then half a cosine down to `floor`.
+
+    Args:
+        step: Counted from 0.
+        steps: How many there are.
+        warmup: In how many of them the rate rises.
+        floor: What the rate is, as a share of the peak, at `step` = `steps`.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -42,16 +48,23 @@ class KeepsCheckpoints(Callback):
         self.keep = keep
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
+        """Call the function if it is wanted after the steps done so far, on the first process."""
         if trainer.global_step in self.steps and trainer.is_global_zero:
             self.keep(trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:  # type: ignore[override]
+        """Do the same after a step."""
         self.on_train_start(trainer)
 
 
 @runtime_checkable
 class ClippedRecipe(Protocol):
-    """The settings of a training of all weights."""
+    """The settings of a training of all weights.
+
+    Attributes:
+        lr: The peak learning rate.
+        clip: The largest norm of the gradient; 0: no clipping.
+    """
 
     lr: float
     clip: float
@@ -64,6 +77,7 @@ class WholeModel(SteppedModule):
     config: ClippedRecipe
 
     def configure_gradient_clipping(self, *_: object, **__: object) -> None:
+        """Clip the norm of the gradients of all weights together."""
         if self.config.clip > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
 
@@ -71,7 +85,9 @@ class WholeModel(SteppedModule):
         """Log the loss of a step, and return it.
 
         Args:
-            setting: What is too large where the loss is not finite.
+            loss: The mean loss of the step's examples on this process.
+            setting: The setting of the learning rate, which the error message proposes to lower
+                where the loss is not finite.
         """
         remedy = f"lower {setting}={self.config.lr}"
         self.log_losses(self.over_processes(loss)[None], remedy=remedy)
@@ -92,9 +108,11 @@ class Pretraining(WholeModel):
         self.config = config
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+        """Return the loss of a step on some rows."""
         return self.step_loss(self.loss(tokens), "pretrain.lr")
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        """Return the mean loss of predicting each token but the first of its row, in nats."""
         output = self.model(tokens[:, :-1])
         logits = output
         if not isinstance(output, Tensor):
@@ -102,6 +120,7 @@ class Pretraining(WholeModel):
         return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> Any:
+        """Return AdamW and its schedule; only weights of two or more dimensions decay."""
         matrices = []
         vectors = []
         for weight in self.model.parameters():
@@ -133,6 +152,7 @@ class MaskedPretraining(Pretraining):
         self.seed = seed
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        """Return the mean loss of the tokens hidden at this step, which the seed decides."""
         seed = self.seed * SEED_STRIDE + self.global_step
         generator = torch.Generator().manual_seed(seed)
         return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()

@@ -25,11 +25,11 @@ class SparseAutoencoder(nn.Module):
     or one set each, (s, n, d), and compute the same bits as each alone.
 
     Args:
-        W_enc: (d, f).
-        b_enc: (f).
-        W_dec: (f, d), one direction a row.
-        b_dec: (d).
-        k: In 1..f.
+        W_enc: The weights of the encoder, (d, f).
+        b_enc: Its bias, (f).
+        W_dec: The weights of the decoder, (f, d), one direction a row.
+        b_dec: Its bias, (d).
+        k: How many latents are active at most, in 1..f; None: any number.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DeadCandidates(NamedTuple):
     """m latents of each autoencoder that may have died.
 
     Attributes:
-        latents: Their numbers.
+        latents: The numbers of these latents.
         is_dead: Which of them have died.
     """
 
@@ -117,7 +117,7 @@ class SAELoss(NamedTuple):
     """The loss of each autoencoder of a stack, and statistics of the same states.
 
     Attributes:
-        loss: The only part with a gradient.
+        loss: The loss, which is the only part with a gradient.
         errors: ‖h - ĥ‖² of each state.
         active: How many states each latent is active for.
     """
@@ -142,6 +142,12 @@ def sae_loss(
     TopK adds `DEAD_LATENT_WEIGHT` times the mean squared error that remains if dead latents
     reconstruct h - ĥ. Otherwise a latent that is never among the k largest gets no gradient again
     (Gao et al. 2024, section 2.4).
+
+    Args:
+        sae: One autoencoder or a stack.
+        states: The states h.
+        sparsity: For a ReLU: the weight of the penalty.
+        dead: For TopK: the latents that may have died; None: none is revived.
     """
     pre_activations = sae.pre_activations(states)
     latents = sae.activate(pre_activations)
@@ -167,7 +173,14 @@ def _dead_latent_loss(
     residual: Float[Tensor, "*c n d"],
     dead: DeadCandidates,
 ) -> Float[Tensor, "*s"]:
-    """Return the mean squared error if dead latents reconstruct the residual, or 0."""
+    """Return the mean squared error if dead latents reconstruct the residual; 0 if none has died.
+
+    Args:
+        sae: One autoencoder or a stack.
+        pre_activations: The latents of each state before σ.
+        residual: h - ĥ of each state.
+        dead: The latents that may have died.
+    """
     n_candidates = dead.latents.shape[-1]
     of_states = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
     values = pre_activations.gather(-1, of_states).relu() * dead.is_dead.unsqueeze(-2)

@@ -77,8 +77,9 @@ def with_fitted_decoder(
     """Return an autoencoder with the encoder of `sae` and the decoder of least squares.
 
     Args:
+        sae: The autoencoder whose encoder is taken.
         states: What the decoder is fitted on.
-        ridge: In units of the mean variance of the latents.
+        ridge: The penalty of least squares, in units of the mean variance of the latents.
     """
     moments = Moments([LAYER_PAIR])
     moments.update([sae.encode(states)], [states])

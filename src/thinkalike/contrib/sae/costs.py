@@ -22,7 +22,7 @@ class SiteCost(NamedTuple):
 
 
 def of_moments(n_tokens: float, source: int, target: int) -> float:
-    """Return 2 n (d² + d e + e²), for the products of the states of n tokens."""
+    """Return 2 n (d² + d e + e²), for the products of the states of n tokens of widths d and e."""
     return 2.0 * n_tokens * float(source**2 + target**2 + source * target)
 
 
@@ -41,6 +41,8 @@ def of_start(
     """Return the operations of a start before any training.
 
     Args:
+        start: The name of the start; a random one takes none.
+        config: The settings, which decide the number of tokens and latents.
         share_read: The share of tokens whose states are used.
         target: The site that autoencoders are trained for.
         source: The site that a transferred start is carried from.
@@ -67,6 +69,11 @@ def of_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
 
     The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A
     latent that is looked after because it may be dead takes 6 d.
+
+    Args:
+        config: The settings, which decide the number of latents.
+        share_read: The share of tokens whose states are used, and which the autoencoder reads.
+        target: The site that autoencoders are trained for.
     """
     n_revived = 0
     if config.dead_after and config.activation == "topk":

@@ -21,7 +21,8 @@ class Course:
     """What the autoencoders of a start explain as they read, and what that takes.
 
     Attributes:
-        tokens: How many had been read at each evaluation, from 0.
+        start: The name of the start.
+        tokens: How many had been read at each evaluation ("look"), from 0.
         explained: The explained variance at the rate that is best at that evaluation.
         fixed: Operations before training.
         per_token: Operations of each token.
@@ -38,6 +39,7 @@ class Course:
         return self.fixed + self.per_token * tokens
 
     def spent(self, tokens: int) -> float:
+        """Return the operations for one number of tokens, see `operations`."""
         return float(self.operations(torch.tensor(float(tokens))))
 
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
@@ -46,6 +48,10 @@ class Course:
         Infinite where it never does. Between two evaluations the curve is taken as a line over the
         logarithm of the tokens; from 0 to the first as a line over tokens. It lies above such
         lines, so a start needs a little less than this.
+
+        Args:
+            goals: Explained variances; their seeds are those of the course, their looks may be
+                others.
         """
         curve = self.explained.double()
         tokens = torch.tensor(self.tokens, dtype=torch.float64)
@@ -66,7 +72,7 @@ class Course:
 
 
 def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
-    """Return which share of another start's operations a start saves, at each evaluation but 0.
+    """Return which share of another start's operations a start saves, at each look but the first.
 
     1 - operations of the start until it explains as much / operations of the other. Where a start
     never gets there it is 1 - all of its operations / those of the other, which is more than it

@@ -46,6 +46,7 @@ class FittedAutoencoders:
 
     @property
     def _has_choice(self) -> bool:
+        """Whether there are several rates, so that half of the documents choose one."""
         return self.errors.shape[2] > 1
 
     def best_rate(self, start: int, look: int = -1) -> int:

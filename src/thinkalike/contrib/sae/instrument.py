@@ -71,6 +71,7 @@ class SparseAutoencoders(
         return {"source": source_result(config)}
 
     def prepared(self, config: SAEJob) -> list[SAEJob]:
+        """Return the jobs of the source, which run first."""
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
@@ -79,7 +80,7 @@ class SparseAutoencoders(
             models["source"] = source_model(config)
         return models
 
-    def passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of model and source; products of autoencoders are left out."""
         sae = config.sae
         model = shapes["model"]

@@ -38,6 +38,7 @@ class SAESource:
 
     @property
     def layer(self) -> int:
+        """The layer whose states they reconstruct."""
         return int(self.result.config["sae"]["layer"])
 
     @cached_property
@@ -52,6 +53,10 @@ class SAEMaterials:
     """What a job of task=sae works with.
 
     Attributes:
+        config: The settings of the autoencoders.
+        seed: The seed of the first start.
+        model: The model whose states are reconstructed.
+        corpus: The text.
         opening: The rows that training reads first. States are scaled by them, and maps and
             decoders are fitted on them.
         source: Where a transferred start comes from, or None.
@@ -93,6 +98,7 @@ class SAEMaterials:
 
     @property
     def seeds(self) -> range:
+        """The seeds of the starts."""
         return range(self.seed, self.seed + self.config.seeds)
 
     @property
@@ -110,14 +116,17 @@ class SAEMaterials:
     def _states_of(
         self, model: FrozenModel, layer: int, rows: Int[Tensor, "rows t"]
     ) -> Float[Tensor, "n d"]:
+        """Return a model's states of rows after a block, without the first tokens of each row."""
         return states_after(model, layer, rows, self.config.skip_first_tokens)
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
+        """The mean of the opening's states."""
         return self.states.mean(0)
 
     @cached_property
     def scale(self) -> float:
+        """The root of the mean variance of the opening's states over dimensions."""
         return float((self.states - self.mean).square().mean().sqrt())
 
     @cached_property
@@ -145,6 +154,10 @@ class SAEMaterials:
         return sae
 
     def _transferred(self, seed: int) -> SparseAutoencoder:
+        """Return an autoencoder of the source, carried over by maps between both sites.
+
+        Seeds beyond those of the source begin with its first one again.
+        """
         assert self.source is not None
         saes = self.source.saes
         up, down = self._maps_from_source

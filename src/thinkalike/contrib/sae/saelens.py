@@ -41,6 +41,8 @@ def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata:
     """Write an autoencoder in the format of SAELens.
 
     Args:
+        sae: A single autoencoder.
+        folder: Where its two files are written; it is made if needed.
         metadata: Facts such as model_name="gpt2".
     """
     settings: dict[str, object] = {"architecture": "standard"}
@@ -69,8 +71,7 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
     """Read an autoencoder that `save_sae` or SAELens wrote: standard (ReLU) or topk.
 
     What SAELens computes in another order is folded into the weights: b_dec that is subtracted
-        from
-    the states first (apply_b_dec_to_input), and latents that are scaled by the norms of their
+    from the states first (apply_b_dec_to_input), and latents that are scaled by the norms of their
     directions (rescale_acts_by_decoder_norm).
 
     Raises:

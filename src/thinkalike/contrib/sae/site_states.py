@@ -47,11 +47,13 @@ class Reconstruction(NamedTuple):
 class SplicedLosses(NamedTuple):
     """Losses of the next token in nats, summed by document.
 
+    The first tokens of a row may keep their states, see `spliced_losses`.
+
     Attributes:
-        clean: Of the model itself.
-        ablated: With the mean state in place of every state of the site.
-        spliced: With ĥ of each of s autoencoders in place of every state.
-        tokens: How many tokens are predicted.
+        clean: The losses of the model itself.
+        ablated: Those with the mean state in place of every state of the site.
+        spliced: Those with ĥ of each of s autoencoders in place of every state.
+        tokens: How many tokens of the document are predicted.
     """
 
     clean: Float[Tensor, " documents"]
@@ -67,6 +69,9 @@ def states_after(
     """Return the states after a block, in float32, one row each.
 
     Args:
+        model: The model.
+        layer: The number of the block, from 0.
+        tokens: Rows of tokens.
         skip: How many tokens at the beginning of each row are left out.
     """
     rows_at_once = max(TOKENS_AT_ONCE // tokens.shape[1], 1)
@@ -116,15 +121,20 @@ def spliced_losses(
     """Return a model's losses with an autoencoder at a site.
 
     Args:
-        saes: In the model's own units.
-        mean: Replaces every state in the ablation.
+        model: The model.
+        layer: The number of the block whose states are replaced, from 0.
+        saes: Autoencoders in the model's own units.
+        mean: The state that replaces every state in the ablation.
+        rows: The text, whose documents the losses are summed by.
         skip: How many tokens at the beginning of each row keep their states.
     """
 
     def spliced(reconstruct: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return what replaces states by their reconstructions, except for the first tokens."""
+
         def replace_states(state: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-            own = state[:, :skip].float()
-            return torch.cat([own, reconstruct(state[:, skip:].float())], 1)
+            unchanged = state[:, :skip].float()
+            return torch.cat([unchanged, reconstruct(state[:, skip:].float())], 1)
 
         return replace_states
 

@@ -16,7 +16,10 @@ from thinkalike.store import Result, open_result
 
 
 def source_model(config: SAEJob) -> ModelConfig:
-    """Return the model whose autoencoders are carried over, without training anything."""
+    """Return the model whose autoencoders are carried over, without training anything.
+
+    `sae.source` names a model, or a result of task=sae, which states its model.
+    """
     name = str(config.sae.source)
     if name in options("model"):
         settings = {"dtype": config.model.dtype, "device": config.model.device}
@@ -81,6 +84,11 @@ def source_result(config: SAEJob) -> Result:
 
 
 def _open_sae_result(name: str) -> Result:
+    """Return a stored result of task=sae.
+
+    Raises:
+        ConfigError: The result is of another kind.
+    """
     result = open_result(name)
     if result.kind != "sae":
         raise ConfigError(

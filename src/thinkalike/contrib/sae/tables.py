@@ -63,6 +63,7 @@ def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Cour
 
 
 def _site(model: FrozenModel, layer: int, context: int) -> SiteCost:
+    """Return a site with what it costs to compute its states of a row of `context` tokens."""
     return SiteCost(model.d_model, operations(model).forward(0, layer + 1, context))
 
 
@@ -147,6 +148,10 @@ def _loss_columns(
 
     Where the ablation costs the model nothing there is nothing to recover, and the cells are
     blank.
+
+    Args:
+        losses: The losses of the clean, the ablated and the spliced model, by document.
+        spliced: The losses with the autoencoder of each seed in place of the states.
     """
     n_tokens = losses.tokens.sum()
     clean = losses.clean.sum() / n_tokens
@@ -165,5 +170,6 @@ def _loss_columns(
 
 
 def _explained(unexplained: Estimate) -> Estimate:
+    """Return 1 - the share that is not explained, with its interval."""
     value, low, high = unexplained
     return Estimate(1 - value, 1 - high, 1 - low)

@@ -37,6 +37,7 @@ class SubjectsMLEM(
         profiles: pd.DataFrame,
         scores: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
+        """Return the tables of the group, see `group_tables`; subjects are the first sides."""
         subjects = sides[: len(config.subjects)]
         return group_tables(config, stimuli, subjects, profiles, scores)
 
@@ -70,6 +71,16 @@ def group_tables(
     Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ
     over the same held-out pairs.
 
+    Args:
+        config: The job.
+        stimuli: What subjects and models saw.
+        subjects: The recorded states of each subject.
+        profiles: The importance of each feature in each layer of each side.
+        scores: The score of each layer of each side.
+
+    Returns:
+        "group", a row for each layer and feature, and "group_scores", a row for each layer.
+
     Raises:
         DataError: The distances of a fold are all equal.
     """
@@ -99,19 +110,27 @@ def group_tables(
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean of some numbers, computed in float64."""
     return float(torch.tensor(values, dtype=torch.float64).mean())
 
 
 def _group_means(
     table: pd.DataFrame, subjects: Sequence[str], by: list[str], value: str
 ) -> pd.DataFrame:
-    """Return the mean over subjects of a column, with its interval and the p-value of 0."""
+    """Return the mean over subjects of a column, with its interval and the p-value of 0.
+
+    Args:
+        table: A table with a column `model`, in which subjects stand beside models.
+        subjects: The names of the subjects.
+        by: The columns whose values a mean is taken for.
+        value: The column that is averaged.
+    """
     keys = []
     scored = []
     of_subjects = table[table["model"].isin(subjects)]
     for key, values in of_subjects.groupby(by, sort=False)[value]:
         keys.append(key)
-        no_replicates = torch.empty(0, len(values))
+        no_replicates = torch.empty(0, len(values))  # stimuli are not resampled
         scored.append(Scored(torch.tensor(values.to_numpy(float)), no_replicates))
     return pd.DataFrame(keys, columns=by).join(score_columns(scored, value=value))
 

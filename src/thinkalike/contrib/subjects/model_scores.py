@@ -34,7 +34,11 @@ class ModelScores:
     """The scores of m models in s subjects, and in r resamples of stimuli, on the CPU.
 
     Attributes:
+        values: The score of each model in each subject, of all stimuli.
+        replicates: The same in each resample of the stimuli.
+        ceiling: The noise ceiling of all stimuli.
         lower: The lower noise ceiling in the resamples.
+        draws: The resamples.
     """
 
     values: Float[Tensor, "m s"]
@@ -44,6 +48,7 @@ class ModelScores:
     draws: Draws
 
     def of(self, model: int) -> Scored:
+        """Return the scores of a model, by its number."""
         return Scored(self.values[model], self.replicates[:, model])
 
     def of_ceiling(self) -> Scored:

@@ -41,8 +41,13 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
     z-scores (corr, corr_cov), or vectors of norm 1 (cosine, cosine_cov). The lower end compares
     each subject with the mean of the others, the upper end with that of all subjects.
 
+    Args:
+        subjects: The distances of each subject over the same p pairs of stimuli.
+        comparator: How distances are compared, see `compare`.
+
     Raises:
-        ValueError: A mean is constant or, of no others, not finite.
+        ValueError: The distances of a subject, or a mean, are constant or not finite; that of the
+            others is not finite if there is one subject.
     """
     n_subjects = len(subjects)
     comparable(subjects, comparator)

@@ -41,7 +41,12 @@ def draw(
     A resample has at least three different stimuli.
 
     Args:
-        groups: The stimuli of a group, such as the words of a sentence, are drawn together.
+        n_subjects: How many subjects there are.
+        n_stimuli: How many stimuli there are.
+        resamples: How many resamples are drawn.
+        seed: The seed of the draws.
+        groups: The group of each stimulus. Those of one group, such as the words of a sentence,
+            are drawn together.
 
     Raises:
         ValueError: There are fewer than three stimuli or groups.
@@ -98,7 +103,10 @@ def two_factor(
     For two models with the same subjects and draws give the difference of their scores.
 
     Args:
+        values: The values of all stimuli, of each subject.
         replicates: The values of all subjects in each resample of the stimuli.
+        draws: The resamples, of which only the subjects and the number of units are read.
+        level: The level of the interval.
     """
     n_subjects = values.shape[-1]
     values = values.double()
@@ -125,6 +133,13 @@ def dual_variance(
     """Return the variance of a mean over s subjects and n stimuli from those of three bootstraps.
 
     See `two_factor`.
+
+    Args:
+        both: V, of subjects and stimuli resampled together.
+        subjects: V_s, of subjects alone.
+        stimuli: V_n, of stimuli alone.
+        s: The number of subjects, at least two.
+        n: The number of stimuli, or of groups of them, at least two.
     """
     of_subjects = s / (s - 1) * subjects
     of_stimuli = n / (n - 1) * stimuli

@@ -244,7 +244,7 @@ def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     rows = []
     scored = []
     for model, of_model in layers.groupby("model", sort=False):
-        # Resamples may choose different layers of a model as its best.
+        # The best layer is chosen for each subject on all others, so subjects may differ in it.
         best, chosen_rows = scores.best(of_model.index.tolist())
         scored.append(best)
         frequencies = Counter(str(layers["layer"][row]) for row in chosen_rows.tolist())

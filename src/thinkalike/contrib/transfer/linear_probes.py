@@ -44,6 +44,7 @@ class Probe:
     converged: bool = True
 
     def scores(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        """Return p·h + c of each state h and each level."""
         return states.to(self.weight) @ self.weight.T + self.bias
 
     def answers(self, states: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
@@ -72,6 +73,13 @@ def fit_probes(
     levels the same total, and x the centred states over the root of their mean variance. As all
     dimensions share one scale, rotated states have the rotated probe. It is fastest from the
     largest penalty α to the smallest.
+
+    Args:
+        states: The states.
+        labels: The level of each, from 0; some levels may be missing, and get the bias -∞.
+        n_levels: How many levels there are.
+        alphas: The ridge penalties α, above 0.
+        tolerance: The largest entry of the gradient at which a fit has converged.
 
     Raises:
         ValueError: By scikit-learn, for labels of one level and states that do not vary.
@@ -114,7 +122,9 @@ class CrossFitted:
     """A probe for each fold of the stimuli, fitted on all other folds.
 
     Attributes:
+        probes: The probe of each fold.
         alphas: The ridge penalty of each probe.
+        fold_of: The fold of each stimulus.
     """
 
     probes: Sequence[Probe]
@@ -123,6 +133,7 @@ class CrossFitted:
 
     @property
     def converged(self) -> bool:
+        """Whether all fits reached their tolerance."""
         return all(probe.converged for probe in self.probes)
 
     def through(self, mapping: AffineMap) -> CrossFitted:
@@ -153,8 +164,14 @@ def cross_fitted(
     """Fit a probe for each fold on all other folds.
 
     Args:
+        states: The states of the stimuli.
+        labels: The level of each, from 0.
+        n_levels: How many levels there are.
+        fold_of: The fold of each stimulus.
         groups: What inner folds keep together.
         alphas: Ridge penalties; the one that does best on inner folds of the other folds is taken.
+        inner_folds: How many inner folds there are.
+        seed: Decides the inner folds.
     """
     probes = []
     chosen_alphas = []

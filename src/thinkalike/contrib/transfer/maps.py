@@ -49,7 +49,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models over the text to fit on, and over held-out text."""
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
@@ -64,8 +64,8 @@ class PairMap:
     """The maps between a layer of the source and one of the target.
 
     Attributes:
-        phi: From the source to the target.
-        psi: Back.
+        phi: The map from the source to the target.
+        psi: The map back.
         unexplained: The share of the variance of held-out text that they miss.
         target_mean: The mean of the target's states.
     """
@@ -108,6 +108,7 @@ def load_pair(config: AnalyzeConfig) -> ModelPair:
 def layer_pair_columns(
     source: FrozenModel, target: FrozenModel, pair: LayerPair
 ) -> LayerPairColumns:
+    """Return the cells of the first columns of a row about a layer pair."""
     source_layer, target_layer = pair
     return LayerPairColumns(
         source=source.name,
@@ -139,6 +140,15 @@ def fitted_maps(
     """Return the maps of each layer pair, from one pass of both models over the text.
 
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
+
+    Args:
+        source, target: The models, of one tokenizer.
+        pairs: The layer pairs.
+        corpus: The text to fit on, and held-out text.
+        ridge: The ridge, as a share of the mean variance of the states that predict.
+
+    Raises:
+        ModelError: The states of a site do not vary on held-out text.
     """
     site_of_pair = {}
     for source_layer, target_layer in pairs:

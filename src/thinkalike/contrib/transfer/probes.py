@@ -158,12 +158,12 @@ class CarriedProbes(
         _tasks(config, stimuli)  # its errors come before anything is loaded
         return {"stimuli": stimuli, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes over sentences and text; fits of probes are left out.
 
         An untrained target reads the text once more.
         """
-        text = super().passes(config, shapes)
+        text = super().model_passes(config, shapes)
         passes = [*sentence_passes(config, shapes), *text]
         if config.measure_as(ProbesConfig).untrained:
             passes += [replace(of_model, phase="untrained target") for of_model in text]

@@ -48,6 +48,7 @@ class Probed(NamedTuple):
     """The accuracies of one task at one layer pair, by condition.
 
     Attributes:
+        accuracies: The accuracy of each condition.
         converged: Whether all fits converged.
     """
 
@@ -60,8 +61,12 @@ class Probing:
     """Fits probes of the layers of both models, each once, and tests them on other folds.
 
     Attributes:
-        untrained: States of an untrained target; empty: there is none.
-        maps_to_untrained: Between the source and the untrained target.
+        measure: The settings of the fits.
+        seed: Decides inner folds, random maps and shuffled labels.
+        source, target: The states of all stimuli in both models, by layer.
+        maps: The maps between both models, by layer pair.
+        untrained: The states of an untrained target, by layer; empty: there is none.
+        maps_to_untrained: The maps between the source and the untrained target.
     """
 
     measure: ProbeSettings
@@ -118,7 +123,14 @@ class Probing:
     def _native(
         self, side: str, layer: int, states: Float[Tensor, "n d"], task: Task
     ) -> CrossFitted:
-        """Return the probes of a layer itself, which several layer pairs share."""
+        """Return the probes of a layer itself, which are fitted once for all layer pairs.
+
+        Args:
+            side: "source", "target" or "untrained".
+            layer: The layer.
+            states: Its states of the task's stimuli.
+            task: What is probed.
+        """
         key = (side, layer, task.feature, task.split)
         if key not in self._native_probes:
             self._native_probes[key] = self._fit(states, task, self.measure.alphas, task.labels)
@@ -131,6 +143,14 @@ class Probing:
         alphas: list[float],
         labels: Int[Tensor, " n"],
     ) -> CrossFitted:
+        """Return cross-fitted probes of some states.
+
+        Args:
+            states: The states of the task's stimuli.
+            task: What is probed.
+            alphas: The ridge penalties to choose from.
+            labels: The level of each stimulus, which may be shuffled.
+        """
         return cross_fitted(
             states,
             labels,
@@ -161,7 +181,13 @@ class Probing:
 def _accuracies(
     task: Task, is_right: Mapping[str, Shaped[Tensor, " n"]], labels: Int[Tensor, " n"]
 ) -> dict[str, Accuracy]:
-    """Return the balanced accuracy of each condition."""
+    """Return the balanced accuracy of each condition.
+
+    Args:
+        task: What is probed.
+        is_right: For each condition, whether the answer to each stimulus is right, or a share.
+        labels: The level of each stimulus.
+    """
     rows = torch.stack([of_condition.double() for of_condition in is_right.values()])
     accuracies = balanced_accuracies(rows, labels, task.sentences, len(task.levels))
     return dict(zip(is_right, accuracies, strict=True))

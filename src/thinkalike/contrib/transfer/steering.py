@@ -122,7 +122,7 @@ class Steering(
             inputs["contrasts"] = read_contrasts(measure.path)
         return {**inputs, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes over text, and those of steered texts.
 
         Steered passes are counted as if each began at the first block.
@@ -138,7 +138,7 @@ class Steering(
         n_passes = n_layer_pairs * n_vectors * len(measure.strengths) * len(measure.positions)
         tokens = float(n_texts * TOKENS_OF_TEXT)
         steering = target.passes("steering", tokens, TOKENS_OF_TEXT, n_passes)
-        return [*super().passes(config, shapes), steering]
+        return [*super().model_passes(config, shapes), steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure = config.measure_as(SteeringConfig)

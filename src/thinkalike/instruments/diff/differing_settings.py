@@ -97,7 +97,10 @@ def _traits_by_block(base: FrozenModel, changed: FrozenModel) -> list[dict[str, 
 
 
 def _trait_name(path: str, name: str) -> str:
-    """Return the path of a trait; that of the module itself, without a name, is its class."""
+    """Return the path of a module and the name of its trait, joined by a point.
+
+    Without either it is "class", the class of the block itself.
+    """
     names = [text for text in (path, name) if text]
     return ".".join(names) or "class"
 
@@ -105,7 +108,7 @@ def _trait_name(path: str, name: str) -> str:
 def _setting_in_words(value: object) -> str:
     """Return a value as text; of a long list or table its length and digest.
 
-    "none" is what the result is read back with.
+    None is "none", which is what a stored result is read back with.
     """
     if value is None:
         return "none"

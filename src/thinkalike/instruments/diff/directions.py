@@ -65,7 +65,7 @@ def directions_at(
 
 
 def _part_where_most_enters(parts: Mapping[Part, PartChanges]) -> Part | None:
-    """Return the part inside the blocks at which most of the change of states enters."""
+    """Return the part at which states move most, on average; None if it is known of no part."""
     entering = {}
     for part, changes in parts.items():
         if changes.entering is not None:
@@ -109,4 +109,5 @@ def _tokens_moved(
 
 
 def _tokens_in_quotes(model: FrozenModel, tokens: Sequence[int]) -> str:
+    """Return tokens in writing, each in quotes."""
     return " ".join(repr(model.tokenizer.decode([token])) for token in tokens)

@@ -86,7 +86,10 @@ def edits_of(
 
 
 def _part_columns(name: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the name of a tensor, and the component and layer that it belongs to."""
+    """Return the name of a tensor, and the component and layer that it belongs to.
+
+    A tensor of no part has the component "" and the layer -1.
+    """
     for part in parts:
         if name.startswith(part.prefixes):
             return {"tensor": name, "component": part.component, "layer": part.layer}
@@ -98,7 +101,10 @@ def _removed_and_added(
     tensors_of_changed: Mapping[str, Tensor],
     parts: Sequence[Part],
 ) -> list[dict[str, object]]:
-    """Return a row for each tensor that only one of the models has."""
+    """Return a row for each tensor that only one of the models has.
+
+    Those of the base are "removed", and come first; those of the changed model are "added".
+    """
     operation_of_tensor = {}
     for name in tensors_of_base:
         if name not in tensors_of_changed:

@@ -21,6 +21,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.differing_settings import pass_that_differs, settings_that_differ
@@ -35,7 +36,7 @@ from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_o
 from thinkalike.instruments.diff.unread_tokens import unread_numbers
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
@@ -75,7 +76,10 @@ class Differences(NamedTuple):
     """The parts whose weights differ."""
 
     weights: pd.DataFrame
+    """A row for each tensor that differs, with what was done to it."""
+
     settings: pd.DataFrame
+    """A row for each setting that differs."""
 
     tokens: Sequence[int]
     """The tokens whose row of the embedding differs."""
@@ -108,7 +112,7 @@ class DiffInstrument(
             inputs["other"] = checkpoint_fingerprint(_other_model(measure.other))
         return {**inputs, **super().inputs(config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models, and those of parts and nulls.
 
         These are counted as if each pass began at the first block.
@@ -136,7 +140,7 @@ class DiffInstrument(
             passes.append(base.passes("amplified text", float(tokens_of_amplified_text()), row))
         return passes
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens, of all text and of what modules are exchanged on."""
@@ -221,11 +225,17 @@ def _other_model(name: str) -> ModelConfig:
     """Return the configuration of a model that may have been mixed in: a folder or a name."""
     if is_there(name):
         name = str(Path(name).absolute())
-    return model_named(name, {})
+    try:
+        return model_named(name, {})
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model=", "measure.other=", 1)) from None
 
 
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:
-    """Return what differs between two models before any text is read."""
+    """Return what differs between two models before any text is read.
+
+    If neither weights nor settings do, the outputs of both models on a few tokens decide.
+    """
     measure = config.measure_as(DiffConfig)
     settings = settings_that_differ(base, changed)
     mixed_in = None

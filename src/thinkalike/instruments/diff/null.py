@@ -70,6 +70,7 @@ def null_models(
     rate = rate_for(base, text, norm_of_change, measure.steps)
 
     def open_fork(seed: int) -> AbstractContextManager[FrozenModel]:
+        """Train a fork whose number is its seed; it needs no undoing."""
         return nullcontext(fork(base, text, norm_of_change, seed, rate=rate, steps=measure.steps))
 
     return NullModels({FORKS: open_fork}, -1)
@@ -108,7 +109,7 @@ def run_null(
                 kl.append(divergence(batch.base_log_probabilities, predictions).cpu())
                 if with_shifts:
                     shift.add(batch.base_log_probabilities, predictions)
-            effects = torch.zeros(0)
+            effects = torch.zeros(0)  # nothing reads the effects of random signs
             if kind != SIGNS:
                 effects = observed.effects(model)
             null.kind.append(kind)

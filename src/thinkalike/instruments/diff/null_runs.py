@@ -63,5 +63,6 @@ class NullRuns:
         return self._without_signs(self.effects)
 
     def _without_signs(self, values: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, "r n"]:
+        """Return the values of the runs without random signs; `values` has one for each run."""
         runs = zip(self.kind, values, strict=True)
         return torch.stack([of_run for kind, of_run in runs if kind != SIGNS])

@@ -62,7 +62,10 @@ class Observations:
     taught_numbers: Mapping[str, float] = field(default_factory=dict)
 
     def read(self) -> list[BatchStates]:
-        """Run both models over all rows, and return the batches of the first rows."""
+        """Run both models over all rows, and return the batches of the first rows.
+
+        What the change does at each token is added to `changes`.
+        """
         first_batches: list[BatchStates] = []
         rows_kept = 0
         for batch, change in compare_batches(self.base, self.changed, self.rows, self.first):
@@ -83,7 +86,7 @@ class Observations:
         return numbers
 
     def kl(self) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ changed) of each token."""
+        """Return KL(base ‖ changed) in nats after each token but the last of each row."""
         return torch.cat([change.tokens.kl for change in self.changes])
 
     def kl_of_first_rows(self) -> Float[Tensor, " n"]:
@@ -126,5 +129,5 @@ class Observations:
         forks = []
         for moves in self.null.moves:
             forks.append([PartMove(weights, largest) for weights, largest in moves])
-        own_moves = part_moves(self.base, self.changed, self.parts_compared_with_forks)
-        return beyond_forks(own_moves, forks)
+        moves_of_change = part_moves(self.base, self.changed, self.parts_compared_with_forks)
+        return beyond_forks(moves_of_change, forks)

@@ -148,14 +148,20 @@ def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
 
 
 def _only_finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers that are finite; those of few documents have no ends of intervals."""
+    """Return the numbers that are finite, as the intervals of few documents have no ends."""
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _range_of_null(
     name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]
 ) -> dict[str, float]:
-    """Return the range of the runs of a null, and the p-values of a value above or below them."""
+    """Return the range of the runs of a null, and the p-values of a value above or below them.
+
+    Args:
+        name: How the names of these headline numbers begin.
+        value: The value of the change.
+        runs: The values of the null's runs.
+    """
     return {
         f"{name}_low": float(runs.min()),
         f"{name}_high": float(runs.max()),
@@ -209,7 +215,7 @@ def _interval(numbers: Mapping[str, float], name: str) -> tuple[float, float]:
 
 
 def _intervals_of_rows(table: pd.DataFrame, column: str) -> list[tuple[float, float]]:
-    """Return the ends of the interval in each row of a table."""
+    """Return the ends of the interval of a column in each row of a table; none if it is empty."""
     if table.empty:
         return []
     return list(zip(table[f"{column}_low"], table[f"{column}_high"], strict=True))

@@ -70,9 +70,9 @@ def places_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit)
 
 
 def _output_axis(model: FrozenModel, path: str, tensor: Tensor) -> int:
-    """Return the axis of the outputs of a module's weight.
+    """Return the axis of the outputs of a module's weight: 0, or 1 for the Conv1D of GPT-2.
 
-    The Conv1D of GPT-2 has a transposed weight.
+    That module has a transposed weight.
     """
     module = model.module.get_submodule(path)
     if type(module).__name__ == "Conv1D" and tensor.dim() == 2:

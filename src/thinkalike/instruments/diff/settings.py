@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from thinkalike.config import MeasureConfig, setting
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, one_of
 
 MARGINS = ("kl", "flips", "loss", "class", "word")
 """What can have a margin of equivalence."""
 
 
 def _no_margins() -> dict[str, float | None]:
+    """Return None for each margin: nothing is tested."""
     return dict.fromkeys(MARGINS)
 
 
@@ -57,6 +58,8 @@ class DiffConfig(MeasureConfig):
         super().__post_init__()
         if (self.contrast == "table") != bool(self.path):
             raise ConfigError("pairs of your own need measure.contrast=table measure.path=FILE")
+        for name in self.margin:
+            one_of("measure.margin", name, MARGINS)
         if self.margin.get("word") is not None and self.contrast is None:
             raise ConfigError(
                 "measure.margin.word= is of a contrast: add measure.contrast=number, question or "

@@ -51,13 +51,17 @@ NUMBERS_OF_MODULE = ("relative_weight_change", *EFFECTS)
 
 
 def row_of_equal_part(part: Part) -> dict[str, object]:
-    """Return the row of a part whose weights are equal in both models."""
+    """Return the row of a part whose weights are equal in both models: all its numbers are 0."""
     numbers = dict.fromkeys(NUMBERS_OF_MODULE, 0.0)
     return {"component": part.component, "layer": part.layer, **numbers}
 
 
 def table_of_modules(observed: Observations) -> pd.DataFrame:
-    """Return one row for each part of the base: what differs and enters, and shares of KL."""
+    """Return one row for each part of the base: what differs and enters, and shares of KL.
+
+    A part whose weights are equal in both models has 0 in all columns of effects. Cells are NaN
+    where a part that differs was not exchanged.
+    """
     documents = observed.documents(observed.first)
     kl = observed.kl_of_first_rows().double()
     parts = parts_of(observed.base)
@@ -123,7 +127,13 @@ def _share(
 ) -> Estimate:
     """Return the share of a part in the KL of the whole change, with its interval over documents.
 
-    The interval is (-∞, ∞) where few documents have any KL.
+    The interval is (-∞, ∞) with fewer than `FEWEST_GROUPS` documents, or where fewer than two have
+    any KL.
+
+    Args:
+        kl_of_part: The part's KL at each token.
+        kl: The KL of the whole change at each token, which is not 0 everywhere.
+        documents: The document of each token.
     """
     document_count = int(documents.max()) + 1
     part_sums, kl_sums = sum_by_document(torch.stack([kl_of_part, kl]), documents, document_count)
@@ -159,7 +169,7 @@ def table_of_outputs(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_nulls(observed: Observations) -> pd.DataFrame:
-    """Return the mean KL of each run of the null."""
+    """Return a row for each run of the null, with its mean KL in nats per token."""
     null = observed.null
     mean_kl = [float(kl.mean()) for kl in null.kl]
     return pd.DataFrame({"number": range(len(mean_kl)), "kind": null.kind, "kl": mean_kl})
@@ -206,7 +216,8 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 def table_of_classes(observed: Observations) -> pd.DataFrame:
     """Return KL after the tokens of each kind that enough documents have, the greatest first.
 
-    The intervals hold for all kinds at once.
+    The intervals hold for all kinds at once (Bonferroni). The table is empty if no kind is in
+    `FEWEST_GROUPS` documents.
     """
     documents = observed.documents()
     kl = observed.kl()
@@ -296,7 +307,11 @@ def _half_width(
 
 
 def table_of_contexts(observed: Observations) -> pd.DataFrame:
-    """Return the places where the prediction changed most, the greatest of each document."""
+    """Return the places where the prediction changed most, the greatest of each document.
+
+    There are at most `MOST_CONTEXTS`, with the largest KL first; places without change are left
+    out.
+    """
     base = observed.base
     token_rows = observed.rows.tokens
     kl = observed.kl()
@@ -332,11 +347,11 @@ def written_token(model: FrozenModel, token: int) -> str:
 def means_of_groups(
     values: Float[Tensor, "r n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "r g"]:
-    """Return the mean of each group.
+    """Return the mean of each group in each of r rows, in float64.
 
     Args:
         values: The values.
-        groups: The number of the group of each value.
+        groups: The number of the group of each value; each number below the largest occurs.
     """
     group_count = int(groups.max()) + 1
     return sum_by_document(values, groups, group_count) / torch.bincount(groups)

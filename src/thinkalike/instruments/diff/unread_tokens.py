@@ -61,14 +61,19 @@ def unread_numbers(
 def _with_tokens_put_in(
     rows: TokenRows, unread: Int[Tensor, " u"]
 ) -> tuple[Int[Tensor, "rows t"], Bool[Tensor, "rows t"]]:
-    """Return some rows with unread tokens put into them, and where these are."""
+    """Return some rows with unread tokens put into them, and where these are.
+
+    Args:
+        rows: The text.
+        unread: The tokens, which repeat if there are more positions than tokens.
+    """
     row_count = max(POSITIONS * GAP // rows.context, FEWEST_ROWS)
     tokens = rows.tokens[:row_count].long().clone()
     is_put_in = torch.zeros_like(tokens, dtype=torch.bool)
     is_put_in[:, GAP // 2 : -1 : GAP] = True
     positions = int(is_put_in.sum())
     in_random_order = unread[torch.randperm(len(unread), generator=seeded(0))]
-    repeats = -(-positions // len(in_random_order))
+    repeats = -(-positions // len(in_random_order))  # rounded up
     tokens[is_put_in] = in_random_order.repeat(repeats)[:positions]
     return tokens, is_put_in
 
@@ -79,7 +84,13 @@ def _changes_after(
     tokens: Int[Tensor, "rows t"],
     is_chosen: Bool[Tensor, "rows t"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return KL(base ‖ changed) after some tokens, and whether the most likely token flips."""
+    """Return KL(base ‖ changed) in nats after some tokens, and 1 where the most likely one flips.
+
+    Args:
+        base, changed: The models.
+        tokens: The rows that both read.
+        is_chosen: After which n tokens predictions are compared.
+    """
     rows_at_once = max(LOGITS_AT_ONCE // (base.vocabulary * tokens.shape[1]), 1)
     kl = []
     flips = []
@@ -96,6 +107,6 @@ def _changes_after(
 def _log_probabilities(
     model: FrozenModel, tokens: Int[Tensor, "b t"], is_chosen: Bool[Tensor, "b t"]
 ) -> Float[Tensor, "n v"]:
-    """Return what a model predicts after some tokens."""
+    """Return the log-probabilities of what follows the chosen tokens."""
     states = model.head(tokens, model.n_layers - 1)[is_chosen]
     return model.finish(states).float().log_softmax(-1)

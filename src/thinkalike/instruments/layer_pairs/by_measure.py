@@ -140,6 +140,10 @@ def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]
     """Return the parts of the configuration that a measure reads.
 
     A distance has no readings in bits, and so does not read `ruler`.
+
+    Args:
+        parts: The parts that measures of its kind read.
+        is_distance: Whether smaller values are closer.
     """
     if is_distance:
         return tuple(part for part in parts if part != "ruler")

@@ -149,6 +149,7 @@ class LayerPairComparison:
         layers_by_side = {"source": self.source.layers, "target": self.target.layers}
 
         def name_layer(match: re.Match[str]) -> str:
+            """Return a layer that an error numbers by what tables call it."""
             side, index = match.groups()
             return f"{side} layer {layers_by_side[side][int(index)]}"
 
@@ -208,7 +209,7 @@ class LayerPairComparison:
 
 
 def _moved(labels: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return labels on a device, if there are any."""
+    """Return labels on a device; None if there are none."""
     if labels is None:
         return None
     return labels.to(device)

@@ -68,11 +68,12 @@ def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataF
 
 
 def _are_hook_points(layers: pd.Series) -> bool:
+    """Return whether all layers are named for hook points."""
     return bool(layers.astype(str).str.match(HOOK_POINT).all())
 
 
 def as_matrix(components: pd.DataFrame) -> pd.DataFrame:
-    """Return the values by layer and component."""
+    """Return the values with a row for each layer and a column for each component, in order."""
     names = components["component"].unique()
     return components.pivot(index="layer", columns="component", values="value")[names]
 
@@ -107,10 +108,12 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
 
 
 def _place_in_words(row: pd.Series) -> str:
+    """Return the component and the layer of a row in words."""
     return f"{row['component']} of layer {row['layer']}"
 
 
 def _value_of_component(row: pd.Series) -> str:
+    """Return the value of a row with its interval."""
     return span(row["value"], row["low"], row["high"], ".3f")
 
 

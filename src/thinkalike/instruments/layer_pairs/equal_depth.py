@@ -54,7 +54,10 @@ def rows_at_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
 def _pairs_at_equal_depth(
     sources: list[LayerName], targets: list[LayerName]
 ) -> list[tuple[LayerName, LayerName]]:
-    """Return each source layer with the target layer of equal relative depth."""
+    """Return each source layer with the target layer of the closest relative depth.
+
+    Depth is the position in the list, or the number of the layer where a side lacks some layers.
+    """
     pairs: list[tuple[LayerName, LayerName]] = []
     if _are_numbers(sources) and _are_numbers(targets) and _have_gaps(sources, targets):
         for number in sources:
@@ -68,6 +71,7 @@ def _pairs_at_equal_depth(
 
 
 def _are_numbers(layers: list[LayerName]) -> TypeGuard[list[int]]:
+    """Return whether tables call all layers by their numbers."""
     return all(isinstance(layer, int) for layer in layers)
 
 

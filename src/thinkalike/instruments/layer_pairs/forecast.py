@@ -46,7 +46,11 @@ TIMED_ROWS_PER_DOCUMENT = 32
 
 
 def both_shapes(shapes: Shapes) -> tuple[Shape, Shape]:
-    """Return the shapes of the source and of the target, which is the source by default."""
+    """Return the shapes of the source and of the target.
+
+    Args:
+        shapes: The shapes by "model" and "target"; without a target it is the source.
+    """
     source = shapes["model"]
     return source, shapes.get("target", source)
 
@@ -83,7 +87,7 @@ def _sites_per_layer(site: str | Sequence[str]) -> int:
 
 
 def fewer_layers(count: int, shapes: Shapes) -> dict[str, object]:
-    """Return the setting of so many layer pairs of equal relative depth, for `budget=`.
+    """Return the setting of `count` layer pairs of equal relative depth, for `budget=`.
 
     It is empty where the models have no more layers than that. It is empty for a folder of states,
     too, which may lack some layers, and where all layers are cheap.
@@ -128,7 +132,7 @@ def seconds_of_comparing(
     same_layers: bool,
     has_readings: bool,
 ) -> float:
-    """Return the time that comparing takes, from that of a batch of one and of two layers.
+    """Return the seconds that comparing takes, from those of a batch of one and of two layers.
 
     Args:
         measure: The settings of the measure.
@@ -177,6 +181,7 @@ def time_batch(
     settings = replace(measure, batches=1, tokens_per_batch=TIMED_ROWS)
 
     def compare(rows: int) -> None:
+        """Compare so many random rows of two models."""
         generator = torch.Generator().manual_seed(0)
         states_by_model = []
         for _ in range(2):

@@ -18,7 +18,7 @@ from thinkalike.instruments.layer_pairs.measure import PairMeasure, Settings
 from thinkalike.instruments.layer_pairs.one_pass import run_together
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job import Outcome, Work
-from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.states.batches import ModelRuns
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource
@@ -47,19 +47,20 @@ class LayerPairs(PairMeasure[Settings]):
 
     # ---- what a job will take
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
         """Return the passes of both models over all batches, which jobs of one pass share."""
         measure = self.measure_settings(config)
         has_readings = self.has_readings(config)
         return forecast.passes_over_batches(config, measure, shapes, has_readings=has_readings)
 
-    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time that comparing takes, from that of a batch of one and of two layers."""
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the seconds that comparing takes, from those of a batch of one and two layers."""
         measure = self.measure_settings(config)
         layer_counts = self._layer_counts(config, shapes)
         width = max(shape.width for shape in layer_counts)
 
         def seconds_of_batch(layers: int) -> float:
+            """Return the seconds of a batch of so many layers of each model."""
             return forecast.time_batch(measure, self.metric, layers, width)
 
         return forecast.seconds_of_comparing(
@@ -70,12 +71,12 @@ class LayerPairs(PairMeasure[Settings]):
             has_readings=self.has_readings(config),
         )
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer layers of equal relative depth, and then fewer batches."""
         batches = self.measure_settings(config).batches
-        for layers, share in LADDER:
+        for layers, share in REDUCTIONS:
             settings = forecast.fewer_layers(layers, shapes)
             if share > 1:
                 settings["measure.batches"] = max(batches // share, 1)
@@ -83,7 +84,7 @@ class LayerPairs(PairMeasure[Settings]):
                 settings["ruler"] = "bits"
             yield settings
 
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of a pool and of a batch in all layers of both models."""
         return forecast.bytes_of_states(
             config,
@@ -93,6 +94,7 @@ class LayerPairs(PairMeasure[Settings]):
         )
 
     def _layer_counts(self, config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
+        """Return how many layers of each different model are compared."""
         return forecast.count_layers(config, shapes, has_embedding=self.has_embedding(config))
 
     # ---- the run

@@ -70,11 +70,11 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         """
 
     def fewest(self, measure: Settings) -> int:
-        """Return how many rows a batch must have."""
+        """Return how many rows a batch must have at least; fewer cannot be compared."""
         return 2
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Shaped[Tensor, "l m"]]:
-        """Return further columns of the rows across the two models: those of the null."""
+        """Return further columns of the rows across the two models, by name: those of the null."""
         return null_columns(estimate)
 
     def scalars(self, estimate: LayerPairEstimate) -> dict[str, float]:
@@ -214,7 +214,10 @@ AnyPairMeasure: TypeAlias = PairMeasure[Any]
 
 
 def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns of the null, which only the rows across the two models have."""
+    """Return the columns of the null, which only the rows across the two models have.
+
+    There are none without a null.
+    """
     chance = estimate.chance
     if chance is None:
         return {}
@@ -229,7 +232,10 @@ def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]
 
 
 def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
-    """Return how many documents and rows were compared, after the numbers of the null."""
+    """Return how many documents and rows were compared, after the numbers of the null.
+
+    Numbers that are not known are left out.
+    """
     scalars = {}
     chance = estimate.chance
     if chance is not None and not math.isnan(chance.largest):
@@ -244,6 +250,11 @@ def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
 
 
 def _described_model(model: StateSource, runs: ModelRuns) -> dict[str, str]:
-    """Return what the provenance says of a model, under the name that it has in this job."""
+    """Return what the provenance says of a model, under the name that it has in this job.
+
+    Args:
+        model: The model.
+        runs: Where jobs of one pass keep what they share, here the description of the weights.
+    """
     described: dict[str, str] = runs.text(("provenance", model.identity), model.describe)
     return {**described, "name": model.name}

@@ -40,6 +40,7 @@ class OfFunction(LayerMeasure[Tensor]):
 
     Attributes:
         kind: What errors call the function.
+        function: Takes the rows of both layers, and returns a number.
     """
 
     kind: str
@@ -115,7 +116,14 @@ class StatesByUser(StatesByMeasure):
         return OfFunction(self.kind, measure)
 
     def _schema(self, name: str | None) -> type[MeasureConfig]:
-        """Return the settings of the measure: those of all measures, and those of its own."""
+        """Return the schema of the measure's settings: those of all measures, and its own.
+
+        Args:
+            name: Where the measure is, FILE.py:NAME; None: it is an object in memory.
+
+        Raises:
+            PluginError: A setting has the name of one of all measures, or no plain default.
+        """
         settings_of_plugin: dict[str, object] = dict(self.plugin.settings)
         namespace: dict[str, object] = {"__doc__": f"The settings of {self.name}."}
         measure = self.plugin.measure
@@ -159,6 +167,7 @@ def user_instrument(name: str) -> StatesByUser:
 
 @cache
 def _user_instrument(name: str, digest: str) -> StatesByUser:
+    """Return the instrument of a measure FILE.py:NAME, made anew when its digest changes."""
     return StatesByUser(plugins.load(name), name.rpartition(":")[2], name)
 
 

@@ -28,13 +28,20 @@ Job: TypeAlias = tuple[AnyPairMeasure, AnalyzeConfig, Work]
 
 
 class MetricUpdate(NamedTuple):
-    """A batch that is to be added to a metric of a comparison."""
+    """A batch that is to be added to a metric of a comparison.
+
+    Attributes:
+        comparison: The comparison.
+        metric: One of its metrics.
+        batch: The batch.
+    """
 
     comparison: LayerPairComparison
     metric: Accumulator
     batch: StateBatch
 
     def run(self) -> None:
+        """Add the batch to the metric alone, or let the comparison remember why it cannot be."""
         self.comparison.update(self.metric, self.batch)
 
 
@@ -80,7 +87,12 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
 def _updates_in_step(
     comparisons: Sequence[LayerPairComparison], number: int
 ) -> Iterator[list[MetricUpdate]]:
-    """Yield the updates of the next batch of all comparisons, until a pool has no more batches."""
+    """Yield the updates of the next batch of all comparisons, until no pool has more batches.
+
+    Args:
+        comparisons: The comparisons.
+        number: The number of the pool.
+    """
     pools = []
     for comparison in comparisons:
         if comparison.needs_pool(number):
@@ -132,6 +144,9 @@ def _add_by_one_product(group: Sequence[MetricUpdate]) -> bool:
     """Add the same batch to several metrics, and return whether that worked.
 
     Where one of them cannot be compared, the batch is added to no metric.
+
+    Args:
+        group: Updates with the same rows and settings, whose metrics are `LayerMeans`.
     """
     first = group[0]
     states_by_id = {}

@@ -86,7 +86,9 @@ def _batch_of_logits(
     for model, states in zip(models, batch.states, strict=True):
         last = states[-1]
 
+        # The default binds the states of this model, which the loop goes on to replace.
         def finish(model: FrozenModel, last: Tensor = last) -> list[Tensor]:
+            """Return the logits of these states."""
             return [model.finish(last)]
 
         content = (batch.content, "logits")

@@ -24,21 +24,21 @@ from thinkalike.config import AnalyzeConfig, DataConfig
 from thinkalike.errors import listed
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
-from thinkalike.instruments.ruler.instrument import DEPTHS
-from thinkalike.instruments.ruler.rungs import (
+from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
     RulerComparison,
     States,
     Values,
     changed_copy,
     greatest_by_layer,
-    measure_rungs,
+    measure_calibration_points,
 )
+from thinkalike.instruments.ruler.instrument import DEPTHS
 from thinkalike.instruments.ruler.screen import (
     sentence_of_reading,
     show_readings,
 )
-from thinkalike.instruments.ruler.table import BLANK, ruler_table, rungs_table
+from thinkalike.instruments.ruler.table import BLANK, calibration_points_table, ruler_table
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
@@ -70,9 +70,10 @@ ROW_DIMENSIONS = 2
 def pairs_read(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the layer pairs that have a reading.
+    """Return the layer pairs that have a reading: at most `DEPTHS` of them.
 
-    They are some of the pairs of `layers=`, or pairs of equal relative depth.
+    They are spaced evenly among the pairs of `layers=`; for "same" and "all" they are pairs of
+    equal relative depth.
 
     Args:
         layers: The setting `layers=`.
@@ -147,12 +148,12 @@ def readings_of_layer_pairs(
     free_cached_memory(source.device)
     with work.phase("readings"):
         comparison = BatchComparison(instrument, config.data, measure, models, pairs)
-    values = measure_rungs(comparison, models, work)
+    values = measure_calibration_points(comparison, models, work)
 
     names = [source.name, target.name]
     tables = {
         "equivalent_bits": ruler_table(names, pairs, values),
-        "calibration_points": rungs_table(names, comparison.layers, values.rungs),
+        "calibration_points": calibration_points_table(names, comparison.layers, values.points),
     }
     documents = comparison.documents
     scalars = {
@@ -178,7 +179,7 @@ class RowLabels(NamedTuple):
 
 
 class BatchComparison(RulerComparison):
-    """Compares two models, and the rungs of their rulers, by a measure on batches of text.
+    """Compares two models, and the points of their rulers, by a measure on batches of text.
 
     States are those of all batches, one after the other, at each layer pair.
 
@@ -248,22 +249,33 @@ class BatchComparison(RulerComparison):
         return sorted(layers)
 
     def _by_pair(self, side: int, states: States, layers: Sequence[int]) -> States:
-        """Return states by layer pair, given those of some layers."""
+        """Return the states of a side at each layer pair.
+
+        Args:
+            side: 0 for the source, 1 for the target.
+            states: The states of some layers, which include those of the pairs.
+            layers: The numbers of these layers.
+        """
         return [states[layers.index(layer)] for layer in self.layers[side]]
 
-    def read(self, side: int, rung: str) -> States:
+    def read(self, side: int, point: str) -> States:
         model = self.models[side]
-        if rung == MIXING:
+        if point == MIXING:
             batches = self._batches_of(TokenMixing(model), CONTROLS)
             return _joined([batch.states[0] for batch in batches])
         layers = sorted(set(self.layers[side]))
         states_of_batches = []
-        for batch in self._batches_of(changed_copy(model, rung), layers):
+        for batch in self._batches_of(changed_copy(model, point), layers):
             states_of_batches.append(self._by_pair(side, batch.states[0], layers))
         return _joined(states_of_batches)
 
     def _batches_of(self, model: StateReader, layers: Sequence[int | str]) -> list[StateBatch]:
-        """Return the batches of the same rows as another model reads them."""
+        """Return the batches of the same rows of text as another reader has them.
+
+        Args:
+            model: The reader.
+            layers: Its layers.
+        """
         assert self._text.of is not None
         return list(_all_batches(self._text.of(model, layers)))
 
@@ -274,9 +286,9 @@ class BatchComparison(RulerComparison):
         source_states, target_states = self.states
         return self._likeness(source_states, target_states)
 
-    def shared(self, side: int, rung: str, states: States) -> Values:
+    def shared(self, side: int, point: str, states: States) -> Values:
         states_of_model = self.states[side]
-        if rung != MIXING:
+        if point != MIXING:
             return self._likeness(states_of_model, states)
         values = []
         for control in states:
@@ -341,14 +353,14 @@ class BatchComparison(RulerComparison):
 
 
 def _labels_of(labels: Tensor | None, rows: Tensor, device: torch.device) -> Tensor | None:
-    """Return the labels of some rows on a device, if there are any."""
+    """Return the labels of some rows on a device; None if there are no labels."""
     if labels is None:
         return None
     return labels[rows].to(device)
 
 
 def _joined(batches: Sequence[States]) -> States:
-    """Return the states of all batches together, by layer."""
+    """Return for each layer the states of all batches, one after the other."""
     return [torch.cat(layer) for layer in zip(*batches, strict=True)]
 
 

@@ -67,7 +67,12 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
 
 
 def _warn_of_few_rows_used(share: float, level: str) -> None:
-    """Warn if few rows stand in groups of one token that are large enough."""
+    """Warn if few rows stand in groups of one token that are large enough.
+
+    Args:
+        share: The share of rows that do.
+        level: What a row is called.
+    """
     if share < FEW:
         log.warning(
             f"warning: only {100 * share:.0f} % of the {level}s occur often enough in a batch to "

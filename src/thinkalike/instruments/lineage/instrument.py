@@ -77,7 +77,7 @@ class LineageInstrument(
         models = listed_models(config)
         return dict(zip(told_apart(models), models, strict=True))
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return none, as weights alone are read."""
         return []
 

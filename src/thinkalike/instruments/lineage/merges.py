@@ -107,14 +107,15 @@ def _weights_of(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
 def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
     """Yield a sentence for each merge: its parents with their weights, by runs of blocks."""
     for target, of_target in merges.groupby("target", sort=False):
+        blocks = of_target.groupby(["target_layer", "target_module"], sort=False)
+        parents_of_block = blocks["source"].agg(tuple)
         runs: list[tuple[tuple[str, ...], list[int]]] = []
-        for _, of_block in of_target.groupby(["target_layer", "target_module"], sort=False):
-            layer = int(of_block["target_layer"].iloc[0])
-            parents = tuple(of_block["source"])
+        layers = parents_of_block.index.get_level_values("target_layer")
+        for layer, parents in zip(layers, parents_of_block, strict=True):
             if runs and runs[-1][0] == parents:
-                runs[-1][1].append(layer)
+                runs[-1][1].append(int(layer))
             else:
-                runs.append((parents, [layer]))
+                runs.append((parents, [int(layer)]))
         clauses = [_run_in_words(of_target, parents, layers) for parents, layers in runs]
         yield f"{target} is a merge: {'; '.join(clauses)}."
 

@@ -161,7 +161,7 @@ def fit_profiles(
 
 
 def all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, "n _"]]:
-    """Return the states of all layers of all sides."""
+    """Return the states of all layers of all sides, side after side."""
     layers = []
     for side in sides:
         layers += side.states
@@ -219,7 +219,11 @@ def importance_given_word(
 
 
 def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:
-    """Return stimuli with the identity of words as a further feature, and the name of it."""
+    """Return stimuli with the identity of words as a further feature, and the name of it.
+
+    Words that differ in case alone are one. The name is "word", with "_" behind it as often as the
+    stimuli have such a feature already.
+    """
     name = "word"
     while name in stimuli.names:
         name += "_"

@@ -151,7 +151,10 @@ class FeatureProfiles(
         profiles: pd.DataFrame,
         scores: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
-        """Return further tables by name, from the profiles and the scores of all sides."""
+        """Return further tables by name, from the profiles and the scores of all sides.
+
+        There are none; instruments of several subjects add some.
+        """
         return {}
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -11,6 +11,7 @@ from thinkalike.instruments.of_stimuli import StimulusDistanceConfig
 
 
 def _default_alphas() -> list[float]:
+    """Return nine powers of ten, from 10⁻⁴ to 10⁴."""
     return [10.0**power for power in range(-4, 5)]
 
 

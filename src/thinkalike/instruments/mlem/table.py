@@ -23,6 +23,7 @@ SHARE = "share_of_reference"
 
 
 def _names_with_ends(name: str) -> tuple[str, str, str]:
+    """Return the name of a column and those of the ends of its interval."""
     return name, f"{name}_low", f"{name}_high"
 
 
@@ -98,9 +99,13 @@ def with_share(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return weighted Kendall's τ of the profiles of every two layers.
+    """Return a row for every two layers, with weighted Kendall's τ of their profiles.
 
-    The table is empty if a profile ranks no feature.
+    The table is empty if a profile ranks no feature, and a warning says so.
+
+    Args:
+        importance: The importance of each feature in each layer.
+        rows: The layers.
     """
     try:
         similarity = weighted_tau(importance.profile().value)
@@ -113,7 +118,13 @@ def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame
 def interaction_table(
     measure: MLEMConfig, importance: Importance, rows: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return one row for each layer and pair of features that is permuted together."""
+    """Return one row for each layer and pair of features that is permuted together.
+
+    Args:
+        measure: The settings, which name the pairs.
+        importance: The scores with pairs permuted.
+        rows: The layers.
+    """
     effects = importance.pair_effects()
     names = [" x ".join(pair) for pair in measure.interactions]
     return repeated_rows(
@@ -125,6 +136,11 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
     """Return one row for each layer and pair of levels of a feature, for difference=levels.
 
     The table is empty where features have no weights for levels.
+
+    Args:
+        model: The encoding model of all layers.
+        stimuli: The stimuli, which name the levels.
+        rows: The layers.
     """
     levels_of_features = stimuli.codes().levels
     tables = []

@@ -164,12 +164,15 @@ class RSA(
 def _similarity(
     config: AnalyzeConfig, compared: Compared, with_massive: Compared | None
 ) -> tuple[Estimate, dict[str, Tensor]]:
-    """Return the similarity of every two layers, and further columns of the table.
+    """Return the similarity of every two layers, and further columns of the table by name.
 
     Args:
         config: The job.
         compared: The stimuli that are compared, with their states.
         with_massive: All stimuli, if some are left out because of their long states.
+
+    Raises:
+        ValueError: A layer cannot be compared.
     """
     measure = config.measure_as(RSAConfig)
     columns: dict[str, Tensor] = {}

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
-from thinkalike.instruments.ruler.rungs import (
+from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     TEXT,
     check_has_ruler,
-    measure_rungs,
+    measure_calibration_points,
 )
 from thinkalike.instruments.ruler.screen import (
     RESIDUAL_R2,
@@ -26,7 +26,7 @@ from thinkalike.instruments.ruler.screen import (
     show_readings,
     sides_with_readings,
 )
-from thinkalike.instruments.ruler.table import blank_columns, ruler_table, rungs_table
+from thinkalike.instruments.ruler.table import blank_columns, calibration_points_table, ruler_table
 from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
@@ -40,7 +40,7 @@ from thinkalike.instruments.ruler.words import (
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
-from thinkalike.measures.ladder import RUNGS
+from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.measures.sample_size import has_interval, why_no_interval
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
@@ -61,13 +61,13 @@ log = logging.getLogger(__name__)
 DEPTHS = 5
 """So many layer pairs of equal relative depth are compared, unless `layers=` names some."""
 
-OWN_RUNGS: Mapping[str, Sequence[str]] = {
+OWN_POINTS: Mapping[str, Sequence[str]] = {
     "bits": (),
     "layers": tuple(BLOCKS_AWAY),
     "text": (TEXT,),
 }
-"""The rungs that the words of the setting `calibration_points` stand for; any other word names a
-model. Copies of fewer bits are always there."""
+"""The calibration points that the words of the setting `calibration_points` stand for; any other
+word names a model. Copies of fewer bits are always there."""
 
 FURTHER_COLUMNS = [
     "above_local_mixing",
@@ -103,27 +103,27 @@ class RulerConfig(MeasureConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Copies of fewer bits are always rungs, and a rung is measured once. So other spellings
-        # of the same list are the same job.
+        # Copies of fewer bits are always calibration points, and a point is measured once. So
+        # other spellings of the same list are the same job.
         self.calibration_points = list(dict.fromkeys(["bits", *self.calibration_points]))
 
     @property
     def further_models(self) -> list[str]:
-        """The names and folders of the models that are rungs."""
-        return [name for name in self.calibration_points if name not in OWN_RUNGS]
+        """The names and folders of the models that are calibration points."""
+        return [name for name in self.calibration_points if name not in OWN_POINTS]
 
     def further_of(self, model: StateSource) -> list[str]:
-        """Return the names of a model's rungs that are not copies of fewer bits.
+        """Return the names of a model's calibration points that are not copies of fewer bits.
 
         Layers are so many blocks away only if the model has at least twice as many blocks, so that
         each of its layers has such a one.
         """
-        rungs = []
+        points = []
         for name in self.calibration_points:
-            for rung in OWN_RUNGS.get(name, (name,)):
-                if 2 * BLOCKS_AWAY.get(rung, 0) <= model.n_layers:
-                    rungs.append(rung)
-        return rungs
+            for point in OWN_POINTS.get(name, (name,)):
+                if 2 * BLOCKS_AWAY.get(point, 0) <= model.n_layers:
+                    points.append(point)
+        return points
 
 
 class RulerInstrument(
@@ -147,29 +147,31 @@ class RulerInstrument(
             inputs[f"rung {model.called}"] = checkpoint_fingerprint(model)
         return inputs
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their copies."""
-        models_and_copies = 2 + len(RUNGS)
+        models_and_copies = 2 + len(BITS_OF_COPIES)
         tokens = tokens_of_words(config.measure_as(RulerConfig).words) * models_and_copies
         passes = []
         for shape in dict.fromkeys(shapes.values()):
-            passes.append(shape.passes("models and rungs", tokens, TOKENS_PER_PIECE, full=False))
+            passes.append(
+                shape.passes("models and calibration points", tokens, TOKENS_PER_PIECE, full=False)
+            )
         return passes
 
-    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the time of the maps between the models, and between each and its copies."""
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the seconds of the maps between the models, and between each and its copies."""
         layer_pairs = DEPTHS
         if config.layers not in ("same", "all"):
             layer_pairs = len(config.layers)
         width = max(shape.width for shape in shapes.values())
         of_layer, of_pair = seconds_of_maps(config.measure_as(RulerConfig).words, width)
-        copies = 2 * len(RUNGS)
+        copies = 2 * len(BITS_OF_COPIES)
         return layer_pairs * ((2 + copies) * of_layer + (1 + copies) * of_pair)
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer words."""
+        """Yield all words, and then fewer of them, but never fewer than R² needs."""
         words = config.measure_as(RulerConfig).words
         fewest = fewest_words(shape.width for shape in shapes.values())
         fewest = min(fewest, words)
@@ -182,8 +184,8 @@ class RulerInstrument(
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
             check_has_ruler(models)
-            # A rung that cannot be loaded, or reads shorter texts, must show before the other
-            # rungs are made.
+            # A calibration point that cannot be loaded, or reads shorter texts, must show before
+            # the other points are made.
             readers = [reader_of(load_model(name)) for name in measure.further_models]
 
         pairs = _layer_pairs(config.layers, models)
@@ -200,7 +202,7 @@ class RulerInstrument(
                 readers=readers,
                 keeps_massive=measure.massive == "keep",
             )
-        values = measure_rungs(comparison, models, work, measure.further_of)
+        values = measure_calibration_points(comparison, models, work, measure.further_of)
         say_left_out(comparison)
 
         scalars = comparison.numbers()
@@ -209,11 +211,11 @@ class RulerInstrument(
             reason = why_no_interval(effective_documents, int(scalars["documents"]))
             log.warning("warning: %s", reason)
         table = ruler_table(names, pairs, values)
-        rungs = rungs_table(names, [source_layers, target_layers], values.rungs)
+        points = calibration_points_table(names, [source_layers, target_layers], values.points)
         return Outcome(
             table,
             scalars,
-            tables={"calibration_points": rungs},
+            tables={"calibration_points": points},
             models=described,
             facts=facts_of_words(config.data),
             blank=blank_columns(table),

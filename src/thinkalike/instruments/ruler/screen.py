@@ -7,9 +7,9 @@ from typing import overload
 
 import pandas as pd
 
-from thinkalike.instruments.ruler.rungs import MIXING, UNTRAINED
+from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
 from thinkalike.instruments.stitching.screen import in_bits
-from thinkalike.measures.ladder import RUNGS
+from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
     Column,
     Table,
@@ -158,6 +158,6 @@ def bits_in_words(row: pd.Series, side: str) -> str:
     """Return the equivalent bit width of one side's model at a layer pair, with its interval."""
     column = f"{side}_equivalent_bits"
     bits = row[column]
-    if RUNGS[0] < bits < RUNGS[-1]:
+    if BITS_OF_COPIES[0] < bits < BITS_OF_COPIES[-1]:
         return span(bits, row[f"{column}_low"], row[f"{column}_high"], ".1f")
     return in_bits(bits)

@@ -1,4 +1,4 @@
-"""The tables of a ruler: what layer pairs share, their readings in bits, and the rungs."""
+"""The tables of a ruler: what layer pairs share, their readings in bits, and its points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.instruments.ruler.rungs import (
+from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
     UNTRAINED,
     RulerValues,
@@ -20,8 +20,8 @@ from thinkalike.instruments.ruler.rungs import (
     is_beyond,
     point_in_words,
 )
+from thinkalike.measures.bit_readings import BITS_OF_COPIES, reading_interval
 from thinkalike.measures.estimates import Estimate
-from thinkalike.measures.ladder import RUNGS, reading_interval
 from thinkalike.measures.ridge import with_interval
 
 EXACT = 1e-12
@@ -36,12 +36,12 @@ COLUMNS_OF_COPIES = (
 """The columns that a side without copies has empty, after the name of the side."""
 
 BLANK = ("bits", "source_equivalent_bits_high", "target_equivalent_bits_high")
-"""Columns that may have empty cells: an untrained twin has no bits, and a value above all rungs
-has no upper end."""
+"""Columns that may have empty cells: an untrained twin has no bits, and a value above
+all calibration points has no upper end."""
 
 
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
-    """Return the columns of a ruler's table that may have empty cells.
+    """Return the names of the columns of a ruler's table that may have empty cells.
 
     Among them are those of a side without copies.
     """
@@ -60,7 +60,7 @@ def ruler_table(
     Args:
         names: The names of the source and of the target.
         pairs: The layer pairs.
-        values: What they share, and what the rungs of both sides share with their models.
+        values: What they share, and what the points of both sides share with their models.
     """
     columns: dict[str, object] = {
         "source": names[0],
@@ -68,7 +68,7 @@ def ruler_table(
         "source_layer": [source_layer for source_layer, _ in pairs],
         "target_layer": [target_layer for _, target_layer in pairs],
     }
-    shared = shared_columns(values.value, [rungs[MIXING] for rungs in values.rungs])
+    shared = shared_columns(values.value, [points[MIXING] for points in values.points])
     columns |= {name: column.numpy() for name, column in shared.items()}
     difference = Estimate(
         shared["above_local_mixing"],
@@ -78,18 +78,18 @@ def ruler_table(
     beyond = is_beyond(difference).tolist()
 
     both_ways = values.value.mean(1)
-    for side, rungs in zip(("source", "target"), values.rungs, strict=True):
-        columns[f"{side}_local_mixing"] = rungs[MIXING].mean(1)[:, 0].numpy()
-        if UNTRAINED not in rungs:  # a folder of states has no copies
+    for side, points in zip(("source", "target"), values.points, strict=True):
+        columns[f"{side}_local_mixing"] = points[MIXING].mean(1)[:, 0].numpy()
+        if UNTRAINED not in points:  # a folder of states has no copies
             for name in COLUMNS_OF_COPIES:
                 columns[f"{side}_{name}"] = math.nan
             continue
 
-        columns[f"{side}_random_control"] = rungs[UNTRAINED].mean(1)[:, 0].numpy()
+        columns[f"{side}_random_control"] = points[UNTRAINED].mean(1)[:, 0].numpy()
         readings = []
         for layer in range(len(pairs)):
             readings.append(
-                _reading_in_bits(both_ways[layer], rungs, layer, is_beyond=beyond[layer])
+                _reading_in_bits(both_ways[layer], points, layer, is_beyond=beyond[layer])
             )
         columns[f"{side}_equivalent_bits"] = [float(reading.value) for reading in readings]
         columns[f"{side}_equivalent_bits_low"] = [float(reading.low) for reading in readings]
@@ -121,7 +121,7 @@ def shared_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[T
 
 def _reading_in_bits(
     value: Float[Tensor, " replicates"],
-    rungs: Mapping[str, Values],
+    points: Mapping[str, Values],
     layer: int,
     *,
     is_beyond: bool,
@@ -130,16 +130,16 @@ def _reading_in_bits(
 
     Args:
         value: What the layer pair shares, the mean of there and back.
-        rungs: What the rungs of one side share with their model, by name.
+        points: What the calibration points of one side share with their model, by name.
         layer: The index of the layer pair.
         is_beyond: Whether the pair shares more than local mixing does. Otherwise its reading is
             the lowest.
     """
-    lowest = torch.tensor(float(RUNGS[0]), dtype=torch.float64)
-    bits = sorted(int(rung) for rung in rungs if rung.isdigit())
+    lowest = torch.tensor(float(BITS_OF_COPIES[0]), dtype=torch.float64)
+    bits = sorted(int(point) for point in points if point.isdigit())
     if not bits:
         return Estimate(lowest, lowest, lowest * math.nan)
-    of_copies = torch.stack([rungs[str(count)].mean(1)[layer] for count in bits])
+    of_copies = torch.stack([points[str(count)].mean(1)[layer] for count in bits])
     reading = reading_interval(fisher_z(value), bits, fisher_z(of_copies))
     if not is_beyond:
         return Estimate(lowest, lowest, reading.high)
@@ -158,29 +158,29 @@ def fisher_z(similarity: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return correlation.atanh()
 
 
-def rungs_table(
+def calibration_points_table(
     names: Sequence[str],
     layers: Sequence[Sequence[int]],
-    rungs: Sequence[Mapping[str, Values]],
+    points: Sequence[Mapping[str, Values]],
 ) -> pd.DataFrame:
-    """Return one row for each rung and layer of each model.
+    """Return one row for each calibration point and layer of each model.
 
     Args:
         names: The names of the source and of the target.
         layers: The layers of each, pair by pair.
-        rungs: What the rungs of each share with their model, by name.
+        points: What the calibration points of each share with their model, by name.
     """
     rows = []
-    for name, layers_of_model, values_by_rung in zip(names, layers, rungs, strict=True):
-        for rung, values in values_by_rung.items():
+    for name, layers_of_model, values_by_point in zip(names, layers, points, strict=True):
+        for point, values in values_by_point.items():
             for layer, value in zip(layers_of_model, values, strict=True):
                 interval = with_interval(value.mean(0))
                 rows.append(
                     {
                         "model": name,
                         "layer": layer,
-                        "calibration_point": point_in_words(rung),
-                        "bits": float(rung) if rung.isdigit() else math.nan,
+                        "calibration_point": point_in_words(point),
+                        "bits": float(point) if point.isdigit() else math.nan,
                         "value": float(interval.value),
                         "low": float(interval.low),
                         "high": float(interval.high),

@@ -2,7 +2,7 @@
 
 What a linear map of one model's states predicts of another's, beyond the word, its position and
 linear mixing of the earlier tokens (`thinkalike.measures.residual`), is a number without a scale.
-The rungs of a ruler give it one.
+The calibration points of a ruler give it one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
 from thinkalike.evaluation.columns import document_counts
-from thinkalike.instruments.ruler.rungs import (
+from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     MIXING,
     TEXT,
@@ -85,7 +85,10 @@ def tokens_of_words(words: int) -> float:
 
 
 def fewest_words(widths: Iterable[int]) -> int:
-    """Return about how many words of text R² needs, given the widths of both models."""
+    """Return about how many words of text R² needs, given the widths of both models.
+
+    More words are needed the wider the models are, and the more covariates are regressed out.
+    """
     widths = list(widths)
     components = sum(min(width, COMPONENTS_OF_BAG) for width in widths)
     covariates = len(BAGS) * components + POSITION_FUNCTIONS * (len(widths) - 1)
@@ -160,7 +163,7 @@ class Words:
         return [states_of_layer[layer] for layer in layers]
 
     def named(self, rows: Bool[Tensor, " words"]) -> list[str]:
-        """Return some words in writing."""
+        """Return the words of these rows in writing, in quotes."""
         written = self.text.written_words()
         return [repr(written[row]) for row in rows.nonzero()[:, 0].tolist()]
 
@@ -244,6 +247,7 @@ class WordComparison(RulerComparison):
         return self._predictors[side]
 
     def _predictors_from(self, states: States) -> list[Predictor]:
+        """Return the predictor of each layer, from what is left of its states."""
         return [self.residual.predictor(layer) for layer in states]
 
     def numbers(self) -> dict[str, float]:
@@ -275,20 +279,20 @@ class WordComparison(RulerComparison):
                 f"{words:,}: {self.words.remedy}"
             )
 
-    def read(self, side: int, rung: str) -> States:
+    def read(self, side: int, point: str) -> States:
         model = self.models[side]
         layers = self.layers[side]
-        if rung == TEXT:
+        if point == TEXT:
             return []  # the states of both models are known
-        if rung == MIXING:
+        if point == MIXING:
             return self.words.states(self._mixing_of_model[model], CONTROLS)
-        if rung in BLOCKS_AWAY:
-            away = BLOCKS_AWAY[rung]
+        if point in BLOCKS_AWAY:
+            away = BLOCKS_AWAY[point]
             return self.words.states(model, [_layer_away(layer, away) for layer in layers])
-        if rung == UNTRAINED or rung.isdigit():
-            return self.words.states(changed_copy(model, rung), layers)
+        if point == UNTRAINED or point.isdigit():
+            return self.words.states(changed_copy(model, point), layers)
 
-        further = load_model(rung)
+        further = load_model(point)
         last = max(model.n_layers - 1, 1)
         last_of_further = further.n_layers - 1
         at_equal_depth = [round(int(layer) * last_of_further / last) for layer in layers]
@@ -297,15 +301,15 @@ class WordComparison(RulerComparison):
     def value(self) -> Values:
         return r2_of_layers(self.predictors(0), self.predictors(1))
 
-    def shared(self, side: int, rung: str, states: States) -> Values:
+    def shared(self, side: int, point: str, states: States) -> Values:
         predictors = self.predictors(side)
-        if rung == TEXT:
+        if point == TEXT:
             shifted = []
             for predictor in predictors:
                 rows = predictor.states.roll(len(predictor.states) // 2, 0)
                 shifted.append(Predictor(rows, self.residual.documents))
             return r2_of_layers(predictors, shifted)
-        if rung == MIXING:
+        if point == MIXING:
             values = []
             for control in self._predictors_from(states):
                 values.append(r2_of_layers(predictors, [control] * len(predictors)))
@@ -315,7 +319,7 @@ class WordComparison(RulerComparison):
 
 
 def _layer_away(layer: Layer, away: int) -> int:
-    """Return the layer so many blocks before a layer, or after it where there is none before."""
+    """Return the layer `away` blocks before a layer, or after it where there is none before."""
     number = int(layer)
     if number >= away:
         return number - away
@@ -323,7 +327,11 @@ def _layer_away(layer: Layer, away: int) -> int:
 
 
 def r2_of_layers(sources: Iterable[Predictor], targets: Iterable[Predictor]) -> Values:
-    """Return for each layer the R² of the target's states from the source's, and back."""
+    """Return for each layer the R² of the target's states from the source's, and back.
+
+    Args:
+        sources, targets: The predictors of each layer of both; they may come one at a time.
+    """
     pairs = zip(sources, targets, strict=True)
     return torch.stack([both_ways(source, target) for source, target in pairs])
 
@@ -387,6 +395,7 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
     """
 
     def predictors(rows: int, count: int) -> list[Predictor]:
+        """Return predictors from so many layers of random states."""
         generator = torch.Generator().manual_seed(0)
         documents = torch.arange(rows) % TIMED_DOCUMENTS
         prepared = []

@@ -77,7 +77,10 @@ def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def add_asymmetries(onward: Direction, back: Direction) -> None:
-    """Add to the details of both directions how much more each costs than the other."""
+    """Add to the details of both directions how much more each costs than the other.
+
+    Where the directions report on different tokens, a warning says that there is no such column.
+    """
     columns = asymmetries(onward.sums, back.sums)
     if not columns:
         log.warning(
@@ -129,7 +132,13 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
 
 
 def _affine_map(weights: Mapping[str, Tensor], number: int, device: torch.device) -> AffineMap:
-    """Return the map of a layer pair from the weights of a direction, in float64."""
+    """Return the map of a layer pair from the weights of a direction, in float64.
+
+    Args:
+        weights: The stitches that the result of the direction keeps.
+        number: The index of the layer pair.
+        device: Where the map goes.
+    """
     weight = weights[f"{number}.map.weight"]
     bias = weights[f"{number}.map.bias"]
     return AffineMap(weight.to(device).double(), bias.to(device).double())
@@ -227,4 +236,5 @@ def _squares(
 
 
 def _row_squares(states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Return the sum of squares of each row."""
     return states.square().sum(1)

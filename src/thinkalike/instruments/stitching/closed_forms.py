@@ -75,7 +75,10 @@ class ClosedForms:
         return self.maps(self.setting.config.init, bias=has_constant)
 
     def statistics_read_by(self, fit: Fit) -> PairStatistics:
-        """Return the statistics of the source's or target's states that a stitch reads."""
+        """Return the statistics of the states that a stitch reads, as those of the source.
+
+        A stitch of the target into itself reads a target layer of some layer pair.
+        """
         for pair in self.setting.layer_pairs:
             if fit.reads is self.setting.source and fit.layer == pair[0]:
                 return self.moments.of(pair)

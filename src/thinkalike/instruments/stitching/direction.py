@@ -14,7 +14,7 @@ from torch import Tensor
 from thinkalike.data.rows import PairedRows
 from thinkalike.instruments.stitching.closed_forms import ClosedForms, gather_statistics
 from thinkalike.instruments.stitching.fitting import FittedStitches, fitted
-from thinkalike.instruments.stitching.reporting import DocumentTotals, reported, rung_losses
+from thinkalike.instruments.stitching.reporting import DocumentTotals, losses_of_copies, reported
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.instruments.stitching.table import penalty_readings, table_of_penalties
 from thinkalike.job import Work
@@ -93,7 +93,7 @@ def stitched(
 
     untrained = None  # the random source makes room for rounded copies
     with work.phase("ruler"):
-        sums |= rung_losses(setting, sums)
+        sums |= losses_of_copies(setting, sums)
     details = table_of_penalties(setting, sums).assign(**penalty_readings(sums))
 
     weights_of_seeds = {name: fits.weights for name, fits in further_seeds.items()}

@@ -102,7 +102,14 @@ def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
 def _trained_stitches(
     forms: ClosedForms, run: TrainingRun, loggers: Sequence[Logger], untrained: ClosedForms | None
 ) -> FittedStitches:
-    """Train the φ of every layer pair; see `fitted`."""
+    """Train the φ of every layer pair, and further stitches in the same pass.
+
+    Args:
+        forms: The closed forms of the setting, for starts and whitened coordinates.
+        run: Where and how stitches are trained.
+        loggers: What gets the learning curves.
+        untrained: The closed forms of the same setting with a source that was never trained.
+    """
     setting = forms.setting
     config = setting.config
     pairs = setting.layer_pairs
@@ -154,7 +161,11 @@ def _trained_stitches(
 
 
 def _fits_beside(setting: StitchSetting, untrained: ClosedForms | None) -> dict[str, list[Fit]]:
-    """Return the further stitches to train, by name."""
+    """Return the further stitches to train, by name.
+
+    There is one for each layer pair, but for the floor one for each layer of the target that is
+    not stitched to itself already.
+    """
     source = setting.source
     fits = {}
     for factor in setting.config.lr_multiples:
@@ -274,7 +285,10 @@ def _train(
     run: TrainingRun,
     loggers: Sequence[Logger],
 ) -> None:
-    """Train all stitches of a module."""
+    """Train all stitches of a module, with the models as the trainer's settings want them.
+
+    In the end the module is on the device of the target.
+    """
     rate = peak_rate(module.config, module.models[0].d_model)
     log.info(
         "%d stitches, %d steps, peak rate %g", len(module.stitches), module.config.steps, rate

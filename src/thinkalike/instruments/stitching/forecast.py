@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from thinkalike.data.splits import tokens_of_report
-from thinkalike.job.budget_ladder import LADDER
+from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.training.recipe import (
     OF_TRAINING,
@@ -82,7 +82,15 @@ def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
 def _passes_of_direction(
     config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]
 ) -> list[Passes]:
-    """Return the passes of one direction; each stitch runs the tail of the target."""
+    """Return the passes of one direction, without those that read no tokens.
+
+    Each stitch runs the tail of the target: the blocks after the layer where it enters.
+
+    Args:
+        config: The job.
+        source, target: The shapes of the models of this direction.
+        pairs: Its layer pairs.
+    """
     stitch = config.stitch
     row = config.data.context or min(source.context, target.context)
     evaluation_tokens = tokens_of_report(
@@ -129,7 +137,7 @@ def _passes_of_direction(
         target.passes("statistics", max(statistics_tokens, means_tokens), row, full=False),
         source.passes("report", evaluation_tokens, row, full=False),
         target.passes("report", evaluation_tokens, row, 1 + maps_reported * tails_of_pairs),
-        target.passes("rungs", evaluation_tokens, row, copies),
+        target.passes("calibration points", evaluation_tokens, row, copies),
     ]
     return [entry for entry in passes if entry.tokens]
 
@@ -154,7 +162,7 @@ def smaller_jobs(
     row = config.data.context or shortest_context
     evaluation_tokens = config.data.evaluation_tokens or REPORT_TOKENS
     names_training = not TRAINING_SETTINGS.isdisjoint(chosen)
-    for layers, share in LADDER:
+    for layers, share in REDUCTIONS:
         tokens = evaluation_tokens // share
         settings: dict[str, object] = {}
         if layers < max(source_layers, target_layers):
@@ -196,7 +204,11 @@ def _less_training(
 
 
 def bytes_needed(config: StitchJob, shapes: Shapes) -> float:
-    """Return the bytes of one direction's stitches in training, or of the moments of states."""
+    """Return the bytes of what needs most memory beside the models.
+
+    That is one direction's stitches in training, the moments of states with a chunk of logits, or
+    a rounded copy of the target.
+    """
     from thinkalike.instruments.stitching.setting import bytes_of_moments, bytes_trained
     from thinkalike.measures.losses import bytes_of_logits
 

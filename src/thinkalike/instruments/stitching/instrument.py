@@ -104,15 +104,15 @@ class Stitching(
 
     # ---- what a job will take
 
-    def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
+    def model_passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
         return forecast.passes_of_job(config, shapes)
 
-    def smaller(
+    def reductions(
         self, config: StitchJob, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         return forecast.smaller_jobs(config, shapes, chosen)
 
-    def holds(self, config: StitchJob, shapes: Shapes) -> float:
+    def bytes_beside_models(self, config: StitchJob, shapes: Shapes) -> float:
         return forecast.bytes_needed(config, shapes)
 
     # ---- the run

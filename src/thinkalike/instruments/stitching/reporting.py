@@ -26,7 +26,7 @@ from thinkalike.instruments.stitching.fitting import (
     identity_maps,
 )
 from thinkalike.instruments.stitching.setting import StitchSetting
-from thinkalike.measures.ladder import next_rung
+from thinkalike.measures.bit_readings import next_bits
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.rounding import can_be_rounded, rounded_copy
 from thinkalike.processes import doing
@@ -37,7 +37,7 @@ DocumentTotals = dict[str, Tensor]
 """Sums over the tokens of each document, by name; see `document_sums`."""
 
 LEAST_COST = 1e-6
-"""A rung costs at least so many nats per token, so that what costs nothing is above all rungs."""
+"""A copy costs at least so many nats per token, so that what costs nothing is above all copies."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class ShuffledMap:
     seed: int
 
     def __call__(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t e"]:
+        """Return φ of the states, with all b t tokens in a random order, the same each time."""
         mapped = self.phi(states)
         rows = mapped.flatten(0, 1)
         generator = torch.Generator().manual_seed(self.seed)
@@ -80,11 +81,11 @@ def reported(
     target = setting.target
     floor = fits.beside.get(FLOOR)
     # Where a model is stitched to itself, layer by layer, its φ are the floor.
-    is_own_floor = floor == fits.maps
+    maps_are_floor = floor == fits.maps
 
     maps = _maps_of_source(forms, fits, further_seeds)
     controls: dict[str, Control] = {}
-    if floor and not is_own_floor:
+    if floor and not maps_are_floor:
         controls[FLOOR] = Control(target, floor, "target")
     controls |= _controls(forms, fits, untrained, means)
 
@@ -107,7 +108,7 @@ def reported(
         *batch,
         controls=controls,
     )
-    if is_own_floor:
+    if maps_are_floor:
         sums[FLOOR] = sums["stitch"]
     return sums
 
@@ -115,7 +116,7 @@ def reported(
 def _maps_of_source(
     forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
-    """Return all maps of the source's states, by name."""
+    """Return all maps of the source's states, by name: φ, its variants, and closed forms."""
     setting = forms.setting
     maps: dict[str, StateMaps] = {"stitch": fits.maps, **further_seeds}
     if setting.equal_widths:
@@ -149,14 +150,14 @@ def _controls(
     return controls
 
 
-def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentTotals:
+def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentTotals:
     """Return the losses by document of copies of the target that are rounded to some bits.
 
     They are called `rung_4` and so on, and are those around each penalty. Weights that are
-    integers already, or on several devices, have no rungs.
+    integers already, or on several devices, have no calibration points.
 
     Args:
-        setting: The models, and whether there are rungs.
+        setting: The models, and whether there are calibration points.
         sums: The sums by document of φ and of the target.
     """
     target = setting.target
@@ -164,11 +165,12 @@ def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentT
         return {}
     tokens = sums["tokens"].sum()
     target_loss = sums["target"]
+    # A ladder rises with the bits, so that its values are gains: the negated costs per token.
     gains = ((target_loss - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
 
     losses: DocumentTotals = {}
     known_gains: dict[int, list[float]] = {}
-    bits = next_rung(gains, known_gains)
+    bits = next_bits(gains, known_gains)
     while bits:
         log.info("%s at %d bits", target.name, bits)
         with doing(f"rounding to {bits} bits"):
@@ -178,5 +180,5 @@ def rung_losses(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentT
         gain = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
         known_gains[bits] = [gain] * len(gains)
         losses[f"rung_{bits}"] = loss
-        bits = next_rung(gains, known_gains)
+        bits = next_bits(gains, known_gains)
     return losses

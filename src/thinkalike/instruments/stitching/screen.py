@@ -121,12 +121,12 @@ def sentence_of_baselines(table: pd.DataFrame) -> str:
 
 def in_bits(reading: float) -> str:
     """Return a reading in bits, in words where it is at an end of the scale."""
-    from thinkalike.measures.ladder import RUNGS
+    from thinkalike.measures.bit_readings import BITS_OF_COPIES
 
-    if reading <= RUNGS[0]:
-        return f"below {RUNGS[0]}"
-    if reading >= RUNGS[-1]:
-        return f"{RUNGS[-1]} or more"
+    if reading <= BITS_OF_COPIES[0]:
+        return f"below {BITS_OF_COPIES[0]}"
+    if reading >= BITS_OF_COPIES[-1]:
+        return f"{BITS_OF_COPIES[-1]} or more"
     return f"{reading:.1f}"
 
 

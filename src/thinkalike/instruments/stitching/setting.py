@@ -157,7 +157,7 @@ def load_setting(config: StitchJob) -> StitchSetting:
 
 
 def _tokens_of_training(config: StitchConfig) -> int:
-    """Return how many tokens all steps read."""
+    """Return how many tokens all steps read together, at least 1."""
     return max(config.steps * config.tokens_per_step, 1)
 
 
@@ -182,7 +182,10 @@ def _cut_at_middle(source: FrozenModel, target: FrozenModel) -> tuple[FrozenMode
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
-    """Raise a ConfigError if a kind of map does not go between the widths of the models."""
+    """Raise a ConfigError if a kind of map does not go between the widths of the models.
+
+    With `both` it must go in either direction.
+    """
     widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
     kinds = {config.kind, config.init}
     if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
@@ -244,7 +247,15 @@ def shared_text(
 def bytes_trained(
     config: StitchConfig, source_width: int, target_width: int, pairs: Sequence[LayerPair]
 ) -> float:
-    """Return the bytes of all φ that are trained together, with gradients, momenta and means."""
+    """Return the bytes of all φ that are trained together, with gradients, momenta and means.
+
+    0 if nothing is trained.
+
+    Args:
+        config: The map φ and its training.
+        source_width, target_width: The widths of the models.
+        pairs: The layer pairs.
+    """
     if not config.trained or config.kind == "identity":
         return 0.0
     maps_per_pair = 1 + len(config.lr_multiples) + config.controls
@@ -255,9 +266,8 @@ def bytes_trained(
     weights = source_width * target_width
     if config.kind == "low_rank":
         weights = config.rank * (source_width + target_width)
-    copies = maps * (COPIES_OF_WEIGHT + momenta(config)) + len(
-        pairs
-    )  # also φ after half of the steps
+    copies = maps * (COPIES_OF_WEIGHT + momenta(config))
+    copies += len(pairs)  # φ after half of the steps
     return FLOAT32_BYTES * weights * copies
 
 
@@ -288,7 +298,14 @@ def _check_memory(
     pairs: Sequence[LayerPair],
     budget: Budget,
 ) -> None:
-    """Raise an error if stitches, or the moments of states, do not fit into memory."""
+    """Raise a ResourceError if stitches, or the moments of states, do not fit into memory.
+
+    Args:
+        config: The map φ and its training.
+        source_width, target_width: The widths of the models.
+        pairs: The layer pairs.
+        budget: The memory.
+    """
     check_memory(
         f"stitches of {len(pairs)} layer pairs need",
         bytes_trained(config, source_width, target_width, pairs),

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError
-from thinkalike.instruments.ruler.rungs import MIXING, greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_by_layer
 from thinkalike.instruments.ruler.screen import shares_more
 from thinkalike.instruments.ruler.table import shared_columns
 from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out

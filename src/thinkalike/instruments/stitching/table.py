@@ -18,10 +18,10 @@ from torch import Tensor
 from thinkalike.evaluation.columns import interval_columns, mean_columns
 from thinkalike.instruments.stitching.reporting import LEAST_COST
 from thinkalike.instruments.stitching.setting import StitchSetting
+from thinkalike.measures.bit_readings import reading_of
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.ladder import reading_of
 from thinkalike.training.recipe import StitchConfig
 
 Columns = dict[str, Any]
@@ -127,7 +127,11 @@ def bytes_by_document(
 
 
 def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the sums by document of the losses of φ of every seed."""
+    """Return the sums by document of the losses of φ of every seed.
+
+    Args:
+        sums: Sums by document; those of φ are called `stitch`, and `seed_...` for further seeds.
+    """
     losses = []
     for name, loss in sums.items():
         if name == "stitch" or name.startswith("seed_"):
@@ -136,7 +140,7 @@ def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds do
 
 
 def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documents"]:
-    """Return the bytes of documents as what means are taken over."""
+    """Return the bytes of documents as what means are taken over: in float64, at least 1."""
     return sizes.clamp(min=FEWEST_BYTES).double()
 
 
@@ -195,7 +199,12 @@ def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estima
 
 
 def _spread(name: str, sums: Mapping[str, Tensor]) -> Estimate:
-    """Return a mean other than a loss, whose interval does not leave the range of its values."""
+    """Return a mean other than a loss, whose interval does not leave the range of its values.
+
+    Args:
+        name: One of `SPREADS`.
+        sums: The sums by document.
+    """
     spread = bootstrap_interval(sums[name].double(), sums["tokens"].double())
     most = 1.0 if name == "top1" else math.inf
     return Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most))
@@ -218,29 +227,29 @@ def _columns_per_byte(sums: Mapping[str, Tensor]) -> Columns:
 def penalty_readings(sums: Mapping[str, Tensor]) -> Columns:
     """Return columns of readings: the bits of a copy of the target that loses as much as φ costs.
 
-    Between two rungs the logarithm of what is lost is linear in bits, as the squares of rounding
-    errors are. Intervals are over documents, whose parts are left out of φ and rungs alike. There
-    are no columns without rungs.
+    Between two calibration points the logarithm of what is lost is linear in bits, as the squares
+    of rounding errors are. Intervals are over documents, whose parts are left out of φ and of the
+    points alike. There are no columns without calibration points.
 
     Args:
-        sums: The sums by document of φ, the target and the rungs.
+        sums: The sums by document of φ, the target and the calibration points.
     """
-    bits_of_rungs = sorted(
+    bits_of_copies = sorted(
         int(name.removeprefix("rung_")) for name in sums if name.startswith("rung_")
     )
-    if not bits_of_rungs:
+    if not bits_of_copies:
         return {}
     losses = losses_of_seeds(sums).mean(1)  # (pairs, documents)
-    rung_losses = torch.stack([sums[f"rung_{bits}"] for bits in bits_of_rungs])
+    losses_of_copies = torch.stack([sums[f"rung_{bits}"] for bits in bits_of_copies])
     tokens = sums["tokens"]
     costs = _costs_without_parts(losses - sums["target"], tokens)
-    rung_costs = _costs_without_parts(rung_losses - sums["target"], tokens)
+    costs_of_copies = _costs_without_parts(losses_of_copies - sums["target"], tokens)
 
-    # A ladder rises with the bits, so it is one of gains. A stitch that costs nothing is above
-    # every rung.
-    rungs = -rung_costs.clamp(min=LEAST_COST).log()
+    # The points must rise with the bits, so they are gains. A stitch that costs nothing is above
+    # every calibration point.
+    points = -costs_of_copies.clamp(min=LEAST_COST).log()
     values = -costs.clamp(min=LEAST_COST / 2).log()
-    replicates = torch.stack([reading_of(value, bits_of_rungs, rungs) for value in values], 1)
+    replicates = torch.stack([reading_of(value, bits_of_copies, points) for value in values], 1)
     return interval_columns("equivalent_bits", jackknife(replicates[0], replicates[1:]))
 
 
@@ -254,9 +263,8 @@ def _costs_without_parts(
         tokens: How many tokens each document has.
     """
     counts = tokens.double()
-    costs_and_counts = torch.stack([costs, counts.expand_as(costs)], -1).transpose(
-        0, 1
-    )  # (documents, k, 2)
+    costs_and_counts = torch.stack([costs, counts.expand_as(costs)], -1)  # (k, documents, 2)
+    costs_and_counts = costs_and_counts.transpose(0, 1)  # (documents, k, 2)
     documents = torch.arange(len(counts))
     sums_of_parts = torch.zeros(
         JACKKNIFE_PARTS, *costs_and_counts.shape[1:], dtype=costs_and_counts.dtype

@@ -77,7 +77,11 @@ def held_out_right(
 def permuted_labels(
     labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], permutations: int, seed: int = 0
 ) -> Int[Tensor, "p n"]:
-    """Return the labels, and then permutations of them between groups, see `regrouped`."""
+    """Return the labels, and then permutations of them between groups: p = 1 + permutations.
+
+    Groups take the labels of others of about their size, so that labels stay as alike within
+    groups as they were.
+    """
     generator = seeded(seed)
     one_stratum = torch.zeros(len(labels))
     labellings = [labels]
@@ -145,8 +149,9 @@ def simultaneous_band(
 
     Args:
         value: The value of each step.
-        replicates: The values without each part of the groups.
-        reference: See `jackknife`.
+        replicates: The values without each of b parts of the groups.
+        reference: What the replicates would average if rows did not depend on each other; the bias
+            that it tells is subtracted. None: it is not known.
     """
     if len(replicates) < FEWEST_GROUPS:
         return interval_around(value, torch.inf)
@@ -156,7 +161,10 @@ def simultaneous_band(
 def percentile_interval(
     value: Int[Tensor, "*b"], draws: Int[Tensor, "*b r"], level: float
 ) -> Estimate:
-    """Return whole numbers with the interval of this share of r draws, whose ends are draws."""
+    """Return whole numbers with the interval that holds this share of r draws.
+
+    The ends are draws themselves, and not interpolated.
+    """
     tail = (1 - level) / 2
     numbers = draws.double()
     low = numbers.quantile(tail, -1, interpolation="lower")
@@ -218,7 +226,10 @@ def curve_of(
 
 
 def _threshold(null: Float[Tensor, "s p"]) -> float:
-    """Return what the greatest accuracy over all steps exceeds in 5 % of permutations."""
+    """Return what the greatest accuracy over all steps exceeds in at most 5 % of permutations.
+
+    With fewer than 19 permutations it is the greatest accuracy of any.
+    """
     greatest = null.amax(0).sort(descending=True).values
     index = int(ALPHA * (len(greatest) + 1)) - 1
     return float(greatest[max(index, 0)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,7 +20,7 @@ from thinkalike.models.loading_errors import explaining_loading_errors
 log = logging.getLogger(__name__)
 
 STEP_IN_NAME = re.compile(
-    r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)"
+    r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>[0-9]{1,15})(?P<unit>[kKmM]?)"
     r"(?![A-Za-z0-9]|[.,_]\d)"
 )
 """Matches the beginning of names such as step64, step1k, global_step64, checkpoint-500,
@@ -77,6 +77,11 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
                 f"measure.steps={step}: {model.called} has checkpoints of these steps: "
                 f"{known_steps}"
             )
+    if len(steps) < FEWEST_CHECKPOINTS <= len(steps_of(model)):
+        raise ConfigError(
+            f"{model.called}: measure.steps and measure.checkpoints choose {len(steps)} "
+            "checkpoints, and a trajectory needs two; choose more"
+        )
     if len(steps) < FEWEST_CHECKPOINTS:
         raise ConfigError(
             f"{model.called} has {len(revisions)} checkpoints in folders or revisions with a step "
@@ -137,6 +142,7 @@ def _before_step(match: re.Match[str]) -> str:
 
 
 def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
+    """Raise a ConfigError that names two revisions of a model, and the reason in words."""
     raise ConfigError(
         f"{model.called}: {first} and {second} {reason}; measure.checkpoints=PATTERN chooses by "
         "name"
@@ -144,12 +150,31 @@ def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
 
 
 def _revision_names(model: ModelConfig) -> Sequence[str]:
-    """Return the names of a model's checkpoints: folders, or branches and tags of the hub."""
+    """Return the names of a model's revisions: folders, or branches and tags of the hub."""
     folder = named_folder(replace(model, revision=None))
     with explaining_loading_errors(model):
         if folder:
-            return [path.name for path in revisions_in(folder)]
+            names = [path.name for path in revisions_in(folder)]
+            _warn_of_incomplete_checkpoints(folder, names)
+            return names
         return _on_hub(str(model.hub_id))
+
+
+def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> None:
+    """Warn of folders that are named by a step and hold no checkpoint, as after a failed copy.
+
+    Args:
+        folder: The folder of the run.
+        names: The names of the checkpoints in it.
+    """
+    incomplete = []
+    for path in sorted(folder.glob("*/")):
+        if STEP_IN_NAME.match(path.name) and path.name not in names:
+            incomplete.append(path.name)
+    if incomplete:
+        log.warning(
+            "warning: %s: %s left out, as no config.json is there", folder, listed(incomplete)
+        )
 
 
 def _on_hub(repository: str) -> list[str]:
@@ -162,7 +187,7 @@ def _on_hub(repository: str) -> list[str]:
     try:
         refs = patiently(lambda: HfApi(endpoint=constants.ENDPOINT).list_repo_refs(repository))
         names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    except Exception as error:
+    except Exception as error:  # whatever the network and the hub raise
         folder = cached("model", repository) / "refs"
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         if refused(error) or not names:

@@ -27,7 +27,7 @@ from thinkalike.instruments.trajectory.screen import show_onsets, show_settling,
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import outcome_of_trajectory
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.budget_ladder import halvings
+from thinkalike.job.reductions import halvings
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import number_of_documents
@@ -72,7 +72,7 @@ class TrajectoryInstrument(
             return [training(config)]
         return []
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+    def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         measure = config.measure_as(TrajectoryConfig)
         checkpoints = 1
         if not measure.train:
@@ -81,7 +81,7 @@ class TrajectoryInstrument(
         tokens = float(measure.tokens)
         return [shapes["model"].passes("checkpoints", tokens, row, checkpoints)]
 
-    def smaller(
+    def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
         """Yield fewer tokens of each checkpoint."""

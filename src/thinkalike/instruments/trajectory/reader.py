@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict, cast
@@ -33,9 +34,18 @@ from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
 from thinkalike.states.tokens import sites
 
+log = logging.getLogger(__name__)
+
 
 class Text(TypedDict):
-    """The text that all checkpoints read."""
+    """The text that all checkpoints read.
+
+    Attributes:
+        tokens: The token ids of each row.
+        documents: The document of each token.
+        facts: What the provenance of a result says of the text.
+        tokenizer: The fingerprint of the tokenizer.
+    """
 
     tokens: Int[Tensor, "rows t"]
     documents: Int[Tensor, "rows t"]
@@ -79,6 +89,7 @@ def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
 
 
 def _has_one_level_per_word(task: Task, stimuli: Stimuli) -> bool:
+    """Return whether all stimuli of a word have the same level of a task's feature."""
     words = [stimuli.words[row] for row in task.rows.tolist()]
     labelled = pd.DataFrame({"word": words, "level": task.labels})
     return bool(labelled.groupby("word")["level"].nunique().max() == 1)
@@ -103,6 +114,7 @@ class CheckpointReader:
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
         self.tasks = tasks_of_features(config, self.stimuli)
         self._text = cast(Text | None, work.resume("text"))
+        self._settings: str | None = None  # of the checkpoint that was read before
         self._labellings = []
         for task in self.tasks:
             self._labellings.append(
@@ -118,7 +130,13 @@ class CheckpointReader:
         return self._text
 
     def read(self, checkpoint: ModelConfig) -> CheckpointNumbers:
-        """Return what one checkpoint gives."""
+        """Return what one checkpoint gives.
+
+        The first checkpoint also reads the text, which a resumed job has kept.
+
+        Raises:
+            DataError: The checkpoint has another tokenizer than those before it.
+        """
         with self.work.phase("loading"):
             model = load_model(checkpoint)
             tokenizer = tokenizer_fingerprint(model.tokenizer)
@@ -127,6 +145,14 @@ class CheckpointReader:
                 self.work.keep("text", dict(self._text))
         if tokenizer != self.text["tokenizer"]:
             raise DataError(f"{model.name} has another tokenizer than the checkpoints before it")
+        settings = model.settings()
+        if self._settings not in (None, settings):
+            log.warning(
+                "warning: %s has another config.json than the checkpoint before it, so that what "
+                "differs may not come from training alone",
+                model.name,
+            )
+        self._settings = settings
         with self.work.phase("text"):
             states, losses = _states_and_losses(model, self.text["tokens"].long())
         with self.work.phase("stimuli"):
@@ -145,6 +171,12 @@ class CheckpointReader:
         return numbers
 
     def _read_text(self, model: FrozenModel, tokenizer: str) -> Text:
+        """Return random rows of text in the tokens of a model.
+
+        Args:
+            model: The model.
+            tokenizer: The fingerprint of its tokenizer.
+        """
         text = read_random_rows(self.config, self.measure.tokens, model)
         return {
             "tokens": text.rows.tokens,
@@ -156,7 +188,12 @@ class CheckpointReader:
     def _importance(
         self, name: str, layers: Sequence[Float[Tensor, "n d"]]
     ) -> Float[Tensor, "l f k"]:
-        """Return the importance of each feature in each layer on each fold."""
+        """Return the importance of each feature in each layer on each fold, by MLEM.
+
+        Args:
+            name: The name of the checkpoint.
+            layers: Its states of the stimuli.
+        """
         side = StimulusStates(name, list(range(len(layers))), list(layers), {})
         config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
         _, importance = fit_profiles(config, self.stimuli, [side])

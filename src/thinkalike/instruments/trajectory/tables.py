@@ -37,7 +37,13 @@ SETTLED_SHARE = 0.9
 
 
 class FeatureCurve(NamedTuple):
-    """The curve of the task of a feature in one layer."""
+    """The curve of the task of a feature in one layer.
+
+    Attributes:
+        task: What is probed.
+        layer: The layer.
+        curve: The accuracy by step, beside its null.
+    """
 
     task: Task
     layer: int
@@ -88,7 +94,10 @@ def outcome_of_trajectory(
 
 
 def _documents_of_losses(reader: CheckpointReader) -> Tensor:
-    """Return the number of the document of each token but the first of a row."""
+    """Return the number of the document, from 0, of each token but the first of a row.
+
+    The first token has no loss.
+    """
     documents = reader.text["documents"][:, 1:].flatten().long()
     numbers: Tensor = documents.unique(return_inverse=True)[1]
     return numbers
@@ -97,7 +106,13 @@ def _documents_of_losses(reader: CheckpointReader) -> Tensor:
 def _loss_table(
     steps: Sequence[int], checkpoints: Sequence[CheckpointNumbers], documents: Tensor
 ) -> pd.DataFrame:
-    """Return the loss of each checkpoint, with intervals that hold for all of them together."""
+    """Return the loss of each checkpoint in nats, with intervals that hold for all together.
+
+    Args:
+        steps: The step of each checkpoint.
+        checkpoints: What each checkpoint gave.
+        documents: The document of each token that has a loss.
+    """
     losses = torch.stack([checkpoint["losses"].flatten() for checkpoint in checkpoints])
     means = mean_over_documents(losses, documents, together=True)
     return pd.DataFrame({"step": steps, **interval_columns("loss", means)})
@@ -122,10 +137,14 @@ def settling(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float]:
 
 
 def _settles(steps: Sequence[int], values: Sequence[float]) -> float:
-    """Return the step from which on a curve has gone nine tenths of its way.
+    """Return the step from which on a curve has gone nine tenths of its way to its last value.
 
     Between checkpoints it is interpolated over log₂(1 + step). It is NaN if the first and the last
     value are the same.
+
+    Args:
+        steps: The step of each checkpoint, in rising order.
+        values: The value of the curve at each.
     """
     curve = np.asarray(values, float)
     log_steps = np.log2(1 + np.asarray(steps, float))
@@ -183,7 +202,12 @@ def _likeness_of_checkpoints(
 
 
 def _likeness_table(steps: Sequence[int], likeness: Sequence[CKAResult]) -> pd.DataFrame:
-    """Return the CKA of every two checkpoints in each layer."""
+    """Return a row for each layer and each two checkpoints, with their CKA.
+
+    Args:
+        steps: The step of each checkpoint.
+        likeness: The CKA of every two checkpoints, for each layer.
+    """
     tables = []
     for layer, cka in enumerate(likeness):
         table = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other_step"])
@@ -239,7 +263,14 @@ def _feature_table(
     reader: CheckpointReader,
     curves: Sequence[FeatureCurve],
 ) -> pd.DataFrame:
-    """Return the accuracy of each feature by step and layer, and its importance if asked for."""
+    """Return the accuracy of each feature by step and layer, and its importance if asked for.
+
+    Args:
+        steps: The step of each checkpoint.
+        checkpoints: What each checkpoint gave.
+        reader: What read them.
+        curves: The curve of each feature in each layer.
+    """
     tables = []
     for task, layer, curve in curves:
         columns = {
@@ -270,9 +301,9 @@ def _feature_table(
 
 
 def _onset_table(steps: Sequence[int], curves: Sequence[FeatureCurve]) -> pd.DataFrame:
-    """Return the step of onset by layer and feature, with its interval.
+    """Return the step of onset by layer and feature, with the interval over resamples.
 
-    A blank is after the last checkpoint.
+    A blank, NaN, is after the last checkpoint.
     """
     step_of_index = [*(float(step) for step in steps), math.nan]
     rows = []

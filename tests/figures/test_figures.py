@@ -1,0 +1,254 @@
+"""Every figure passes what a reviewer looks for, on tables as large as those of real models."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from figure_checks import complaints
+from planted_figures import (
+    FEATURES,
+    NOWHERE,
+    RANDOM,
+    STEPS,
+    blocks,
+    check_figure,
+    matrix,
+    similarity_to_last,
+    with_ends,
+)
+from thinkalike import figures
+from thinkalike.figures import stitching, style
+
+pytestmark = pytest.mark.drawn
+
+NAMES = ("smollm2-135m", "gemma3-270m")
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def layer_pairs(count: int = 5) -> pd.DataFrame:
+    table = pd.DataFrame({"source_layer": np.arange(count) * 7, "target_layer": np.arange(count) * 4})
+    return table.assign(source=NAMES[0], target=NAMES[1], value=np.linspace(0.05, 0.3, count))
+
+
+def cka_of_two():
+    sides = [(NAMES[0], NAMES[1], 30, 18), (NAMES[0], NAMES[0], 30, 30), (NAMES[1], NAMES[1], 18, 18)]
+    table = pd.concat([matrix(*side) for side in sides])
+    about = "5 batches of about 940 rows, 103 documents (as 102.8 of equal length)"
+    figures.layer_heatmaps(table, NOWHERE, "cka", "CKA", about=about)
+
+
+def one_small_matrix():
+    figures.layer_heatmaps(matrix(*NAMES, 5, 5), NOWHERE, "r2", "residual R²", about="4,512 words, 164 documents")
+
+
+def cka_of_many():
+    models = {"pythia-70m-deduped": 6, "pythia-160m-deduped": 12, "gpt2": 12}
+    pairs = [(first, second) for first in models for second in models if first <= second]
+    table = pd.concat([matrix(*pair, *(models[name] for name in pair)) for pair in pairs])
+    figures.layer_heatmaps(table, NOWHERE, "cka", "CKA", about="64 batches of 1,024 rows, 58 documents")
+
+
+def components():
+    names = ["attn_out", "mlp_out", *(f"head {number}" for number in range(12))]
+    cells = pd.DataFrame(RANDOM.uniform(0, 1, (24, 14)), columns=names)
+    cells.iloc[3, 5] = np.nan
+    figures.components(cells, NOWHERE, "cka", "CKA", about=f"{' and '.join(NAMES)}\n64 batches of 1,024 rows")
+
+
+def components_of_a_mini():
+    cells = pd.DataFrame(RANDOM.uniform(1, 2, (6, 2)), columns=["attn_out", "mlp_out"])
+    about = "1 batch of 1,024 tokens, 134 documents (effective sample size 116.4); differences accumulate"
+    about = f"gpt2-mini and gpt2-mini-s1\n{about} from layer to layer"
+    figures.components(cells, NOWHERE, "distance", "relative distance of states", about=about)
+
+
+def matrix_in_memory():
+    figures.layer_pairs(RANDOM.uniform(0, 1, (12, 12)), "CKA")
+
+
+def similarity_of_two():
+    table = blocks(dict.fromkeys(["gpt2-mini", "mamba-mini"], 6))
+    figures.similarity({"Spearman's ρ of distances": table}, NOWHERE, about="650 stimuli")
+
+
+def similarity_of_six():
+    models = [f"{family}-mini{seed}" for family in ("bert", "gpt2", "mamba") for seed in ("", "-s1")]
+    tables = {
+        "weighted τ of profiles": blocks(dict.fromkeys(models, 6), -0.4),
+        "Spearman's ρ of distances": blocks(dict.fromkeys(models, 6)),
+    }
+    figures.similarity(tables, NOWHERE, about="650 stimuli")
+
+
+def changes():
+    modules = ["embedding", "norms", "attention", "MLP"]
+    rows = [(module, layer) for module in modules for layer in range(-1, 12)]
+    shares = pd.DataFrame(rows, columns=["component", "layer"])
+    shares["mean_effect"] = RANDOM.uniform(-0.05, 0.3, len(shares))
+    shares.loc[shares["component"].eq("embedding") & shares["layer"].ge(0), "mean_effect"] = np.nan
+    layers = with_ends(pd.DataFrame({"layer": range(-1, 12), "distance": np.linspace(0, 0.4, 13)}), "distance")
+    figures.changes(shares, layers, NOWHERE, " → ".join(NAMES), "bars: 95 % intervals over 509 documents")
+
+
+def profiles(models: int = 2):
+    names = [f"mini-{number}" for number in range(models)]
+    rows = [(name, layer, feature) for name in names for feature in FEATURES for layer in range(6)]
+    table = pd.DataFrame(rows, columns=["model", "layer", "feature"])
+    table = with_ends(table.assign(importance=RANDOM.uniform(0, 0.3, len(table))), "importance")
+    scores = table.drop_duplicates(["model", "layer"])[["model", "layer"]]
+    scores = scores.assign(score=RANDOM.uniform(0.2, 0.5, len(scores)), split_half_reference=0.8)
+    figures.profiles(table, with_ends(scores, "score"), NOWHERE, about="650 stimuli\nbands: 95 % intervals over folds")
+
+
+def profiles_of_six():
+    profiles(6)
+
+
+def ruler():
+    table = with_ends(layer_pairs(), "value").assign(source_equivalent_bits=3.7, target_equivalent_bits=3.9)
+    points = {"5 bits": 0.8, "4 bits": 0.4, "3 bits": 0.0, "local mixing": 0.03, "random initialisation": 0.01}
+    rows = []
+    for model, layers in zip(NAMES, (table["source_layer"], table["target_layer"]), strict=True):
+        for name, value in points.items():
+            rows += [(model, layer, name, value) for layer in layers]
+    points = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
+    figures.ruler(table, points, 144.0, NOWHERE, "residual R²")
+
+
+def shifts():
+    about = "2 batches of 256 rows, 65 documents (as 58.3 of equal length)\nbars: 95 % intervals over documents"
+    figures.shifts(with_ends(layer_pairs(30), "value"), NOWHERE, about)
+
+
+def stitches() -> pd.DataFrame:
+    table = layer_pairs().assign(stitch="least_squares", penalty=0.9, identity_penalty=4.1)
+    table = table.assign(token_mean_penalty=2.6, floor_penalty=0.1)
+    return with_ends(table, "penalty", "identity_penalty", "token_mean_penalty", "floor_penalty")
+
+
+def penalties():
+    stitching.penalties(stitches(), NOWHERE, "2,032 tokens of 34 documents\nbars: 95 % intervals over documents")
+
+
+def penalty_map(rows: int = 6, columns: int = 4):
+    cells = pd.DataFrame(RANDOM.uniform(0.01, 5, (rows, columns)))
+    stitching.penalty_map(cells, *NAMES, NOWHERE, "98,430 tokens of 58 documents")
+
+
+def penalty_map_of_30():
+    penalty_map(30, 18)
+
+
+def family():
+    names = ["gelu-3l-mini", "gelu-4l-mini", "solu-3l-mini", "gpt2-mini", "gpt2-mini-s1", "mamba-mini"]
+    rows = [(a, b, 0.9 if a[1] == b[1] else 0.0, 1e-8) for k, a in enumerate(names) for b in names[k + 1 :]]
+    relations = pd.DataFrame(rows, columns=["source", "target", "units_in_place", "lowest_p_corrected"])
+    figures.family(relations, NOWHERE)
+
+
+def trajectory():
+    rows = [(step, 3, feature) for feature in FEATURES for step in STEPS]
+    accuracies = pd.DataFrame(rows, columns=["step", "layer", "feature"])
+    accuracies = accuracies.assign(accuracy=RANDOM.uniform(0.2, 0.9, len(rows)))
+    similar = matrix("", "", len(STEPS), len(STEPS)).assign(layer=3)
+    tables = {
+        "similarity": similar.assign(step=STEPS[similar["source_layer"]], other_step=STEPS[similar["target_layer"]]),
+        "losses": with_ends(pd.DataFrame({"step": STEPS, "loss": np.linspace(8, 3, len(STEPS))}), "loss"),
+        "features": accuracies.assign(accuracy_low=accuracies["accuracy"] - 0.1, accuracy_high=0.95),
+        "onsets": pd.DataFrame({"layer": 3, "feature": FEATURES, "onset": 64}),
+    }
+    figures.trajectory(similarity_to_last(), tables, NOWHERE, "gpt2-mini@step600", "bands: simultaneous 95 % intervals")
+
+
+DRAWING = [
+    cka_of_two, one_small_matrix, cka_of_many, components, components_of_a_mini,
+    matrix_in_memory, similarity_of_two, similarity_of_six,
+    changes, profiles, profiles_of_six, ruler, shifts, penalties, penalty_map, penalty_map_of_30, family, trajectory,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
+def test_a_figure_passes_a_reviewer(draw, request):
+    check_figure(draw, request.config.getoption("--figures"))
+
+
+UNBOUNDED = {"no interval": (-np.inf, np.inf), "no ends": (np.nan, np.nan), "an end": (0.0, np.inf)}
+WITH_INTERVALS = [changes, profiles, ruler, shifts, penalties, trajectory]
+
+
+@pytest.mark.parametrize("ends", UNBOUNDED.values(), ids=UNBOUNDED)
+@pytest.mark.parametrize("draw", WITH_INTERVALS, ids=lambda draw: draw.__name__)
+def test_a_figure_is_drawn_without_intervals(draw, ends, monkeypatch):
+    bounded = with_ends
+    planted = []
+
+    def unbounded(table, *names):
+        found = bounded(table, *names)
+        for column in found.columns.difference(table.columns):
+            found[column] = ends[column.endswith("high")]
+            planted.append(column)
+        return found
+
+    monkeypatch.setitem(globals(), "with_ends", unbounded)
+    check_figure(draw, None)
+    assert planted, "control"
+
+
+def shifts_of(value: float):
+    figures.shifts(with_ends(layer_pairs().assign(value=value), "value"), NOWHERE)
+
+
+def changes_of(value: float):
+    shares = pd.DataFrame({"component": ["norms", "MLP"], "layer": 0, "mean_effect": value})
+    figures.changes(shares, with_ends(pd.DataFrame({"layer": [0, 1], "distance": value}), "distance"), NOWHERE)
+
+
+def matrix_of(value: float):
+    figures.layer_heatmaps(matrix(*NAMES, 3, 3).assign(value=value), NOWHERE, "r2", "residual R²")
+
+
+def map_of(value: float):
+    stitching.penalty_map(pd.DataFrame(np.full((3, 3), value)), *NAMES, NOWHERE)
+
+
+def map_with_one(value: float):
+    cells = pd.DataFrame(np.full((3, 3), 0.5))
+    cells.iloc[1, 1] = value
+    stitching.penalty_map(cells, *NAMES, NOWHERE)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "draw", [shifts_of, changes_of, matrix_of, map_of, map_with_one], ids=lambda draw: draw.__name__
+)
+def test_a_figure_is_drawn_without_values(draw, value):
+    check_figure(lambda: draw(value), None)
+
+
+def test_each_fault_of_a_figure_is_reported():
+    figure = plt.figure(figsize=(style.COLUMN, 2))
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="x", ylabel="y")
+    figure.set_layout_engine("constrained")
+    assert complaints(figure) == []
+    axes.text(0.5, 0.5, "one")
+    axes.text(0.5, 0.5, "two")
+    figure.text(0.9, 0.95, "far beyond the edge")
+    axes.text(0.1, 0.1, "small", fontsize=5)
+    axes.set_ylabel("")
+    figure.set_figwidth(3)
+    assert complaints(figure) == [
+        "3.00 inches is no width of a column or a page",
+        "'small' has 5 points",
+        "'far beyond the edge' reaches out of the figure",
+        "'one' and 'two' overlap",
+        "the y axis of '' has no label",
+    ]

@@ -1,0 +1,196 @@
+"""The path from Python: a job is an object, and without a store nothing is composed by Hydra, written or read back."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import thinkalike
+import tiny
+from conftest import ROOT
+from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, jobs, load_model, run
+from thinkalike.config import options
+from thinkalike.config.compose import _option, hydra_ready
+from thinkalike.config.groups import option
+from thinkalike.errors import ConfigError, StoreError
+
+SRC = Path(thinkalike.__file__).parents[1]
+FEW = {"batches": 2, "tokens_per_batch": 128}
+STATES, OTHERS = (np.random.default_rng(seed).normal(size=(12, 4)) for seed in range(2))
+WATCHED = """
+import json, os, sys, traceback
+import matplotlib.pyplot, numpy, pandas, torch, transformers  # which make folders of their own
+import thinkalike as ta
+import tiny
+from function_calls import FRAME, TEXTS
+from thinkalike.measures import metric
+
+cache, written, stacks = os.environ["THINKALIKE_CACHE"], [], []
+CHANGES = ("os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.rmdir", "os.truncate")
+
+
+def watch(event, arguments):
+    is_written = event in CHANGES
+    if event == "open" and arguments[2] is not None:
+        is_written = bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    path = str(arguments[0]) if is_written else ""
+    if path and not path.startswith((cache, "/dev/")) and not path.endswith(".pyc") and "__pycache__" not in path:
+        written.append([event, path])
+
+
+def update(self, *states, **named):
+    stacks.append([frame.filename for frame in traceback.extract_stack() if "/thinkalike/" in frame.filename])
+    return updated(self, *states, **named)
+
+
+updated, metric.CKA.update = metric.CKA.update, update
+few = {"batches": 2, "tokens_per_batch": 128}
+states = numpy.random.default_rng(0).normal(size=(12, 4))
+profiles = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
+loaded = ta.load_model("gelu-3l-mini")
+for step in (1, 2):
+    tiny.write_checkpoint("gpt2", __import__("pathlib").Path("run") / f"step{step}", seed=step)
+calls = {
+    "compare": lambda: ta.compare("gelu-3l-mini", "solu-3l-mini", **few),
+    "in memory": lambda: ta.compare(loaded, texts=TEXTS, **few),
+    "arrays": lambda: ta.compare(states, {"low": states}),
+    "function": lambda: ta.compare(states, states, measure=lambda x, y: 0.5),
+    "stitch": lambda: ta.stitch(loaded, layers=[1], steps=3, tokens_per_step=256, evaluation_tokens=2048, texts=TEXTS,
+                                evaluation_share=0.5),
+    "mlem": lambda: ta.mlem("gpt2-mini", stimuli=FRAME, **profiles),
+    "rsa": lambda: ta.rsa([states, "gpt2-mini"], stimuli=FRAME),
+    "diff": lambda: ta.diff(loaded, "gelu-3l-mini", tokens=256, tokens_per_part=64),
+    "trajectory": lambda: ta.trajectory("run", tokens=256, folds=2, permutations=19, least=2, importance=False,
+                                        sample=60, texts=TEXTS),
+}
+sys.addaudithook(watch)
+for name, call in calls.items():
+    result = call()
+    result._repr_html_()
+    found = {"written": [*written], "hydra": [name for name in ("hydra", "omegaconf") if name in sys.modules]}
+    print("FOUND", json.dumps({name: found}))
+    written.clear()
+open("control", "w").close()
+print("FOUND", json.dumps({"control": {"written": [*written], "hydra": []}}))
+print("FOUND", json.dumps({"stack": stacks[0]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """What a fresh process wrote and imported in each call, and the frames of ours at the first update of CKA."""
+    folder = tmp_path_factory.mktemp("watched")
+    (folder / "cache").mkdir()
+    environment = {**os.environ, "THINKALIKE_CACHE": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [SRC, ROOT / "tests", ROOT / "tests" / "helpers"]))
+    ran = subprocess.run([sys.executable, "-c", WATCHED], cwd=folder, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = {}
+    for line in ran.stdout.splitlines():
+        if line.startswith("FOUND "):
+            found |= json.loads(line.removeprefix("FOUND "))
+    return found
+
+
+CALLS = ["compare", "in memory", "arrays", "function", "stitch", "mlem", "rsa", "diff", "trajectory"]
+
+
+@pytest.mark.timeout(900)
+def test_without_a_store_nothing_is_written_but_caches(watched):
+    assert {name: watched[name]["written"] for name in CALLS} == {name: [] for name in CALLS}
+    assert watched["control"]["written"] == [["open", "control"]]
+
+
+@pytest.mark.timeout(900)
+def test_no_call_imports_hydra(watched):
+    assert {name: watched[name]["hydra"] for name in CALLS} == {name: [] for name in CALLS}
+
+
+@pytest.mark.timeout(900)
+def test_a_comparison_reaches_its_accumulator_in_few_frames(watched):
+    stack = watched["stack"]
+    assert 0 < len(stack) <= 12
+    assert len(set(stack)) <= 9
+
+
+def test_options_are_those_that_hydra_composes():
+    """Of each group, but for measures, which are no files, and references, which are resolved at once."""
+    different = []
+    for group in ("model", "data", "stitch", "stimuli", "trainer", "logger"):
+        for name in [*options(group), *(["schema", "some/one"] if group in ("model", "data") else [])]:
+            with hydra_ready():
+                composed = _option(group, name, ())
+            if option(group, name) != composed and name != "feather-bert":
+                different.append((group, name))
+    assert different == []
+    assert option("model", "gpt2") != option("model", "gpt2-mini"), "control"
+
+
+def test_a_job_is_frozen_and_checked_when_it_is_made():
+    job = Compare(STATES, OTHERS, kernel=np.array("rbf"))
+    assert job.settings() == {"kernel": "rbf"}
+    with pytest.raises(FrozenInstanceError):
+        job.kernel = "linear"
+    for make, said in (
+        (lambda: Compare(STATES, neighbours="5"), "^neighbours='5' must be a whole number"),
+        (lambda: Mlem([STATES], OTHERS), "^target= has no effect beside a list"),
+        (lambda: Rsa(STATES, stimuli="crossed"), "^rsa on stimuli takes one list"),
+        (lambda: Rsa([None], stimuli="crossed"), r"^models\[0\] is NoneType"),
+        (lambda: Diff("gpt2", 3), "^changed is int"),
+        (lambda: Loss("a\0b"), "^model='a.x00b' must be a path"),
+        (lambda: Trajectory("run", steps=range(2**40)), "^steps holds 1,099,511,627,776 values"),
+        (lambda: jobs.Stitch("gpt2", force="yes"), "^force='yes' must be True or False"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make()
+
+
+def test_a_function_runs_its_job(tmp_path):
+    job = Compare(STATES, OTHERS)
+    assert isinstance(job, Job)
+    found = thinkalike.compare(STATES, OTHERS)
+    pd.testing.assert_frame_equal(run(job).table, found.table)
+    kept = run(job, store=tmp_path / "kept")
+    assert (kept.key, kept.is_kept) == (found.key, True)
+    pd.testing.assert_frame_equal(kept.table, found.table, check_exact=True)
+    assert run(Compare(STATES, OTHERS, store=tmp_path / "kept")).folder == kept.folder
+    before = kept.provenance["date"], (kept.folder / "result.json").stat().st_ino
+    again = run(job, store=tmp_path / "kept")
+    assert (again.provenance["date"], (again.folder / "result.json").stat().st_ino) == before
+    run(job, store=tmp_path / "kept", force=True)
+    assert (kept.folder / "result.json").stat().st_ino != before[1]
+
+
+def test_the_loss_is_a_job():
+    result = run(Loss("gelu-3l-mini", texts=[tiny.document(seed, 60) for seed in range(60)], evaluation_tokens=1024))
+    assert result.kind == "loss"
+    assert result.scalars["loss"] > 0
+
+
+def test_a_saved_result_is_whole_and_nothing_is_left_of_one_that_cannot_be_written(tmp_path, monkeypatch):
+    result = thinkalike.compare(
+        load_model("gelu-3l-mini"), texts=[tiny.document(seed, 60) for seed in range(60)], **FEW
+    )
+    saved = result.save(tmp_path / "mine")
+    assert {path.name for path in saved.folder.glob("*")} >= {
+        "result.json",
+        "table.csv",
+        "config.yaml",
+        "manifest.json",
+    }
+    with pytest.raises(StoreError, match="exists already"):
+        result.save(tmp_path / "mine")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("thinkalike.unkept.write_content", full)
+    with pytest.raises(StoreError, match="cannot be saved"):
+        result.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
