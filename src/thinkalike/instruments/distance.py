@@ -13,6 +13,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.components import ROUNDING
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.screen import amount_in_words
@@ -21,13 +22,30 @@ from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.shifts import LayerShifts, ShiftEstimate
 from thinkalike.models.families import Layer
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
+from thinkalike.screen import (
+    Column,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    number_text,
+    show_table,
+    show_text,
+    span,
+)
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.states.source import StateSource
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
     import pandas as pd
+
+UNRELATED_DISTANCE = 1.2
+"""States that differ by less than this, relative to their norm, are not called unrelated: two
+unrelated states of equal norm differ by √2."""
+
+UNRELATED_COSINE = 0.1
+"""Nor are states whose cosine is greater than this."""
 
 
 @dataclass
@@ -115,6 +133,7 @@ class Distance(
         table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
+        show_text(sentence_of_distances(table))
         rows = table.iloc[few(len(table))]
         distances = []
         for row in rows.itertuples():
@@ -125,19 +144,42 @@ class Distance(
             number_column("cosine", rows["cosine"], ".4f"),
         ]
         title = (
-            f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, "
-            "95 % intervals"
+            f"Distance, ‖state of {target} - state of {source}‖ / ‖state of {source}‖, and "
+            "cosine, means over tokens"
         )
         show_table(Table(title, columns))
+        show_layer_note(result)
+        if table["low"].notna().any():
+            show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
 
-        differing = table[table["value"] > ROUNDING]
-        if differing.empty:
-            show_text("The states are the same up to rounding at all of these layers.")
-            return
-        growth = table["value"].diff().fillna(table["value"]).to_numpy()
-        first = differing["source_layer"].iloc[0]
-        grows_most = table["source_layer"].iloc[int(growth.argmax())]
-        show_text(
-            f"The states begin to differ at layer {first}; the distance grows most at layer "
-            f"{grows_most}."
-        )
+
+def sentence_of_distances(table: pd.DataFrame) -> str:
+    """Return by how much states differ, and from which layer on.
+
+    Args:
+        table: The distances by layer.
+    """
+    source = table["source"].iloc[0]
+    target = table["target"].iloc[0]
+    states = f"The states of {target} and {source}"
+    differing = table[table["value"] > ROUNDING]
+    if differing.empty:
+        return f"{states} are the same up to rounding at all of these layers."
+
+    least = number_text(differing["value"].min(), ".2g")
+    greatest = number_text(differing["value"].max(), ".2g")
+    distances = least if least == greatest else f"{least} to {greatest}"
+    answer = f"{states} differ by {distances} times the norm of the state of {source}"
+    is_far = table["value"].min() >= UNRELATED_DISTANCE
+    if is_far and table["cosine"].abs().max() <= UNRELATED_COSINE:
+        answer += ", as much as unrelated states do (√2, about 1.4)"
+
+    growth = table["value"].diff().fillna(table["value"]).to_numpy()
+    first = differing["source_layer"].iloc[0]
+    grows_most = table["source_layer"].iloc[int(growth.argmax())]
+    if first == grows_most:
+        return f"{answer}. They begin to differ at layer {first}, where the distance grows most."
+    return (
+        f"{answer}. They begin to differ at layer {first}; the distance grows most at layer "
+        f"{grows_most}."
+    )

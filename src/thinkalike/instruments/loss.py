@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 FEWEST_TOKENS = 2048  # that a budget leaves
 
+# what the built-in texts are, by the source that data has
+BUILT_IN_TEXTS = {
+    "stdlib": "the source code of Python's standard library",
+    "pydoc": "the reference manual of Python",
+    "grammar": "sentences of the large grammar",
+}
+
 
 @dataclass
 class LossConfig(MeasureConfig):
@@ -88,8 +95,12 @@ def show_loss(result: Result) -> None:
     numbers = result.scalars
     loss = span(numbers["loss"], numbers["loss_low"], numbers["loss_high"], ".4f")
     model = result.provenance["models"][0]["name"]
+    data = result.config["data"]
+    text = data["name"]
+    if data.get("source") in BUILT_IN_TEXTS:
+        text = f"{text} ({BUILT_IN_TEXTS[data['source']]})"
     show_text(
-        f"The loss of {model} on {result.config['data']['name']} is {loss} nats per token over "
+        f"The loss of {model} on the text {text} is {loss} nats per token over "
         f"{number_of_documents(numbers)}; predicting each token by its frequency alone would give "
         f"{numbers['unigram_entropy']:.4f} (the unigram entropy)."
     )

@@ -22,6 +22,7 @@ from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
 from thinkalike.instruments.layer_pairs.forecast import both_shapes, count_layers, fewer_layers
 from thinkalike.instruments.layer_pairs.matrix import LayerMatrix
 from thinkalike.instruments.ruler.instrument import TOKENS_PER_PIECE
+from thinkalike.instruments.ruler.screen import MEANING_OF_RESIDUAL_R2
 from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
@@ -39,7 +40,7 @@ from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import doing
-from thinkalike.screen import show_text
+from thinkalike.screen import show_note, show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -187,9 +188,10 @@ class LayerR2(
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"
             show_text(
-                f"Before word, position and earlier tokens are regressed out, R² is {values} at "
-                "these layers."
+                f"If word, position and earlier tokens are not regressed out, R² is {values} at "
+                "the layer pairs of equal relative depth."
             )
+            show_note(MEANING_OF_RESIDUAL_R2)
 
 
 def _r2_of_all_pairs(comparison: WordComparison, *, is_itself: bool) -> tuple[Values, Values]:

@@ -19,6 +19,7 @@ from thinkalike.instruments.layer_pairs.one_pass import run_together
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job import Outcome, Work
 from thinkalike.job.reductions import REDUCTIONS
+from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource
@@ -143,8 +144,14 @@ class LayerPairs(PairMeasure[Settings]):
             )
 
     def show(self, result: Result) -> None:
-        super().show(result)
-        if "equivalent_bits" in result.tables:
-            from thinkalike.instruments.layer_pairs.readings import show_read
+        if "equivalent_bits" not in result.tables:
+            super().show(result)
+            return
 
-            show_read(result, self.label(result))
+        from thinkalike.instruments.layer_pairs.readings import answer_of_readings, show_read
+
+        # The control comes first: alone, a measure may call layers similar that it explains.
+        label = self.label(result)
+        show_text(answer_of_readings(result, label))
+        super().show(result)
+        show_read(result, label)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     TEXT,
@@ -20,6 +21,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     measure_calibration_points,
 )
 from thinkalike.instruments.ruler.screen import (
+    MEANING_OF_RESIDUAL_R2,
     RESIDUAL_R2,
     sentence_of_ruler,
     show_further_points,
@@ -48,7 +50,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import show_text
+from thinkalike.screen import show_note, show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource, pairs_of_sources, reader_of
 from thinkalike.store import Headline, Result
@@ -252,6 +254,8 @@ class RulerInstrument(
             "bit width by residual R²"
         )
         show_readings(table, title, RESIDUAL_R2)
+        show_note(MEANING_OF_RESIDUAL_R2)
+        show_layer_note(result)
         show_further_points(result.tables["calibration_points"])
 
 

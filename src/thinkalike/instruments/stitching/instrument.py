@@ -15,12 +15,14 @@ from thinkalike import figures
 from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.stitching import forecast
 from thinkalike.instruments.stitching.screen import (
     cut_models,
     details_of,
     interval_of_mean_penalty,
     layer_pairs_in_words,
+    note_of_columns,
     show_asymmetry,
     show_direction,
 )
@@ -28,7 +30,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
+from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_note, show_text
 from thinkalike.store import Headline, Result
 from thinkalike.training.recipe import StitchJob
 
@@ -205,6 +207,8 @@ class Stitching(
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         for table in directions:
             show_direction(table, few(len(table), rows))
+        show_note(note_of_columns(directions[0]))
+        show_layer_note(result)
         show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
         if cut_models(result):
             show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
