@@ -23,7 +23,7 @@ from thinkalike.measures.residual import ResidualStates
 from thinkalike.measures.ridge import Predictor, both_ways
 from thinkalike.states.mixing import BAGS, CONTROLS, TokenMixing
 
-# Networks that only mix neighbouring tokens. Bags are among them, as states lose only their
+# Networks that only mix earlier tokens. Bags are among them, as states lose only their
 # leading components: of a whole bag of decay .9, .054 is left in source code, where the other
 # networks leave .049 at most.
 MIXING = (*BAGS, *CONTROLS)

@@ -111,7 +111,7 @@ def verdict(row: Row) -> str:
     3. same beyond the token: R² is at least `WHOLE_R2` in both directions beyond token, position
        and mixing, but not of the states as they are. What differs is what the token alone decides.
     4. similar: beyond token, position and mixing, source and target share more than 1.25 times
-       what the target shares with any network that only mixes neighbouring tokens.
+       what the target shares with any network that only mixes earlier tokens.
     5. no more than local mixing: they do not.
 
     Args:

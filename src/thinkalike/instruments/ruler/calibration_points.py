@@ -1,7 +1,7 @@
 """The calibration points of a ruler: known changes of a model itself, and how alike it they are.
 
 Both models are rounded to fewer and fewer bits, in memory, and read the same text. Networks that
-only mix neighbouring tokens (`thinkalike.states.mixing`) say what is shared without training.
+only mix earlier tokens (`thinkalike.states.mixing`) say what is shared without training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEXT = "other text"
 """The calibration point of the model's own states of other text."""
 
 MIXING = "local mixing"
-"""The calibration point of networks that only mix neighbouring tokens."""
+"""The calibration point of networks that only mix earlier tokens."""
 
 BLOCKS_AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 """The calibration points of the model's own layers that are so many blocks away."""

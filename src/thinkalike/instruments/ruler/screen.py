@@ -34,7 +34,7 @@ MEANING_OF_RESIDUAL_R2 = (
 """What the measure is, in a line under tables."""
 
 NO_MORE_SIMILAR = (
-    "no more similar than an untrained network that only mixes neighbouring tokens is to one of "
+    "no more similar than an untrained network that only mixes earlier tokens is to one of "
     "them"
 )
 """What follows where a layer pair is not above its control."""
@@ -60,7 +60,7 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
         show_note(_meaning_of_bits(table, [side for side, _ in sides]))
     control = (
         f"The local-mixing control is the greatest {label} of either model with untrained "
-        "networks that only mix neighbouring tokens"
+        "networks that only mix earlier tokens"
     )
     if label == RESIDUAL_R2:
         control += ", in ways that are not linear and so not regressed out"
