@@ -130,17 +130,20 @@ def test_states_without_copies_are_as_similar_as_no_copy():
 
 
 def test_bits_have_the_decimals_that_their_intervals_need():
-    assert bits_in_words(readings(), "source") == ["below 2", "3.67 [3.66, 3.68]", "4.10 [4.00, 4.20]"]
+    assert bits_in_words(readings(), "source") == ["none", "3.67 [3.66, 3.68]", "4.10 [4.00, 4.20]"]
     wide = readings(source_equivalent_bits_low=3.0, source_equivalent_bits_high=5.0)
     assert bits_in_words(wide, "source")[1] == "3.7 [3.0, 5.0]", "control"
 
 
-def test_below_2_is_explained_where_it_stands(capsys):
+def test_what_stands_in_the_place_of_bits_is_explained(capsys):
     show_readings(readings(), "title", "CKA")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "below 2: less similar than the copy of 2 bits, or not above the control." in shown
-    show_readings(readings()[1:], "title", "CKA")
-    assert "below 2" not in capsys.readouterr().out, "control"
+    assert "none: the layers are not above the local-mixing control." in shown
+    assert "below 2" not in shown
+    show_readings(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "title", "CKA")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "below 2: less similar than the copy of 2 bits." in shown
+    assert "none" not in shown, "control"
 
 
 # ---- RSA

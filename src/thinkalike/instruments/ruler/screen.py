@@ -34,8 +34,7 @@ MEANING_OF_RESIDUAL_R2 = (
 """What the measure is, in a line under tables."""
 
 NO_MORE_SIMILAR = (
-    "no more similar than an untrained network that only mixes earlier tokens is to one of "
-    "them"
+    "no more similar than an untrained network that only mixes earlier tokens is to one of them"
 )
 """What follows where a layer pair is not above its control."""
 
