@@ -274,10 +274,17 @@ def row(name: str, source: UnitModel, target: UnitModel, origins: Mapping[int, i
             false_pairs += 1
     found = sum(p < SURE for p in p_of_origins)
     largest = f"{max(p_of_origins):.0e}" if p_of_origins else "–"
-    return (
-        f"| {name} | {comparison.streams.basis} | {found} of {len(origins)} | {largest} | {false_pairs} of "
-        f"{len(comparison.pairs)} | {least_false(comparison, origins):.2f} | {agreeing(comparison)} | {seconds:.0f} |"
-    )
+    cells = [
+        name,
+        comparison.streams.basis,
+        f"{found} of {len(origins)}",
+        largest,
+        f"{false_pairs} of {len(comparison.pairs) - len(p_of_origins)}",
+        f"{least_false(comparison, origins):.2f}",
+        agreeing(comparison),
+        f"{seconds:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def least_false(comparison: Comparison, origins: Mapping[int, int]) -> float:

@@ -69,8 +69,8 @@ from thinkalike.training.recipe import StitchConfig, StitchJob
 SAME_CALL = "0"  # stands for the random text that all models of one call of a function share
 
 
-# others than mutual_knn go the same way
-@pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE))
+# others than mutual_knn go the same way, and the ruler, which takes longest, as R² does
+@pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE, "ruler"))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):  # noqa: F811
     check_table_of_command(kind, files, cli, tmp_path)
 
@@ -770,12 +770,14 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
         (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
         (lambda: thinkalike.diff(PAIR[0], "nope"), "^changed=nope is not known"),
+        (lambda: compare(PAIR[0], layers=0), "^layers=0 must be a valid list or be 'same' or 'all'$"),
+        (lambda: compare(PAIR[0], layers=[]), "^layers=.* must have at least 1 item, and has none$"),
+        (lambda: compare(PAIR[0], site="z", head="x"), "^head=.x. must be a valid integer or be 'all'$"),
         (lambda: thinkalike.diff(*PAIR, other="nope"), "^other=.nope. is not known"),
         (lambda: thinkalike.diff(*PAIR, margin={"kI": 1.0}), "^margin=.kI. is not known; there is"),
         (lambda: run(None), "^job is NoneType: give one"),
         (lambda: run("cka"), "^job is str: give one"),
         (lambda: run(thinkalike.Job), "^job is type: give one"),
-        (lambda: thinkalike.open_result("~no-such-user/x"), "~no-such-user/x holds no finished result"),
         (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r"^models\[1\]=nope is not known"),
         (lambda: thinkalike.stitch(PAIR[0], steps=0), "^steps=0 must be at least 1 for a linear stitch"),
         (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
@@ -784,6 +786,11 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
 def test_errors_name_the_argument(call, said):
     with pytest.raises((ConfigError, DataError), match=said):
         call()
+
+
+def test_the_home_of_an_unknown_user_is_a_folder_that_is_not_there():
+    with pytest.raises(StoreError, match="~no-such-user/x holds no finished result"):
+        thinkalike.open_result("~no-such-user/x")
 
 
 compare = inspect.unwrap(thinkalike.compare)  # users have no checks of types before it

@@ -4,17 +4,22 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+import pandas as pd
 import pytest
 
+import thinkalike.instruments.distance as distance_screen
+import thinkalike.instruments.lineage.screen as lineage_screen
 import thinkalike.instruments.ruler.screen as ruler_screen
 import thinkalike.instruments.stitching.screen as stitching_screen
 from conftest import ROOT, of_core
 from pages import script
 from planted_screens import PLANTED
+from stores import made
 from thinkalike.catalogue import TASKS
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, instrument, measure_schema
 from thinkalike.config.groups import GROUPS, config_schema_of, schema_of_group
 from thinkalike.former_names import FORMER_NAMES
+from thinkalike.instruments.loss import BUILT_IN_TEXTS
 
 GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 STEM = 4  # letters by which a word is found in a meaning: fit in fitted, neighbour in neighbours
@@ -117,9 +122,29 @@ def test_every_header_of_a_stitch_is_explained(monkeypatch, capsys):
     assert [header for header in headers if header not in simple and not is_explained(header)] == []
 
 
-def test_every_header_of_the_ruler_is_explained(monkeypatch):
-    import pandas as pd
+def test_every_header_of_distances_and_lineages_is_explained(monkeypatch):
+    headers = []
+    shown = headers.extend
+    for module in (distance_screen, lineage_screen):
+        monkeypatch.setattr(module, "show_table", lambda table: shown(column.name for column in table.columns))
+    row = {"source": "a", "target": "b", "source_layer": 0, "value": 1.4, "low": 1.3, "high": 1.5, "cosine": 0.0}
+    instrument(MEASURES["distance"]).show(made(pd.DataFrame([row]), {"documents": 9.0}))
+    origin = {"source_layer": 0.0, "target_layer": 0, "in_place": 9, "units": 9, "p_corrected": 0.0}
+    lineage_screen.show_runs(lineage_screen.runs_of(pd.DataFrame([origin])), "a", "b")
+    assert headers[:3] == ["layer", "distance", "cosine"], "control"
+    words = {word for header in headers[:3] + headers[5:] for word in re.split(r", | or ", header)}
+    assert words == {"layer", "distance", "cosine", "units in place", "order", "at least", "p", "corrected"}
+    simple = {"order", "at least", "units in place"}
+    assert [word for word in words - simple if not is_explained(word)] == []
+    assert is_explained("unit in place")
 
+
+def test_every_built_in_text_is_explained():
+    names = {*BUILT_IN_TEXTS, "small grammar", "large grammar"}
+    assert [name for name in names if not is_explained(name)] == []
+
+
+def test_every_header_of_the_ruler_is_explained(monkeypatch):
     row = {"source": "a", "target": "b", "source_layer": 1, "target_layer": 1, "value": 0.3, "low": 0.2, "high": 0.4}
     row |= {f"{side}_local_mixing": 0.1 for side in ("source", "target")}
     row |= {f"{side}_equivalent_bits{end}": 3.0 for side in ("source", "target") for end in ("", "_low", "_high")}
@@ -128,5 +153,5 @@ def test_every_header_of_the_ruler_is_explained(monkeypatch):
     monkeypatch.setattr(ruler_screen, "show_table", lambda table: shown(column.name for column in table.columns))
     ruler_screen.show_readings(pd.DataFrame([row]), "", ruler_screen.RESIDUAL_R2)
     headers = [re.sub(r" of [ab]$", "", header) for header in headers]
-    assert headers == ["layers", "residual R²", "equivalent bit width", "equivalent bit width", "local-mixing control"]
+    assert headers == ["layers", "residual R²", "equivalent bit width", "equivalent bit width", "local mixing control"]
     assert all(is_explained(header.lower()) for header in headers[1:])

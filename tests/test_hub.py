@@ -191,7 +191,7 @@ def test_no_answer_that_is_read_whole_expands_without_bound(where, answer, serve
 def test_compressed_answers_are_read(served, root):
     files = [{"rfilename": path.name} for path in (root / "someone" / "m").iterdir()]
     facts = {"id": "someone/m", "sha": hub.COMMIT, "siblings": files, "tags": [], "private": False}
-    served({"/api/models": Fault(answer=zipped(json.dumps(facts).encode()))})
+    served({"/api/models": Fault(answer=zipped(json.dumps(facts).encode()), times=1)})
     assert load_model(MODEL).revision == hub.COMMIT
 
 

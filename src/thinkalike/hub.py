@@ -314,18 +314,15 @@ class _SteadyStream(httpx2.SyncByteStream):
         self._address = _address(response.request)
         self._stream = stream
         self._watch = watch
+        self._will_be_resumed = False
 
     def __iter__(self) -> Iterator[bytes]:
         progress = self._watch.progress.get(self._address, _Progress())
-        will_be_resumed = False
         try:
             yield from self._steady(progress)
         except (httpx2.TimeoutException, httpx2.RemoteProtocolError):
-            will_be_resumed = True
+            self._will_be_resumed = True
             raise
-        finally:
-            if not will_be_resumed:
-                self._watch.progress.pop(self._address, None)
 
     def _steady(self, progress: _Progress) -> Iterator[bytes]:
         began = monotonic()
@@ -339,6 +336,8 @@ class _SteadyStream(httpx2.SyncByteStream):
             yield chunk
 
     def close(self) -> None:
+        if not self._will_be_resumed:
+            self._watch.progress.pop(self._address, None)
         self._stream.close()
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained
 from thinkalike.config.values import key_settings
-from thinkalike.instruments.stitching.screen import sentence_of_baselines, sentence_of_direction
+from thinkalike.instruments.stitching.screen import note_of_columns, sentence_of_direction, sentence_of_floor
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.layer_choice import pairs_of_layers
 
@@ -221,13 +221,14 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
 
 SENTENCES = {  # parts of a sentence that depend on the table
     "three layers": (table(), ["Stitching layers 0 to 2 of a into b costs 0.13 to 0.23 nats per token."]),
-    "one layer into another": (table([(0, 1)]), ["Stitching layer 0 of a into layer 1 of b costs 0.2 nats"]),
+    "one layer into another": (table([(0, 1)]), ["Stitching layer 0 of a into layer 1 of b costs 0.20 nats"]),
     "layers with a gap": (table([(0, 0), (2, 2)]), ["Stitching layers 0, 2 of a into b costs"]),
     "layers of unequal numbers": (
         table([(0, 0), (7, 4), (14, 8)]),
         ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],
     ),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["into itself costs -0.007 to -0.005 nats"]),
+    "ends of as many decimals": (table(penalty=[0.474, 0.6, 1.046]), ["into b costs 0.47 to 1.05 nats per token."]),
     "a reading": (
         table(equivalent_bits=[3.2, 3.5, 3.3]),
         ["token, as much as rounding the weights of b to 3.2 to 3.5 bits."],
@@ -239,13 +240,20 @@ SENTENCES = {  # parts of a sentence that depend on the table
 }
 
 
-def test_a_sentence_has_the_baselines_of_different_models_alone():
-    both = (
-        "For comparison: the identity baseline 0.38 to 1.6, the floor (b into itself) 0.0003 to 0.0028 nats per token."
-    )
-    assert sentence_of_baselines(table()) == both
-    assert sentence_of_baselines(table(identity_penalty=None, floor_penalty=None)) == ""
-    assert sentence_of_baselines(table(target="a")) == ""
+def test_the_floor_is_said_of_different_models_alone():
+    floor = "The same recipe costs 0.0003 to 0.0028 nats per token for b into itself (the floor)."
+    assert sentence_of_floor(table()) == floor
+    assert sentence_of_floor(table(floor_penalty=None)) == ""
+    assert sentence_of_floor(table(target="a")) == ""
+
+
+def test_each_column_of_a_stitch_is_explained_below_its_table():
+    note = note_of_columns(table(token_mean_penalty=1.0, equivalent_bits=3.2))
+    assert "the identity baseline is the penalty without a map" in note
+    assert "the token-mean baseline is that of a map that knows only the current token" in note
+    assert "Bits by loss: the target with weights rounded to so many bits loses as much." in note
+    bare = note_of_columns(table(identity_penalty=None))
+    assert bare == "The penalty is the loss of the stitched model minus that of the target alone."
 
 
 @pytest.mark.parametrize("what", SENTENCES)

@@ -395,7 +395,6 @@ REFUSED = {
     "~model@target": "or give model@target=value",
     "-m hydra.sweeper.params.seed='1,2'": "give -m seed=VALUES",
     "hydra.sweeper.params={seed:'1,2'}": "hydra.sweeper.params.seed is a setting of files; give -m seed=VALUES",
-    "hydra.sweeper={params:{seed:'1,2'}}": "hydra.sweeper.params.seed is a setting of files; give -m seed=VALUES",
     "-m hydra/sweeper=optuna seed=1,2": "hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install",
     "-m hydra/launcher=ray seed=1,2": "hydra/launcher=ray needs hydra-ray-launcher: pip install",
     "--package nonsense": "--package=nonsense goes with --cfg job|hydra|all; add it, or leave --package out",

@@ -462,7 +462,7 @@ WRONG_ENTRIES = {
     "data.files=[a,[b]]": "data.files=['b'] must be a valid string, at data.files[1]",
     "stitch.lr_multiples=[1,x]": "stitch.lr_multiples=x must be a valid number, unable to parse string as a number, "
     "at stitch.lr_multiples[1]",
-    "trainer.callbacks=[a,[b]]": "trainer.callbacks=['b'] must be a valid string, at trainer.callbacks[1]",
+    "trainer.callbacks=[[b]]": "trainer.callbacks=['b'] must be a valid string, at trainer.callbacks[0]",
 }
 
 

@@ -182,8 +182,9 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     said = " ".join(result.instrument.said(result).split())
     base, changed = (model["name"] for model in result.provenance["models"])
     assert said.startswith(f"{base} → {changed}: 1 of 15 modules changed"), "the first sentence is the answer"
-    assert "the effect is concentrated: restoring MLP 2 alone removes 100 % of the KL" in said.partition("How much?")[0]
-    assert "Onset: states begin to differ at MLP 2." in said
+    first = said.partition("How much?")[0]
+    assert "the effect is concentrated: putting MLP 2 of the base back removes 100 % of the KL" in first
+    assert "States begin to differ in these modules, given equal input: MLP 2." in said
     assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]
 
 
@@ -406,7 +407,7 @@ def test_a_tuned_model_moves_more_than_at_random_after_nearly_every_token(mini):
     assert (tokens["kl"] > tokens["null_mean"])[moved].all()
     assert f"After {moved.sum()} of {len(tokens)} tokens" in said
     assert "predictions change more than by matched random changes" in said
-    assert "More than matched random changes." in said
+    assert "More than by chance? Yes, more than matched random changes." in said
     numbers = result.scalars
     assert numbers["kl_of_compared_tokens"] != numbers["kl"]
     assert f"On the {numbers['compared_tokens']:.0f} of these tokens" in said, "why there are two values of KL"

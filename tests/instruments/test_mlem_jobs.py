@@ -91,7 +91,7 @@ def test_an_mlem_job_stores_the_importance_of_features(family, cli, words, check
     assert np.abs(result.tables["similarity"]["value"].to_numpy() - made.flatten().numpy()).max() < 1e-12
     assert result.provenance["stimuli"]["count"] == len(stimuli)
     assert {path.stem for path in result.figures} == {"profiles", "similarity"}
-    assert f"{family}: Spearman's ρ" in done.stdout
+    assert f"importance of features in {family}" in done.stdout
     assert sum(bool(re.match(r"│ +\d+ │", line)) for line in done.stdout.splitlines()) == tiny.LAYERS
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from stores import made
 from thinkalike.config import MEASURES, instrument
-from thinkalike.instruments.diff.screen import summary_sentence
+from thinkalike.instruments.diff.screen import effects_in_words, summary_sentence
 from thinkalike.instruments.mlem.screen import largest_changes
+from thinkalike.instruments.ruler.screen import NO_MORE_SIMILAR, bits_in_words, sentence_of_readings, show_readings
 from thinkalike.screen import number_text, span
 from thinkalike.screen.text import wrapped
 
@@ -68,14 +69,15 @@ def explained(profiles: pd.DataFrame):
 
 def test_what_rises_and_falls_over_depth_is_said_with_its_layers():
     first, second = map(str, largest_changes(profile(animacy=RISING, tense=FALLING, number=FLAT)))
-    assert first == "animacy rises from 0.000 at layer 0 to 0.430 at layer 22"
-    assert second == "tense falls from 0.300 at layer 1 to 0.020 at layer 23"
+    assert first == "animacy rises from 0.000 [-0.050, 0.050] at layer 0 to 0.430 [0.380, 0.480] at layer 22"
+    assert second == "tense falls from 0.300 [0.250, 0.350] at layer 1 to 0.020 [-0.030, 0.070] at layer 23"
 
 
 def test_a_change_within_the_intervals_is_not_said():
     assert largest_changes(profile(number=FLAT)) == []
     narrow = profile(number=FLAT).assign(low=lambda rows: rows["importance"], high=lambda rows: rows["importance"])
     assert len(largest_changes(narrow)) == 1, "control: it is said where the intervals do not overlap"
+    assert largest_changes(narrow.assign(low=math.nan, high=math.nan)) == [], "without intervals nothing is certain"
 
 
 def test_every_layer_that_is_named_is_shown():
@@ -85,6 +87,60 @@ def test_every_layer_that_is_named_is_shown():
     for layer in (0, 1, 17, 22, 23):
         assert f"│ {layer} │" in table, layer
     assert "│ 12 │" not in table or "│ 11 │" not in table, "control: not all layers are shown"
+
+
+# ---- the ruler, and readings of other measures
+
+
+def readings(**columns) -> pd.DataFrame:
+    """Three layer pairs, the first of which is not above its control."""
+    table = pd.DataFrame({
+        "source": "a", "target": "b", "source_layer": [0, 2, 4], "target_layer": [0, 1, 2],
+        "value": [0.65, 0.32, 0.46], "low": [0.6, 0.3, 0.42], "high": [0.7, 0.34, 0.5],
+        "above_local_mixing": [-0.04, 0.3, 0.2], "above_local_mixing_low": [-0.1, 0.2, 0.1],
+        "source_local_mixing": [0.69, 0.01, 0.2], "target_local_mixing": [0.5, 0.02, 0.26],
+    })  # fmt: skip
+    for side in ("source", "target"):
+        table[f"{side}_equivalent_bits"] = [2.0, 3.67, 4.1]
+        table[f"{side}_equivalent_bits_low"] = [2.0, 3.66, 4.0]
+        table[f"{side}_equivalent_bits_high"] = [3.0, 3.68, 4.2]
+    return table.assign(**columns)
+
+
+def test_the_named_layer_pair_is_the_most_similar_above_its_control():
+    assert sentence_of_readings(readings(), "CKA") == (
+        "CKA of a and b is above the local-mixing control at 2 of 3 layer pairs. The most similar of these 2 pairs is "
+        "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26. These layers are as similar as a is to "
+        "its copy rounded to 4.1 bits, and as b is to its copy rounded to 4.1 bits. At 0→0 it is not above: the "
+        f"layers are {NO_MORE_SIMILAR}."
+    )
+
+
+def test_all_layer_pairs_and_none_above_the_control_are_said():
+    above = sentence_of_readings(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
+    assert above.startswith("CKA of a and b is above the local-mixing control at all 3 layer pairs. The most similar")
+    none = sentence_of_readings(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
+    assert "at none of 3 layer pairs" in none
+    assert "as similar as" not in none, "what the control explains is no similarity"
+
+
+def test_states_without_copies_are_as_similar_as_no_copy():
+    bare = readings(source_equivalent_bits=math.nan, target_equivalent_bits=math.nan)
+    assert "control 0.26. At 0→0" in sentence_of_readings(bare, "CKA")
+
+
+def test_bits_have_the_decimals_that_their_intervals_need():
+    assert bits_in_words(readings(), "source") == ["below 2", "3.67 [3.66, 3.68]", "4.10 [4.00, 4.20]"]
+    wide = readings(source_equivalent_bits_low=3.0, source_equivalent_bits_high=5.0)
+    assert bits_in_words(wide, "source")[1] == "3.7 [3.0, 5.0]", "control"
+
+
+def test_below_2_is_explained_where_it_stands(capsys):
+    show_readings(readings(), "title", "CKA")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "below 2: less similar than the copy of 2 bits, or not above the control." in shown
+    show_readings(readings()[1:], "title", "CKA")
+    assert "below 2" not in capsys.readouterr().out, "control"
 
 
 # ---- RSA
@@ -114,6 +170,7 @@ def test_the_most_similar_layers_come_first_in_the_order_given_with_the_p_that_w
     tested = said("rsa", compared(similarities(p=0.01)))
     assert tested.startswith(f"{best}, p = 0.01, and 0.02 corrected for all pairs of layers. ")
     assert "-0.000" not in tested
+    assert "Spearman's ρ of the distances of stimuli, z (rows) and a (columns): 0 1 0 ● 1 ██●" in tested
 
 
 @pytest.mark.parametrize(
@@ -147,18 +204,31 @@ def test_a_spread_out_change_is_said_in_one_sentence():
     tokens = pd.DataFrame({"token": names, "factor": [9.0, 8.0, 7.0, 20.0], "q": [0.01, 0.01, 0.01, 0.5]})
     assert summary_sentence(changed([0.05, 0.18, -0.2], tokens)) == (
         "base → tuned: all 3 modules changed, in the median by 1 % of their norm; KL is 0.1 nats per token; the effect "
-        "is spread out: no module restores more than 18 % (MLP 1); largest after 'pe', 'thor', ' Zel'; text: pydoc, "
-        "512 tokens."
+        "is spread over modules: putting one module of the base back removes at most 18 % of the KL (MLP 1); largest "
+        "after 'pe', 'thor', ' Zel'; text: pydoc, 512 tokens."
     )
 
 
 @pytest.mark.parametrize(
     ("effects", "words"),
-    [([0.9, 0.1], "the effect is concentrated: restoring MLP 0 alone removes 90 % of the KL"),
-     ([-0.1, 0.001], "restoring any one of them removes none of it")],
+    [([0.9, 0.1], "the effect is concentrated: putting MLP 0 of the base back removes 90 % of the KL"),
+     ([-0.1, 0.001], "putting any one module of the base back into the changed model removes none of the KL")],
 )  # fmt: skip
 def test_where_the_effect_lies(effects, words):
     assert words in summary_sentence(changed(effects))
+
+
+def test_modules_that_only_fit_their_own_model_have_no_share_of_the_change():
+    apart = changed([-6.2, -8.4]).details
+    said_of_them = effects_in_words("module", ["MLP 0", "MLP 1"], apart, apart)
+    assert said_of_them == (
+        "Putting one module of the base back into the changed model does not lower the KL but raises it: MLP 1 to "
+        "9.4 times, MLP 0 to 7.2 times what it is."
+    )
+    some = changed([0.4, 0.1]).details
+    assert effects_in_words("module", ["MLP 0", "MLP 1"], some, some).endswith(
+        "(mean of both): MLP 0 40 %, MLP 1 10 %."
+    )
 
 
 def test_weights_that_were_trained_separately_are_said_to_be():

@@ -441,6 +441,7 @@ def test_a_name_on_a_card_is_no_markup(stitch, tmp_path):
     assert [line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")] == [8] * 4
     assert {"\x1b", "\u202e"}.isdisjoint(text + code)
     assert code.count("```") == 1
+    compile(code.partition("```")[0], "the example of the card", "exec")
 
 
 def test_saving_again_replaces_all_that_was_there(stitch, tmp_path):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache, wraps
 from typing import (
@@ -417,13 +417,41 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
     renamed = present_value(key, first["input"])
     if renamed is not None:
         return f"{key}={first['input']} is now {key}={renamed}"
-    reason = first["msg"].removeprefix("Value error, ")
-    reason = reason.replace("Input should", "must").replace("String should", "must")
-    reason = reason.replace("List should", "must").replace("Dictionary should", "must")
+    requirements = [_requirement(first), *map(_requirement, _other_forms(first, problems))]
+    reason = " or be ".join(dict.fromkeys(requirements)).replace("be must be", "be")
     entries = "".join(f"[{number}]" for number in first["loc"] if isinstance(number, int))
     if entries:
         reason += f", at {key}{entries}"
     return f"{key}={short(first['input'])} {reason}"
+
+
+def _requirement(problem: ErrorDetails) -> str:
+    """Return what a value must be, such as "must be a valid list"."""
+    requirement = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    for beginning in ("Input should", "String should", "List should", "Dictionary should"):
+        requirement = requirement.replace(beginning, "must")
+    return requirement.replace(" after validation, not 0", ", and has none")
+
+
+def _other_forms(first: ErrorDetails, problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the problems of the other forms that a value as a whole may have.
+
+    A value that is wrong inside of a list was meant as a list.
+    """
+    if any(isinstance(name, int) for name in first["loc"]) or not _is_of_form(first):
+        return []
+    forms = []
+    for problem in problems:
+        is_of_same_value = problem["loc"][:1] == first["loc"][:1]
+        is_inside = any(isinstance(name, int) for name in problem["loc"])
+        if problem is not first and is_of_same_value and not is_inside and _is_of_form(problem):
+            forms.append(problem)
+    return forms
+
+
+def _is_of_form(problem: ErrorDetails) -> bool:
+    """Return whether a value is none of the choices, or of another type than it must be."""
+    return problem["type"] == "literal_error" or problem["type"].endswith(("_type", "_parsing"))
 
 
 def _most_telling(problems: list[ErrorDetails]) -> ErrorDetails:

@@ -51,7 +51,14 @@ def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
 def _kl_alone(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ base with the changed part) of each predicted token, in nats."""
+    """Return KL(base ‖ base with the changed part) of each predicted token, in nats.
+
+    Args:
+        batch: The states of both models on some rows.
+        base: The base model, which is left as it was.
+        changed: The changed model.
+        part: The part that is exchanged; blocks before its layer are not run again.
+    """
     with exchanged(base, changed, part):
         return batch.kl(base, part.layer, batch.base)
 
@@ -59,7 +66,10 @@ def _kl_alone(
 def _kl_without(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ changed model with the base's part) of each predicted token, in nats."""
+    """Return KL(base ‖ changed model with the base's part) of each predicted token, in nats.
+
+    The arguments are those of `_kl_alone`; here the changed model is run.
+    """
     with exchanged(changed, base, part):
         return batch.kl(changed, part.layer, batch.changed)
 
@@ -98,7 +108,10 @@ def exchange_parts(
     """Return what each part that differs does.
 
     Args:
+        base: The base model.
+        changed: The changed model, with the same parts.
         parts: The parts that differ.
+        batches: The states of both models on all of the text.
         most_parts: Of more parts of blocks, those with the greatest KL alone at few tokens are
             exchanged on all of the text.
         state: What an earlier run saved; None: there is none.
@@ -237,6 +250,9 @@ def exchange_outputs(
     is left out.
 
     Args:
+        base: The base model.
+        changed: The changed model.
+        batches: The states of both models on all of the text.
         most_outputs: How many outputs of attention and MLPs are exchanged: those with the greatest
             KL alone at few tokens. As many heads of such attention are exchanged as well.
     """

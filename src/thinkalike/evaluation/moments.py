@@ -79,6 +79,13 @@ def rows_of_moments(
 
     Memory holds the states of all layers and two copies of them in float64. Rows are as many as
     fit, at least one, or fewer if a device is best at fewer.
+
+    Args:
+        source: The model whose states are one half of the moments.
+        target: The model whose states are the other half.
+        layer_pairs: The layers of both whose states are read together.
+        rows: All rows.
+        budget: The memory that may be used.
     """
     source_layers = {layer for layer, _ in layer_pairs}
     target_layers = {layer for _, layer in layer_pairs}
@@ -89,6 +96,7 @@ def rows_of_moments(
     widest = max(rows.context, rows.source_tokens.shape[1])
 
     def fits(row_count: int) -> bool:
+        """Return whether the states of this many rows fit into the memory that is left."""
         return row_count * widest * bytes_per_token <= budget.room
 
     return halve_until(fits, rows_per_batch(rows, tokens_per_batch(target.device)))

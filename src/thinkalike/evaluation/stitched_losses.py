@@ -334,6 +334,7 @@ def largest_report_batch(
         bytes_of_logits = live.peak - bytes_before
 
     def fits(row_count: int, pair_count: int = 1) -> bool:
+        """Return whether this many rows, stitched at this many pairs, fit beside the logits."""
         bytes_of_rows = row_count * (bytes_per_row + pair_count * bytes_per_pair)
         return bytes_of_logits + bytes_of_rows <= budget.room
 

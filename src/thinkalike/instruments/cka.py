@@ -57,6 +57,7 @@ class CKAConfig(WithNull):
     flatten: Literal["token", "sample", "mean"] = "token"
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
+        """Return the number of batches: that of the paper, unless the models are minis."""
         if job.is_mini:
             return {"batches": BATCHES}
         return {"batches": BATCHES_OF_PAPER}
@@ -80,9 +81,11 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
     for_stimuli: ClassVar[Mapping[str, object]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
     def fewest(self, measure: CKAConfig) -> int:
+        """Return the fewest rows that CKA can compare."""
         return FEWEST_ROWS
 
     def metric(self, measure: CKAConfig, source_layers: int, target_layers: int) -> CKA:
+        """Return an accumulator of CKA for this many layers of either model."""
         permutations = 0
         if measure.null:
             permutations = measure.permutations
@@ -104,6 +107,11 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
+        """Return the batches of the states that are compared.
+
+        Raises:
+            DataError: Words are compared, and `flatten` is one for tokens only.
+        """
         batches = super().batches(measure, config, models, runs)
         if batches.level == "word" and measure.flatten != "token":
             raise DataError(
@@ -113,6 +121,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         return batches
 
     def arrays(self, estimate: LayerPairEstimate) -> dict[str, Tensor]:
+        """Return HSIC of all layer pairs, CKA without each part, and CKA after each batch."""
         assert isinstance(estimate, CKAResult)
         return {
             "hsics": estimate.hsics,
@@ -121,6 +130,10 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         }
 
     def scalars(self, estimate: LayerPairEstimate) -> dict[str, float]:
+        """Return the numbers of the whole comparison.
+
+        Where both models have as many layers, the distance between the models is among them.
+        """
         assert isinstance(estimate, CKAResult)
         source_layers, target_layers = estimate.value.shape
         if source_layers != target_layers:
@@ -146,6 +159,11 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         target: pd.DataFrame,
         level: str,
     ) -> None:
+        """Warn of what makes values doubtful.
+
+        To what any measure warns of come layers in which one row has a large share of the
+        variance.
+        """
         super().warn(estimate, source, target, level)
         assert isinstance(estimate, CKAResult)
         leverages_of_model: defaultdict[str, dict[object, float]] = defaultdict(dict)

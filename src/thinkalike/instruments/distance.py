@@ -13,6 +13,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.components import ROUNDING
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.screen import amount_in_words
@@ -21,13 +22,30 @@ from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.shifts import LayerShifts, ShiftEstimate
 from thinkalike.models.families import Layer
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
+from thinkalike.screen import (
+    Column,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    number_text,
+    show_table,
+    show_text,
+    span,
+)
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.states.source import StateSource
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
     import pandas as pd
+
+UNRELATED_DISTANCE = 1.2
+"""States that differ by less than this, relative to their norm, are not called unrelated: two
+unrelated states of equal norm differ by √2."""
+
+UNRELATED_COSINE = 0.1
+"""Nor are states whose cosine is greater than this."""
 
 
 @dataclass
@@ -39,6 +57,7 @@ class DistanceConfig(LayerPairsConfig):
     batches: int = setting(BATCHES // 32, by_recipe=True, least=1, most=10**9)
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of all settings but `massive`, which has no effect here."""
         # Distances are relative to the states themselves, so long states decide no mean of them.
         return super().settings_read() - {"massive"}
 
@@ -56,6 +75,11 @@ class Distance(
     takes_activations: ClassVar[bool] = False
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
+        """Return the sites of both models, which are the same.
+
+        Raises:
+            ConfigError: The models differ in depth or width, or the sites differ.
+        """
         source, target = models
         if (source.n_layers, source.d_model) != (target.n_layers, target.d_model):
             raise ConfigError(
@@ -77,14 +101,17 @@ class Distance(
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
+        """Return the batches of the states that are compared; massive ones are kept."""
         return super().batches(replace(measure, massive="keep"), config, models, runs)
 
     def metric(
         self, measure: DistanceConfig, source_layers: int, target_layers: int
     ) -> LayerShifts:
+        """Return an accumulator of the shifts of all layers."""
         return LayerShifts(source_layers, target_layers, conditional_on=measure.conditional_on)
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l l"]]:
+        """Return the further columns of the table: cosines, and norms in both models."""
         assert isinstance(estimate, ShiftEstimate)
         return {
             "cosine": estimate.cosine,
@@ -104,6 +131,7 @@ class Distance(
         return ranked_rows(table, "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the highest distance of any layer."""
         row = result.details.iloc[int(result.details["value"].argmax())]
         return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
@@ -115,6 +143,7 @@ class Distance(
         table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
+        show_text(sentence_of_distances(table))
         rows = table.iloc[few(len(table))]
         distances = []
         for row in rows.itertuples():
@@ -125,19 +154,42 @@ class Distance(
             number_column("cosine", rows["cosine"], ".4f"),
         ]
         title = (
-            f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, "
-            "95 % intervals"
+            f"Distance, ‖state of {target} - state of {source}‖ / ‖state of {source}‖, and "
+            "cosine, means over tokens"
         )
         show_table(Table(title, columns))
+        show_layer_note(result)
+        if table["low"].notna().any():
+            show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
 
-        differing = table[table["value"] > ROUNDING]
-        if differing.empty:
-            show_text("The states are the same up to rounding at all of these layers.")
-            return
-        growth = table["value"].diff().fillna(table["value"]).to_numpy()
-        first = differing["source_layer"].iloc[0]
-        grows_most = table["source_layer"].iloc[int(growth.argmax())]
-        show_text(
-            f"The states begin to differ at layer {first}; the distance grows most at layer "
-            f"{grows_most}."
-        )
+
+def sentence_of_distances(table: pd.DataFrame) -> str:
+    """Return by how much states differ, and from which layer on.
+
+    Args:
+        table: The distances by layer.
+    """
+    source = table["source"].iloc[0]
+    target = table["target"].iloc[0]
+    states = f"The states of {target} and {source}"
+    differing = table[table["value"] > ROUNDING]
+    if differing.empty:
+        return f"{states} are the same up to rounding at all of these layers."
+
+    least = number_text(differing["value"].min(), ".2g")
+    greatest = number_text(differing["value"].max(), ".2g")
+    distances = least if least == greatest else f"{least} to {greatest}"
+    answer = f"{states} differ by {distances} times the norm of the state of {source}"
+    is_far = table["value"].min() >= UNRELATED_DISTANCE
+    if is_far and table["cosine"].abs().max() <= UNRELATED_COSINE:
+        answer += ", as much as unrelated states do (√2, about 1.4)"
+
+    growth = table["value"].diff().fillna(table["value"]).to_numpy()
+    first = differing["source_layer"].iloc[0]
+    grows_most = table["source_layer"].iloc[int(growth.argmax())]
+    if first == grows_most:
+        return f"{answer}. They begin to differ at layer {first}, where the distance grows most."
+    return (
+        f"{answer}. They begin to differ at layer {first}; the distance grows most at layer "
+        f"{grows_most}."
+    )

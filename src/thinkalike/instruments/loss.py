@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 FEWEST_TOKENS = 2048  # that a budget leaves
 
+# what the built-in texts are, by the source that data has
+BUILT_IN_TEXTS = {
+    "stdlib": "the source code of Python's standard library",
+    "pydoc": "the reference manual of Python",
+    "grammar": "sentences of the large grammar",
+}
+
 
 @dataclass
 class LossConfig(MeasureConfig):
@@ -36,6 +43,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
     smallest: ClassVar[Mapping[str, object]] = {"data.evaluation_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the amount of text to fit on, which is not read, with its value."""
         return left_in_key(config, FIT_TEXT)
 
     def reductions(
@@ -47,11 +55,13 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
                 yield {"data.evaluation_tokens": tokens}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the logits that are in memory at once."""
         from thinkalike.measures.losses import bytes_of_logits
 
         return bytes_of_logits(shapes["model"].vocabulary)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compute a model's loss on held-out documents, in a table of one row."""
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus
@@ -88,8 +98,12 @@ def show_loss(result: Result) -> None:
     numbers = result.scalars
     loss = span(numbers["loss"], numbers["loss_low"], numbers["loss_high"], ".4f")
     model = result.provenance["models"][0]["name"]
+    data = result.config["data"]
+    text = data["name"]
+    if data.get("source") in BUILT_IN_TEXTS:
+        text = f"{text} ({BUILT_IN_TEXTS[data['source']]})"
     show_text(
-        f"The loss of {model} on {result.config['data']['name']} is {loss} nats per token over "
+        f"The loss of {model} on the text {text} is {loss} nats per token over "
         f"{number_of_documents(numbers)}; predicting each token by its frequency alone would give "
         f"{numbers['unigram_entropy']:.4f} (the unigram entropy)."
     )

@@ -104,14 +104,17 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Return what jobs of stimuli read, see `stimuli_inputs`."""
         return stimuli_inputs(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings that are not read beside a recording; none without a recording."""
         if config.activations:
             return config.unread_beside_recordings()
         return {}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of each model over the sentences."""
         return sentence_passes(config, shapes)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
@@ -138,7 +141,14 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def _time_layers(
         self, config: AnalyzeConfig, stimuli: Stimuli, layers: int, width: int
     ) -> float:
-        """Return the seconds of comparing random states of a model with so many layers."""
+        """Return the seconds of comparing random states of a model with so many layers.
+
+        Args:
+            config: The job.
+            stimuli: The stimuli; the seconds are for all of them, however many are timed.
+            layers: How many layers the model has.
+            width: The width of its states.
+        """
 
         def compare(count: int) -> None:
             """Compare so many of the stimuli, by random states."""

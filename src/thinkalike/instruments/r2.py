@@ -22,6 +22,7 @@ from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
 from thinkalike.instruments.layer_pairs.forecast import both_shapes, count_layers, fewer_layers
 from thinkalike.instruments.layer_pairs.matrix import LayerMatrix
 from thinkalike.instruments.ruler.instrument import TOKENS_PER_PIECE
+from thinkalike.instruments.ruler.screen import MEANING_OF_RESIDUAL_R2
 from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
@@ -39,7 +40,7 @@ from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import doing
-from thinkalike.screen import show_text
+from thinkalike.screen import show_note, show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -85,9 +86,11 @@ class LayerR2(
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192}
 
     def has_embedding(self, config: AnalyzeConfig) -> bool:
+        """Return whether the embedding is compared like a layer."""
         return config.measure_as(R2Config).embed
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        """Return one pass of each different model over the tokens of the words."""
         tokens = tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
@@ -127,6 +130,10 @@ class LayerR2(
         return 4.0 * measure.words * numbers_per_word + PREDICTOR_BYTES
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Predict each layer of either model from each layer of the other.
+
+        R² is computed with and without what the words themselves explain.
+        """
         measure = config.measure_as(R2Config)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
@@ -187,9 +194,10 @@ class LayerR2(
             greatest = f"{plain.max():.2f}"
             values = least if least == greatest else f"{least} to {greatest}"
             show_text(
-                f"Before word, position and earlier tokens are regressed out, R² is {values} at "
-                "these layers."
+                f"If word, position and earlier tokens are not regressed out, R² is {values} at "
+                "the layer pairs of equal relative depth."
             )
+            show_note(MEANING_OF_RESIDUAL_R2)
 
 
 def _r2_of_all_pairs(comparison: WordComparison, *, is_itself: bool) -> tuple[Values, Values]:

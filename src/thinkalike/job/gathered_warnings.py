@@ -14,8 +14,12 @@ from thinkalike.errors import one_line
 from thinkalike.files import read_bytes
 from thinkalike.store.record import MOST_JSON_BYTES
 
+# What the text of a warning begins with.
 WARNING = "warning: "
-FILE = "warnings.json"  # beside the states of a job that has not finished
+
+# The file of warnings beside the states of a job that has not finished.
+FILE = "warnings.json"
+
 LOGGER = logging.getLogger("thinkalike")
 
 log = logging.getLogger(__name__)
@@ -30,10 +34,12 @@ class GatheredWarnings(logging.Handler):
         self._models_by_file: dict[Path, Collection[str]] = {}  # the models of each job
 
     def __enter__(self) -> GatheredWarnings:
+        """Gather the warnings of this package from now on."""
         LOGGER.addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Gather no more warnings; those that were gathered stay."""
         LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -53,6 +59,7 @@ class GatheredWarnings(logging.Handler):
         """Keep warnings beside the states of a job, and repeat those that a stopped run left.
 
         Args:
+            states: The folder of the states.
             models: The names of the models of the job.
         """
         file = states / FILE
@@ -82,7 +89,8 @@ class GatheredWarnings(logging.Handler):
         """Write the warnings of each job beside its states."""
         pass_models = _all_names(self._models_by_file)
         for file, models in self._models_by_file.items():
-            with contextlib.suppress(FileNotFoundError):  # the job has finished
+            # The folder of a job that has finished is gone.
+            with contextlib.suppress(FileNotFoundError):
                 file.parent.mkdir(exist_ok=True)
                 unfinished = file.with_suffix(".aside")
                 unfinished.write_text(json.dumps(self.of_models(models, pass_models)))

@@ -13,7 +13,8 @@ from thinkalike.data.documents import text_fingerprint
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import told_apart
 
-KEY_DIGITS = 12  # hexadecimal digits of a key
+# How many hexadecimal digits a key has.
+KEY_DIGITS = 12
 
 
 @runtime_checkable
@@ -33,6 +34,10 @@ def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
     """Return the fingerprints of those parts of a configuration that are checkpoints or texts.
 
     The labels of the models are an entry as well, as the tables of a result have them.
+
+    Args:
+        config: The configuration.
+        parts: The parts that a job reads; those of "model", "target" and "data" count.
     """
     by_part: dict[str, str] = {}
     models: list[ModelConfig] = []
@@ -66,8 +71,10 @@ def key_of(kind: str, version: int, entered: SettingValues, inputs: Inputs) -> s
     """Return the key of a job: a hash of its kind, version, settings and inputs.
 
     Args:
-        version: That of the kind.
-        entered: The settings that enter the key, see `Instrument.key_settings`.
+        kind: The kind of the job.
+        version: The version of the kind.
+        entered: The settings that are not the default, of the parts that the job reads.
+        inputs: What the job reads besides its settings.
     """
     text = json.dumps([kind, version, entered, contents_of(inputs)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from thinkalike.models.shapes import Passes, Shape, Shapes
 
-# the configuration of the jobs of an instrument
+# The class of the configurations of an instrument.
 Config = TypeVar("Config", bound=JobConfig, default=AnalyzeConfig)
 
 
@@ -95,8 +95,8 @@ class Instrument(ABC, Generic[Config]):
         config: type[JobConfig] = AnalyzeConfig,
     ) -> None:
         super().__init_subclass__()
-        if not kind:
-            return  # what several kinds have in common
+        if not kind:  # a base class of several kinds
+            return
 
         names_of_parts = {item.name for item in fields(config)}
         unknown = set(reads) - names_of_parts
@@ -147,7 +147,12 @@ class Instrument(ABC, Generic[Config]):
         return frozenset(keys)
 
     def keys_of_part(self, config: Config, part: str) -> set[str]:
-        """Return the key of a part, and those of its settings that jobs of this kind can read."""
+        """Return the key of a part, and those of its settings that jobs of this kind can read.
+
+        Args:
+            config: The configuration.
+            part: The name of the part, such as "data".
+        """
         keys = {part}
         schema = getattr(config, part, None)
         if isinstance(schema, Checked):
@@ -178,7 +183,8 @@ class Instrument(ABC, Generic[Config]):
     def key_settings(self, config: Config) -> dict[str, object]:
         """Return the settings that enter the key: those in `reads` that are not the default.
 
-        They are under the names that they had first, see `thinkalike.former_names`.
+        They are under the names that they had first, so that results of earlier versions are
+        found.
         """
         entering = key_settings(self.as_read(config))
         read = {name: value for name, value in entering.items() if name in self.reads}
@@ -227,7 +233,10 @@ class Instrument(ABC, Generic[Config]):
         return models
 
     def shapes_of(self, config: Config) -> dict[str, Shape | None]:
-        """Return the shapes of `models_of`, without loading weights; None: a shape is unknown."""
+        """Return the shapes of `models_of` under the same names, without loading weights.
+
+        None stands for a shape that is not known.
+        """
         from thinkalike.models.shapes import shape_of
 
         models = self.models_of(config)
@@ -238,17 +247,24 @@ class Instrument(ABC, Generic[Config]):
         return shapes
 
     def model_passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of the models of a job; by default each reads the report once."""
+        """Return the passes of the models of a job; by default each reads the report once.
+
+        There are none where the amount of text is not set.
+
+        Args:
+            config: The configuration of the job.
+            shapes: The shapes of its models, by the names of `models_of`.
+        """
         if "data" not in self.reads or not config.data.evaluation_tokens:
             return []
         tokens = float(config.data.evaluation_tokens)
         shortest = min((shape.context for shape in shapes.values()), default=0)
         row = config.data.context or shortest
-        different = dict.fromkeys(shapes.values())
-        return [shape.passes("report", tokens, row) for shape in different]
+        distinct_shapes = dict.fromkeys(shapes.values())  # one model may be both sides
+        return [shape.passes("report", tokens, row) for shape in distinct_shapes]
 
     def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
-        """Return how long a job takes on this machine besides the passes of its models."""
+        """Return the seconds of a job on this machine besides the passes of its models."""
         return 0.0
 
     def reductions(
@@ -257,6 +273,8 @@ class Instrument(ABC, Generic[Config]):
         """Yield for `budget=` settings of less and less work, by their keys.
 
         Args:
+            config: The configuration of the job.
+            shapes: The shapes of its models, by the names of `models_of`.
             chosen: The keys of settings that were given, and stay as they are.
         """
         yield from ()
@@ -269,7 +287,12 @@ class Instrument(ABC, Generic[Config]):
 
     @abstractmethod
     def run(self, config: Config, work: Work) -> Outcome:
-        """Compute the numbers."""
+        """Return the numbers of the job.
+
+        Args:
+            config: Its configuration, with everything decided.
+            work: What the job has at hand: its inputs, its folder and its states to resume from.
+        """
 
     # ---- its result
 
@@ -279,7 +302,16 @@ class Instrument(ABC, Generic[Config]):
     def plot(
         self, result: Result, name: str | None = None, ax: Axes | None = None
     ) -> tuple[Figure, Axes | list[Axes]]:
-        """Draw a figure of a result once more, see `thinkalike.plot`."""
+        """Draw a figure of a result once more, and return it with its axes.
+
+        Args:
+            result: The result.
+            name: The name of the figure; None: the first one.
+            ax: Where it is drawn; None: in a new figure.
+
+        Raises:
+            ResultError: The result has no figure, or none of this name.
+        """
         from thinkalike import figures  # imports matplotlib
 
         with figures.shown_figures(ax) as drawn, reporting_damage(result):
@@ -331,8 +363,7 @@ class Instrument(ABC, Generic[Config]):
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of the table of a result, first those that a reader asks for first.
 
-        By default they keep their order. A table of many columns may lose some of them here; see
-        `thinkalike.ranking`.
+        By default they keep their order. A table of many columns may lose some of them here.
         """
         return table
 
@@ -355,6 +386,6 @@ RunTogether = Callable[[Sequence[RunningJob]], list[OutcomeOrError]]
 
 
 def as_instrument(declared: object) -> AnyInstrument:
-    """Return an object of the registry, which is an instrument."""
+    """Return an object of the registry with the type of an instrument, which it must be."""
     assert isinstance(declared, Instrument), f"{declared!r} is no instrument"
     return declared

@@ -50,7 +50,7 @@ def asked_for(config: JobConfig) -> Sequence[JobConfig]:
 
 
 def _check_nothing_named_apart(config: AnalyzeConfig) -> None:
-    """Check that nothing is given beside models=[...] that belongs into its entries."""
+    """Raise a ConfigError for what is given beside models=[...] and belongs into its entries."""
     apart: dict[str, object] = {
         "experiment": config.experiment,
         "activations": config.activations,
@@ -73,7 +73,11 @@ def listed_model(entry: ListedModel, how_they_run: Mapping[str, object]) -> Mode
     """Return the configuration of an entry, a name or {model: NAME, SETTING: value}.
 
     Args:
+        entry: The entry.
         how_they_run: The settings of all of them, where an entry says nothing else.
+
+    Raises:
+        ConfigError: The entry names no model, or one that is not known.
     """
     settings: dict[str, object] = dict(entry) if isinstance(entry, dict) else {"model": entry}
     name = settings.pop("model", None)

@@ -12,8 +12,13 @@ from thinkalike.processes import Interrupted
 from thinkalike.store import StoredJob
 from thinkalike.unkept import UnkeptJob
 
+# The numbers of errors of the operating system that say that a file cannot be written.
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
-RUST_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
+
+# How libraries written in Rust give the number of an error in its message.
+RUST_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
+
+# The remedies for too little memory, and for too little space.
 LESS_MEMORY = (
     "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
 )
@@ -22,7 +27,14 @@ MORE_SPACE = "free some space, or choose other places with store=DIR and data.ca
 
 @contextlib.contextmanager
 def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
-    """Say in one line what the machine lacks, and whether the job can be resumed."""
+    """Turn errors of a job into one line that says what the machine lacks.
+
+    The line also says whether the job can be resumed. Errors that mean something else pass as they
+    are, but for that of a tokenizer that gives up, which is a ModelError.
+
+    Args:
+        job: The job, which runs while the context is open.
+    """
     try:
         yield
     except Interrupted as error:

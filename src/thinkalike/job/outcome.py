@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-LONGEST_PLACE = 200  # characters of a message that say in which row of a table a number stands
+# The most characters by which a message says in which row of a table a number stands.
+LONGEST_PLACE = 200
 
 
 def _draw_nothing(folder: Path) -> None:
@@ -86,7 +87,8 @@ class Outcome:
 
         Args:
             name: The name of the number, the column or the array.
-            table: The table that has the column.
+            values: Its value or values.
+            table: The table that has the column; None for a number or an array.
         """
         import numpy as np
 
@@ -106,7 +108,14 @@ class Outcome:
 
 
 def _row_in_words(table: pd.DataFrame, position: int) -> str:
-    """Return the texts and whole numbers of a row, such as " (model=gpt2, layer=3)"."""
+    """Return the texts and whole numbers of a row, such as " (model=gpt2, layer=3)".
+
+    It is "" if the row has none.
+
+    Args:
+        table: The table.
+        position: The number of the row, from 0.
+    """
     labels = table.iloc[[position]].select_dtypes(exclude="float").iloc[0]
     if labels.empty:
         return ""
@@ -115,7 +124,11 @@ def _row_in_words(table: pd.DataFrame, position: int) -> str:
 
 
 def _with_unbounded_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
-    """Return a table with this number for both ends of each unbounded interval."""
+    """Return a table with this number for both ends of each unbounded interval.
+
+    An interval is two columns, such as cka_low and cka_high. It is unbounded if it goes from minus
+    infinity to infinity.
+    """
     changed = {}
     for low in map(str, table):
         high = f"{low.removesuffix('low')}high"

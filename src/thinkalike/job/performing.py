@@ -31,7 +31,7 @@ from thinkalike.job.work import Work, phase_of_all
 from thinkalike.processes import ProcessGroup, counted, doing, together
 from thinkalike.store import Result, StoredJob
 
-# environment variable of jobs that an agent of a W&B sweep starts
+# The environment variable of jobs that an agent of a W&B sweep starts.
 WANDB_AGENT = "WANDB_SWEEP_ID"
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
     """Do the job that a configuration describes, or return its result if that is in the store.
 
     Args:
+        config: The configuration.
         shown: Whether the result is printed, as those of parts of another job are not.
 
     Raises:
@@ -57,13 +58,23 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
 
 
 def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
-    """Do several jobs, those together that have less work in one pass; see `run_job`."""
-    together: Iterable[list[int]] = jobs_by_pass(configs)
+    """Do several jobs, those together that have less work in one pass.
+
+    Results that are in the store are not computed again.
+
+    Args:
+        configs: The configurations of the jobs.
+        shown: Whether the results are printed.
+
+    Returns:
+        The results, in the order of the configurations.
+    """
+    positions_of_passes: Iterable[list[int]] = jobs_by_pass(configs)
     if len(configs) > 1:
-        together = counted(together, "pass")
+        positions_of_passes = counted(positions_of_passes, "pass")
 
     by_position: dict[int, Result] = {}
-    for positions in together:
+    for positions in positions_of_passes:
         jobs = [(instrument_of(configs[position]), configs[position]) for position in positions]
         results = perform_all(jobs, shown)
         by_position.update(zip(positions, results, strict=True))
@@ -73,7 +84,8 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
 def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
     """Return the positions of the jobs of each pass over the text.
 
-    Jobs of kinds that have one `run_all` share a pass; every other job is in one by itself.
+    Jobs of kinds that have one `run_all` share a pass; every other job is in one by itself, and so
+    is a job that compares recordings.
     """
     shared: dict[RunTogether | int, list[int]] = {}
     for position, config in enumerate(configs):
@@ -85,12 +97,17 @@ def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
 
 
 def perform(instrument: Instrument[Config], config: Config, shown: bool = True) -> Result:
-    """Do a job, or return its result if that is in the store; see `perform_all`.
+    """Do a job, or return its result if that is in the store.
+
+    Args:
+        instrument: The instrument that does the job.
+        config: Its configuration.
+        shown: Whether the result is printed.
 
     Raises:
         StoreError: The store cannot be written, the result in it is damaged, or another process is
             at the same job and `wait` is false.
-        ThinkalikeError: See the instrument.
+        ThinkalikeError: Whatever the instrument raises.
     """
     return perform_all([(instrument, config)], shown)[0]
 
@@ -98,20 +115,22 @@ def perform(instrument: Instrument[Config], config: Config, shown: bool = True) 
 def perform_all(
     jobs: Sequence[tuple[AnyInstrument, JobConfig]], shown: bool = True
 ) -> list[Result]:
-    """Do the jobs that the store lacks, in one pass; returns the result of each.
+    """Do the jobs that the store lacks, in one pass; returns the result of each, in their order.
 
     Several jobs have the same `run_all`. Each has a key, a lock, a state and a folder as if it
-    were done alone. If some fail, the rest are finished before the first error is raised.
+    were done alone. If some fail, the rest are finished before the first error is raised. Jobs
+    with the same key are done once.
 
     Args:
+        jobs: The jobs, each an instrument and a configuration.
         shown: Whether the results are printed.
     """
     with GatheredWarnings() as warnings, contextlib.ExitStack() as opened:
         with doing("reading what the job needs", steps_aside=True):
             requested = [plan(instrument, config) for instrument, config in jobs]
-            different = {job.key: job for job in requested}
-            results = _stored_results(different.values(), shown)
-            missing = [job for key, job in different.items() if key not in results]
+            job_of_key = {job.key: job for job in requested}
+            results = _stored_results(job_of_key.values(), shown)
+            missing = [job for key, job in job_of_key.items() if key not in results]
             notices = [job.check() for job in missing]
         for notice in dict.fromkeys(notices):
             if notice:
@@ -130,18 +149,26 @@ def perform_all(
 def _lock(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> None:
     """Hold the locks of jobs until `opened` is closed.
 
-    They are taken in one order by all processes, so that no two wait for each other.
+    They are taken in one order by all processes, so that no two wait for each other. Of several
+    processes that share a job, the first one has the lock, and the others log errors alone.
     """
     for job in sorted(jobs, key=lambda job: job.key):
         if job.is_of_first_process:
             opened.enter_context(job.job.running(wait=job.config.wait))
-        else:  # the first of the processes that share the job has the lock, and speaks
+        else:
             LOGGER.setLevel(logging.ERROR)
         opened.enter_context(explaining_machine_errors(job.job))
 
 
 def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result]:
-    """Return the results of those jobs that are done, by key, and print them."""
+    """Return the results of those jobs that are done, by key, and print them.
+
+    A job with force=true counts as not done. Warnings of a result are repeated.
+
+    Args:
+        jobs: The jobs.
+        shown: Whether the results are printed.
+    """
     results = {}
     for job in jobs:
         result = None if job.config.force else job.job.result()
@@ -196,8 +223,11 @@ def _run_missing(
     """Run jobs whose locks are held, in one pass; returns their results by key.
 
     Args:
+        missing: The jobs.
         requested: The number of jobs that were asked for, with those that are done.
+        warnings: Gathers the warnings of the pass.
         opened: Keeps the contexts of the jobs open until they are finished.
+        shown: Whether the results are printed.
     """
     began = time.monotonic()
     running = opened.enter_context(_begun(missing, requested))
@@ -214,7 +244,10 @@ def _run_missing(
 
 
 def _compute(running: Sequence[_Running]) -> Sequence[OutcomeOrError]:
-    """Return the outcome, or the error, of each job of a pass."""
+    """Return the outcome, or the error, of each job of a pass, in their order.
+
+    The error of a job that is alone in its pass is raised.
+    """
     first = running[0].planned
     if len(running) > 1 and first.instrument.run_all is not None:
         jobs = []
@@ -231,11 +264,13 @@ def _begun(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running
     """Yield the jobs that run, each with its context.
 
     Args:
+        jobs: The jobs, which have the same settings of processes, threads and `force`.
         requested: The number of jobs that were asked for, with those that are done.
     """
     import torch
 
     first = jobs[0]
+    # A job that is forced starts anew, and resumes from no state.
     if first.config.force and first.is_of_first_process:
         for job in jobs:
             if isinstance(job.job, StoredJob):
@@ -270,7 +305,17 @@ def _finished(
     warnings: GatheredWarnings,
     shown: bool,
 ) -> dict[str, Result]:
-    """Store the outcomes of a pass; returns the results by key, or raises the first error."""
+    """Store the outcomes of a pass; returns the results by key, or raises the first error.
+
+    Further errors are logged.
+
+    Args:
+        running: The jobs.
+        outcomes: The outcome, or the error, of each.
+        took: How long the pass took.
+        warnings: The warnings of the pass.
+        shown: Whether the results are printed.
+    """
     pass_models: list[str] = []
     for outcome in outcomes:
         if isinstance(outcome, Outcome):
@@ -283,9 +328,9 @@ def _finished(
             errors.append(outcome)
             continue
         planned = job.planned
-        of_job = warnings.of_models(outcome.model_names, pass_models)
+        warnings_of_job = warnings.of_models(outcome.model_names, pass_models)
         try:
-            result = planned.write(job.work, outcome.guarded(), took, of_job)
+            result = planned.write(job.work, outcome.guarded(), took, warnings_of_job)
             results[planned.key] = result
             if shown:
                 planned.show(result)

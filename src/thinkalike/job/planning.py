@@ -109,7 +109,11 @@ class PlannedJob:
         return f"scale={scale}: {reason}; {alternative}"
 
     def work(self, processes: ProcessGroup) -> Work:
-        """Return the context of the running job."""
+        """Return the context of the running job.
+
+        Args:
+            processes: The processes that share the job.
+        """
         parts_read = (*self.instrument.reads, *ALWAYS_READ)
         settings = dict(as_settings(self.config_as_read))
         for name in settings.keys() - set(parts_read):
@@ -122,7 +126,11 @@ class PlannedJob:
     def tracked(
         self, settings: Mapping[str, object]
     ) -> contextlib.AbstractContextManager[Wandb | None]:
-        """Log the job to W&B while this is open, if that is asked for."""
+        """Log the job to W&B while the context is open, and yield the run; None: nobody asked.
+
+        Args:
+            settings: The settings as nested dictionaries.
+        """
         if self.config.logger.kind != "wandb":
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
@@ -131,7 +139,14 @@ class PlannedJob:
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
-        """Write, draw and publish the result, with the provenance of the run."""
+        """Write, draw and publish the result, with the provenance of the run, and return it.
+
+        Args:
+            work: The context of the job, which is closed.
+            outcome: What the job computed.
+            took: What the pass took.
+            warnings: The warnings that concern this job.
+        """
         began = time.monotonic()
         provenance = {
             **environment(),
@@ -204,6 +219,10 @@ class RunFacts:
 def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
     """Return a job with its key. The jobs whose results it reads are done first.
 
+    Args:
+        instrument: The instrument that does the job.
+        config: The configuration, in which settings may be left to the recipe.
+
     Raises:
         ConfigError: The job cannot be done with these settings.
     """
@@ -249,7 +268,8 @@ def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        check_trusted(name)  # a `StitchModule` trusts any kind that it is given
+        # A `StitchModule` trusts any kind that it is given, so it is checked before.
+        check_trusted(name)
         digests[name] = digest(name)
     return digests
 
@@ -275,7 +295,7 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
 def may_take_long(config: JobConfig) -> bool:
     """Return whether a job that is not stored has models that are no minis, or reads much text.
 
-    It is False for a command of several jobs.
+    It is False for a command of several jobs, and for one that compares recordings.
     """
     if any(getattr(config, setting, None) for setting in SETTINGS_OF_OTHER_JOBS):
         return False
@@ -287,7 +307,10 @@ def may_take_long(config: JobConfig) -> bool:
 
 
 def _tokens_read(config: JobConfig) -> int:
-    """Return how many tokens a job reads, as its settings of the text and of the measure say."""
+    """Return how many tokens a job reads: those of its report, or of all batches of its measure.
+
+    A setting that is left open counts as 0.
+    """
     measure = getattr(config, "measure", None)
-    amounts = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
-    return max(config.data.evaluation_tokens or 0, math.prod(amounts))
+    batch_sizes = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
+    return max(config.data.evaluation_tokens or 0, math.prod(batch_sizes))

@@ -26,7 +26,8 @@ PACKAGES = (
     "mamba-ssm",
     "causal-conv1d",
 )
-BYTES_OF_MAXRSS = 1024  # Linux gives the peak memory of a process in KiB
+# Linux gives the peak memory of a process in KiB.
+BYTES_OF_MAXRSS = 1024
 
 _command_line: ContextVar[str | None] = ContextVar("command line", default=None)
 
@@ -60,7 +61,10 @@ def environment() -> dict[str, object]:
 
 
 def _git_commit() -> str:
-    """Return the commit of the checkout that holds this package; "" without git or checkout."""
+    """Return the commit of the checkout that holds this package; "" without git or checkout.
+
+    It ends in "-dirty" if files of the checkout were changed.
+    """
     describe = ["git", "describe", "--always", "--dirty"]
     try:
         run = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True)

@@ -43,8 +43,12 @@ class ReadingJob:
         """Return whether the job reads the value that a requested configuration has for a key.
 
         A job inside an experiment may have another value than the request, which it then does not
-        read. A value that holds anyway is no error: null, which leaves a setting to the recipe,
+        read. A value that holds anyway counts as read: null, which leaves a setting to the recipe,
         and a default that the job has as well.
+
+        Args:
+            key: The key of a setting, such as "data.context", or of a part.
+            requested: The configuration that was asked for.
         """
         key = key_of_setting(key)
         part_name, _, name = key.partition(".")
@@ -56,7 +60,6 @@ class ReadingJob:
         return is_left_to_recipe or self._holds_anyway(key, requested)
 
     def _has_requested_value(self, key: str, requested: JobConfig) -> bool:
-        """Return whether the job has the requested value, or one that was left open."""
         """Return whether the job has the requested value, or one that was left open."""
         value = value_at(requested, key)
         if value is None or value == "auto":  # further settings decide it
@@ -87,7 +90,7 @@ class ReadingJob:
 
 
 def _is_default(key: str, config: JobConfig) -> bool:
-    """Return whether a configuration has the default for a key."""
+    """Return whether a configuration has the default for the key of a setting or of a part."""
     part_name, _, name = key.partition(".")
     if name:
         schema = getattr(config, part_name)

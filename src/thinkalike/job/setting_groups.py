@@ -8,7 +8,7 @@ from thinkalike.config import JobConfig
 from thinkalike.config.parts import PROCESSES
 from thinkalike.config.values import value_at
 
-# which job it is, and where and how it runs: settings that every job has, whatever its kind
+# Which job it is, and where and how it runs: settings that every job has, whatever its kind.
 OF_EVERY_JOB = frozenset(
     {
         "task",
@@ -26,18 +26,27 @@ OF_EVERY_JOB = frozenset(
         *(f"trainer.{name}" for name in PROCESSES),
     }
 )
+
+# Where states are taken.
 OF_SITES = frozenset({"model.site", "target.site", "model.head", "target.head"})
-FIT_TEXT = frozenset({"data.fit_tokens"})  # of jobs that fit something on text
-REPORT_TEXT = frozenset(
-    {"data.evaluation_tokens"}
-)  # of jobs where no setting of the measure says how much is read
+
+# How much text is read by jobs that fit something on it, ...
+FIT_TEXT = frozenset({"data.fit_tokens"})
+# ... and by jobs where no setting of the measure says how much.
+REPORT_TEXT = frozenset({"data.evaluation_tokens"})
+
+# How stitches are trained.
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})
 
 
 def left_in_key(config: JobConfig, keys: Iterable[str]) -> dict[str, object]:
-    """Return settings with the values that they have, for `Instrument.unread`.
+    """Return settings with the values that they have, by their keys, for `Instrument.unread`.
 
-    If a key has always had them, such as the amount of text of a recipe, it keeps them, so that
-    stored results are still found.
+    If a key of a job has always had them, such as the amount of text of a recipe, it keeps them,
+    so that stored results are still found.
+
+    Args:
+        config: The configuration.
+        keys: The keys of the settings, such as "data.fit_tokens".
     """
     return {key: value_at(config, key) for key in keys}

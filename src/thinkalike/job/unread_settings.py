@@ -27,11 +27,16 @@ from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES, REPORT_TEXT
 
 log = logging.getLogger(__name__)
 
-# settings that decide others, where those are left to the recipe, with their two values
+# Settings that decide others, where those are left to the recipe, with their two values.
 RECIPES = {"scale": ("mini", "paper"), "recipe": ("default", "paper")}
+
+# Settings that choose the text where no text is named.
 CORPORA = ("model.corpus", "target.corpus")
-# settings of a measure that say how much is compared
+
+# Settings of a measure that say how much is compared.
 AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")
+
+# What errors say of a site, given the setting and the kinds of the jobs.
 ONE_SITE = (
     "{}=: {} reads the stream after each block, resid_post, alone; "
     "measure=cka or mlem read other sites"
@@ -56,7 +61,8 @@ def warn_of_unread(files: Mapping[str, Collection[str]], config: JobConfig) -> N
     They are no error, as several kinds of jobs may share a file.
 
     Args:
-        files: The keys that each file sets.
+        files: The keys that each file sets, by the name of the file.
+        config: The configuration with the settings of all files.
     """
     not_default = flat(key_settings(config))
     for file, keys in files.items():
@@ -101,7 +107,7 @@ class _Request:
         return cls(config, jobs, True)
 
     def unread(self, keys: Iterable[str]) -> list[str]:
-        """Return those of the keys that none of the jobs reads."""
+        """Return the keys that none of the jobs reads, in their order."""
         unread = []
         for key in keys:
             is_of_model = key.partition(".")[0] in ("model", "target")
@@ -117,7 +123,8 @@ class _Request:
             return _decides(key, self.config)
         if key in CORPORA and self.config.data.name is not None:
             return False
-        if key.startswith("logger."):  # read by the job itself, and by none inside an experiment
+        # The logger is read by the job itself, and by none inside an experiment.
+        if key.startswith("logger."):
             return key.removeprefix("logger.") in self.config.logger.settings_read()
         return any(job.reads(key, self.config) for job in self.jobs)
 
@@ -125,7 +132,8 @@ class _Request:
 def _decides(key: str, config: JobConfig) -> bool:
     """Return whether the requested jobs differ between the two values of `scale` or `recipe`.
 
-    The value that holds anyway is no error: scale=mini says that the usual choice is meant.
+    It is True as well for the value that holds anyway: scale=mini says that the usual choice is
+    meant, and is no error. So it is for an experiment, which is not compared.
     """
     if isinstance(config, AnalyzeConfig) and config.experiment is not None:
         return True
@@ -147,12 +155,13 @@ def _decides(key: str, config: JobConfig) -> bool:
 
 
 def _with_recipe(config: JobConfig, key: str, value: str) -> JobConfig:
+    """Return a configuration with this value of `scale` or `recipe`."""
     changes = {key: value}
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
 def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
-    """Return what to say of a setting of a command line that no job reads."""
+    """Return the error for a setting of a command line that no job reads, with its remedy."""
     kinds = _kinds(jobs)
     part_name = key.partition(".")[0]
     parts_read: dict[str, None] = {}
@@ -187,7 +196,6 @@ def _amounts(jobs: Sequence[ReadingJob]) -> list[str]:
 
 
 def _kinds(jobs: Sequence[ReadingJob]) -> str:
-    """Return the kinds of jobs in words, such as "cka, rsa"."""
     """Return the kinds of jobs in words, such as "cka, rsa"."""
     return ", ".join(dict.fromkeys(job.kind.kind for job in jobs))
 

@@ -43,7 +43,11 @@ class Work:
     phase: Phases = field(default_factory=Phases)
 
     def input(self, name: str, kind: type[InputType]) -> InputType:
-        """Return what `Instrument.inputs` read under a name, which is of this class."""
+        """Return what `Instrument.inputs` read under a name, which must be of this class.
+
+        Raises:
+            KeyError: It read nothing under the name.
+        """
         value = self.inputs[name]
         assert isinstance(value, kind), (
             f"{name} is {type(value).__name__}, and not {kind.__name__}"
@@ -57,7 +61,11 @@ class Work:
     def resume(self, name: str) -> dict[str, Any] | None:
         """Return the tensors and plain values that an earlier run kept under a name, or None.
 
-        A damaged state is put aside.
+        None means that there are none, or that the job keeps no states. A damaged state is put
+        aside.
+
+        Raises:
+            StoreError: The state is that of another job.
         """
         if not self.job.keeps_states:
             return None

@@ -22,7 +22,7 @@ Layers = str | Sequence[int] | Sequence[Sequence[int]]
 Side = Model | Arrays
 AnyJob = TypeVar("AnyJob", bound="Job")
 
-# fields that are no settings, beside the sides
+# The fields that are no settings, beside the sides.
 INPUTS = ("texts", "stimuli", "measure", "store", "force")
 
 
@@ -98,7 +98,7 @@ class Job:
     def sides(self) -> dict[str, object]:
         """Return what is compared, by the names of the arguments.
 
-        A single one stands for both sides.
+        A side that was not given is the first one.
         """
         first: object = getattr(self, self.SIDES[0])
         sides = {}
@@ -109,12 +109,12 @@ class Job:
 
     @classmethod
     def defaults(cls) -> dict[str, object]:
-        """Return the settings with their defaults."""
+        """Return the default of each setting, by its name."""
         settings = [item for item in fields(cls) if item.name not in (*cls.SIDES, *INPUTS)]
         return {item.name: item.default for item in settings}
 
     def settings(self) -> dict[str, object]:
-        """Return the settings that differ from their defaults."""
+        """Return the settings that differ from their defaults, by name; None counts as default."""
         settings = {}
         for name, default in self.defaults().items():
             value = getattr(self, name)
@@ -123,7 +123,7 @@ class Job:
         return settings
 
     def _check_paths(self) -> None:
-        """Raise a ConfigError for a path that no file can have, of whatever may be one."""
+        """Raise a ConfigError for a path that no file can have, such as one with a NUL."""
         may_be_paths = {
             **self.sides(),
             "texts": self.texts_given,

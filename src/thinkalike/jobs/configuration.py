@@ -30,16 +30,31 @@ from thinkalike.jobs.kinds import Compare, Stitch
 from thinkalike.state_arguments import GivenStates, numbered_rows, states_given
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
-OF_MODELS = ("site", "head")  # fields that are settings of the models
-OF_WORDS = ("measure.skip_first",)  # settings of measures that choose among the words of stimuli
+# The fields of a job that are settings of its models.
+OF_MODELS = ("site", "head")
+
+# The settings of measures that choose among the words of stimuli.
+OF_WORDS = ("measure.skip_first",)
+
+# The parts of a configuration that have settings of a job.
 PARTS = ("stitch", "measure", "data", "stimuli", "model")
 
-SettingsByPart = dict[str, Settings]  # "" has those of the job itself
+# The settings of each part; "" has those of the job itself.
+SettingsByPart = dict[str, Settings]
+
 Recording = str | RecordedArrays
 
 
 def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
-    """Return the configuration of a job, in which everything is left open that it does not say."""
+    """Return the configuration of a job, in which everything is left open that it does not say.
+
+    Args:
+        job: The job.
+        instrument: Its instrument.
+
+    Raises:
+        ConfigError: The job does not take what it was given, or a setting has no effect.
+    """
     _check_takes_states(job, instrument)
     sides = _Sides.of(job)
     settings = _by_part(job, instrument)
@@ -121,7 +136,11 @@ class _Sides:
     def is_target(self, different_models: int) -> bool:
         """Return whether the model beside recordings is the target.
 
-        It is, unless it comes before the only recording.
+        It is, unless it comes before the only recording. Two different models beside recordings
+        are model and target.
+
+        Args:
+            different_models: How many different models there are.
         """
         if not self.recordings or different_models > 1:
             return False
@@ -216,8 +235,12 @@ def setting_of(field: str, does: str, instrument: AnyInstrument) -> str:
     """Return the setting that a field of a job is, such as stitch.steps.
 
     Args:
+        field: The field.
         does: The task or the measure that does the job.
         instrument: Its instrument.
+
+    Raises:
+        ConfigError: The job has no such setting.
     """
     if field in OF_MODELS:
         return f"model.{field}"
@@ -237,12 +260,15 @@ def setting_of(field: str, does: str, instrument: AnyInstrument) -> str:
 
 def _names_of(schema: type[Checked]) -> set[str]:
     """Return the names of the settings of a schema."""
-    """Return the names of the settings of a schema."""
     return {item.name for item in fields_of(schema)}
 
 
 def _stimuli_of_rows(job: Job, sides: _Sides, settings: SettingsByPart) -> StimulusTable:
-    """Return stimuli that stand for the rows of arrays that were given without any."""
+    """Return stimuli that stand for the rows of arrays that were given without any.
+
+    Raises:
+        ConfigError: A setting would choose among stimuli, or the job needs the stimuli themselves.
+    """
     for part_name, values in settings.items():
         for name in values:
             setting = f"{part_name}.{name}"

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from thinkalike.errors import ConfigError
 
-MOST_ITEMS = 10**6  # of a setting that is a list
+# The most values of a setting that is a list.
+MOST_ITEMS = 10**6
 
 
 def checked_plain(name: str, value: object) -> object:
     """Return the value of a setting as configurations have it.
+
+    Args:
+        name: The name of the setting, for errors.
+        value: Its value.
 
     Raises:
         ConfigError: No configuration can have it; the message has the name of the setting.
@@ -37,8 +42,9 @@ def plain_setting(value: object) -> object:
     Raises:
         TypeError: No configuration can have it; the message is its type.
     """
+    # Arrays of NumPy, torch and pandas are no values: comparing them gives further arrays.
     to_list = getattr(value, "tolist", None)
-    if to_list is not None:  # of NumPy, torch and pandas, whose comparisons are arrays
+    if to_list is not None:
         return plain_setting(to_list())
     if isinstance(value, Mapping):
         return {plain_setting(name): plain_setting(inner) for name, inner in value.items()}

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from thinkalike.errors import ThinkalikeError
 from thinkalike.jobs.base import INPUTS, Job
 
-# a value of a setting that is one word, such as keep or true, and not the first of a longer text
+# A value of a setting that is one word, such as keep or true, and not the first of a longer text.
 WORD = r"[a-z][\w-]*(?![\w.|:/(\[-])"
+
+# How Python writes the constants of a command line.
 CONSTANTS = {"true": "True", "false": "False", "null": "None"}
 
 
@@ -39,7 +41,14 @@ def naming(job: Job) -> Iterator[None]:
 
 
 def in_words_of(job: Job, message: str) -> str:
-    """Return a message in which settings are arguments of the function that did a job."""
+    """Return a message in which settings are arguments of the function that did a job.
+
+    "measure.massive=keep" becomes 'massive="keep"', and "data.context" becomes "context".
+
+    Args:
+        job: The job, whose fields are the arguments.
+        message: The message, in which settings are those of a command line.
+    """
     names = "|".join([*job.defaults(), *INPUTS])
     kinds = r"\b(?:stimuli\.)?kinds\.([^=,;:.]+)=(\[[^]]*\]|\w+)"
     message = re.sub(kinds, _kinds_as_argument, message)
@@ -72,8 +81,8 @@ def _as_argument_of_loading(match: re.Match[str]) -> str:
 def _kinds_as_argument(match: re.Match[str]) -> str:
     """Return the kind of a feature as an argument in Python: a word, or a list of levels."""
     name, kind = match.groups()
-    written = kind if kind.startswith("[") else f"{kind!r}"
-    return f"kinds={{{name!r}: {written}}}"
+    kind_in_python = kind if kind.startswith("[") else f"{kind!r}"
+    return f"kinds={{{name!r}: {kind_in_python}}}"
 
 
 def _as_python(value: str) -> str:

@@ -157,7 +157,14 @@ def _values_without_parts(
     Y: Float[Tensor, "n e"],
     part_of_row: Int[Tensor, " n"],
 ) -> list[float]:
-    """Return the value without the rows of each of the `JACKKNIFE_PARTS` parts in turn."""
+    """Return the value without the rows of each of the `JACKKNIFE_PARTS` parts in turn.
+
+    Args:
+        function: The user's function of two layers.
+        X: Rows of one layer.
+        Y: Rows of the other layer.
+        part_of_row: The number of the part of each row, from 0.
+    """
     values = []
     for part_number in range(JACKKNIFE_PARTS):
         remaining = part_of_row != part_number

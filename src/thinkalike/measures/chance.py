@@ -89,6 +89,7 @@ def chance_of(
     """
 
     def calibrated(value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
+        """Return where a value lies from chance, 0, to the best possible, 1."""
         return (value - null) / (best - null)
 
     value = calibrated(estimate.as_found)

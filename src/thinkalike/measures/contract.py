@@ -250,6 +250,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @property
     def fewest(self) -> int:
+        """The fewest rows that can be compared."""
         return 4
 
     @property

@@ -160,6 +160,7 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         return self.of_rows(first, second).mean()
 
     def moved(self, prepared: _Outputs, order: Int[Tensor, " n"]) -> _Outputs:
+        """Return the same outputs in another order of the tokens."""
         return prepared._replace(values=prepared.values[order])
 
     def compare_without_parts(
@@ -174,6 +175,7 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         """
 
         def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
+            """Return the sum over all tokens, and those without each part in turn."""
             values_by_part = self.of_rows(first, second).split([*sizes])
             part_sums = torch.stack([values.sum() for values in values_by_part])
             total = part_sums.sum()

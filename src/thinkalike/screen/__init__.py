@@ -28,6 +28,7 @@ from thinkalike.screen.text import number_of_documents as number_of_documents
 from thinkalike.screen.text import number_text as number_text
 from thinkalike.screen.text import range_text as range_text
 from thinkalike.screen.text import screen_width as screen_width
+from thinkalike.screen.text import show_note as show_note
 from thinkalike.screen.text import show_text as show_text
 from thinkalike.screen.text import span as span
 from thinkalike.screen.text import wrapped as wrapped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thinkalike.screen.tables import few
-from thinkalike.screen.text import only_sentences_count, show_text
+from thinkalike.screen.text import number_text, only_sentences_count, show_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,9 @@ def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
         label = str(values.index[row])
         print(f"{label:>{label_width}} {_shaded_row(row_closeness, cell_width)}")
 
-    ends = f"blank {lightest:.3f} to {SHADES[-1]} {darkest:.3f}"
+    blank = number_text(lightest, ".3f")
+    full = number_text(darkest, ".3f")
+    ends = f"blank {blank} to {SHADES[-1]} {full}"
     scale = f"scale: {ends}; {MARK} the most similar in its row"
     if len(rows) * len(columns) < values.size:
         scale += "; some layers are not shown"

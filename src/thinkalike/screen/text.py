@@ -62,6 +62,15 @@ def show_text(text: str, indent: int = 0) -> None:
         print(" " * (indent + HANGING_INDENT) + line)
 
 
+def show_note(text: str) -> None:
+    """Print a text that explains words of a table or a map, unless only sentences count.
+
+    A summary has the sentences of a screen without such explanations.
+    """
+    if not only_sentences_count():
+        show_text(text)
+
+
 def capitalised(text: str) -> str:
     """Return a text with a capital at its beginning, and otherwise as it is."""
     return f"{text[:1].upper()}{text[1:]}"

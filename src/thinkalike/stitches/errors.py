@@ -17,7 +17,7 @@ def explaining_file_errors(
     """Turn an error of files or of the hub into a StitchError of one line.
 
     Args:
-        attempt: what is attempted: "cannot read FILE".
+        attempt: the beginning of the error, such as "cannot read FILE".
         repository: that of the hub; empty for files.
         revision: its branch, tag or commit.
     """

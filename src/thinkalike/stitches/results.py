@@ -98,10 +98,12 @@ def _is_pair(pair: object) -> bool:
 
 
 def _are_widths(widths: object) -> bool:
+    """Return whether a value, which may come from any file, is a list of two widths."""
     return isinstance(widths, list) and len(widths) == 2 and all(map(_is_size, widths))
 
 
 def _is_size(size: object) -> TypeGuard[int]:
+    """Return whether a value, which may come from any file, is a whole number above 0."""
     return type(size) is int and size > 0
 
 
@@ -109,8 +111,12 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
     """Return what a result says of its stitches, and the prefix of the tensors that are asked for.
 
     Args:
+        result: The result.
         seed: of the fits, numbered from 0.
         is_back: whether the stitches from the target to the source are asked for.
+
+    Raises:
+        StitchError: The result has no such stitches, or their file is damaged.
     """
     checked_seed = checked_numbers(_contents, {"seed": seed})["seed"]
     assert isinstance(checked_seed, int)
@@ -154,7 +160,7 @@ def _path_in_words(result: Result) -> str:
 
 
 def _sites(result: Result, pair: LayerPair) -> tuple[Site, Site]:
-    """Return the sites of a layer pair.
+    """Return the site of the source and that of the target of a layer pair.
 
     Raises:
         StitchError: A model of the result does not have its layer.
@@ -166,6 +172,10 @@ def _sites(result: Result, pair: LayerPair) -> tuple[Site, Site]:
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of one stitch by name.
+
+    Args:
+        result: The result.
+        prefix: The beginning of the names of its tensors in the file, which is left out.
 
     Raises:
         StitchError: One of them does not hold real numbers.
@@ -193,13 +203,25 @@ def _stitch_of_tensors(
 
     The claim is compared with the tensors before any weights are made: a file of a kilobyte can
     claim any width.
+
+    Args:
+        kind: The kind of the stitch.
+        widths: Those of the states that it maps from and to.
+        norm: Where it has a LayerNorm.
+        rank: The rank of a stitch of low rank, which may come from any file.
+        tensors: Its tensors by name.
+
+    Raises:
+        ValueError: The claims are impossible.
+        RuntimeError: The tensors do not fit the stitch.
     """
     width_in, width_out = widths
     if not _is_size(rank):
         raise ValueError(
             f"its widths or its rank are no whole numbers above 0: {str([*widths, rank])[:60]}"
         )
-    if not is_plugin(kind):  # whose weights may be of any shape
+    # The weights of a plugin may be of any shape.
+    if not is_plugin(kind):
         claimed = _least_weights(kind, width_in, width_out, norm, rank)
         stored = sum(tensor.numel() for tensor in tensors.values())
         if claimed > stored:
@@ -215,7 +237,7 @@ def _stitch_of_tensors(
 def _least_weights(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> int:
     """Return how many weights a stitch of a kind has at least."""
     weights = 0
-    if norm != "none":
+    if norm != "none":  # it is before the map or after it
         weights += min(width_in, width_out)
     if kind == "low_rank":
         weights += rank * (width_in + width_out)
@@ -270,6 +292,12 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
+        """Return the stitch of a layer pair, or of one layer with the same layer.
+
+        Raises:
+            UnknownPairError: The result has no stitch of this pair.
+            StitchError: Its tensors are damaged.
+        """
         layer_pair = _layer_pair(pair)
         if layer_pair not in self._pairs:
             known_pairs = ", ".join(f"{source}→{target}" for source, target in self._pairs)
@@ -291,7 +319,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             return stitch
 
     def _check_widths(self, affine: AffineMap) -> None:
-        """Check that a map has the widths that the file claims."""
+        """Raise a ValueError if a map has other widths than the file claims."""
         if self._widths is None:
             return
         claimed = self._widths
@@ -331,7 +359,7 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
 
     Raises:
         StoreError: The folder holds no finished result, or a file of it is damaged.
-        StitchError: See `Stitches`.
+        StitchError: The result holds no stitches of the seed, or they may be no affine maps.
 
     >>> quick = {"steps": 1, "evaluation_tokens": 2048}
     >>> result = stitch("gelu-3l-mini", kind="least_squares", layers=[1], **quick)
@@ -346,7 +374,12 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
 
 
 def _folded(kind: str, tensors: dict[str, Tensor]) -> AffineMap:
-    """Return the affine map of a stitch, from its tensors by name."""
+    """Return the affine map of a stitch, from its tensors by name.
+
+    Args:
+        kind: The kind of the stitch, a trained one without a LayerNorm or a closed form.
+        tensors: Its tensors by name.
+    """
     if kind not in KINDS:  # a closed form
         tensors = {name.removeprefix("map."): tensor for name, tensor in tensors.items()}
         return AffineMap(**tensors)
@@ -367,6 +400,8 @@ def stitch_modules(
     """Return the trained φ of every layer pair of a result of task=stitch, or of its folder.
 
     Args:
+        result: The result, or its folder.
+        seed: Of the fits, numbered from 0.
         is_back: Whether to return those from the target to the source, by pairs of the target's
             layer and the source's.
         plugin: The file of the plugin that made the stitches; a path that the result names is
@@ -415,6 +450,13 @@ def stitch_modules(
 
 def _trusted_plugin(result: Result, stored_kind: str, plugin: str | None) -> str:
     """Return the FILE.py:NAME of the plugin in the file that the caller gives.
+
+    The file may then be run: it is the caller who names it, and it made the stitches.
+
+    Args:
+        result: The result.
+        stored_kind: The FILE.py:NAME that the result has.
+        plugin: The file that the caller gives; None: none.
 
     Raises:
         PluginError: It is not the very file that made the stitches.

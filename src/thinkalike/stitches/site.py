@@ -47,10 +47,12 @@ class Site:
 
     @classmethod
     def of(cls, model: Mapping[str, object], layer: int) -> Site:
-        """Return the site of a model.
+        """Return the site of a model after one of its blocks, or in the middle of it.
 
         Args:
-            model: what `FrozenModel.describe` says of it, as the provenance of results does.
+            model: what `FrozenModel.describe` says of it, as the provenance of results does. It
+                says whether states are taken in the middle.
+            layer: the number of the block.
         """
         return cls(
             model=str(model["name"]),
@@ -83,14 +85,17 @@ class Site:
         return MiddleModel(model)
 
     def check_layer(self, name: str, layers: int) -> None:
-        """Check that a model of this name, with so many blocks, has the block of this site."""
+        """Raise a StitchError if a model of this name, with so many blocks, lacks this block."""
         if self.layer >= layers:
             raise StitchError(
                 f"the stitch has layer {self.layer} of {name}, which has layers 0 to {layers - 1}"
             )
 
     def check_model(self, model: FrozenModel) -> None:
-        """Check that a model has the weights of this site."""
+        """Raise a StitchError unless a model has the weights and the settings of this site.
+
+        Settings are not compared with those of an older site, which has none.
+        """
         fingerprint = model.fingerprint()
         dtype = str(model.dtype).removeprefix("torch.")
         if fingerprint != self.fingerprint:

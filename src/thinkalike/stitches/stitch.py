@@ -17,8 +17,11 @@ from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.stitches.kinds import KINDS, NORMS
 
-NAME = "stitch.safetensors"  # the file of the stitches of a result
-PROBE_SHAPE = (2, 3)  # rows and tokens of the states by which the module of a plugin is tried
+# The file of the stitches of a result.
+NAME = "stitch.safetensors"
+
+# The rows and tokens of the states by which the module of a plugin is tried.
+PROBE_SHAPE = (2, 3)
 
 
 class StitchModule(nn.Module):
@@ -64,7 +67,7 @@ class StitchModule(nn.Module):
         self.kind = kind
         self.norm = norm
         self.widths = (width_in, width_out)
-        # whether φ(h) has the term h
+        # Whether φ(h) has the term h.
         self.residual = width_in == width_out and kind != "orthogonal" and not is_plugin
         self.pre: nn.Module = nn.Identity()
         self.post: nn.Module = nn.Identity()
@@ -82,7 +85,11 @@ class StitchModule(nn.Module):
                 self.map = self._new_map(rank)
 
     def _new_map(self, rank: int) -> nn.Module | None:
-        """Return a new map of a kind of this package; None for the identity."""
+        """Return a new map of a kind of this package; None for the identity.
+
+        Args:
+            rank: The rank of a map of low rank.
+        """
         width_in, width_out = self.widths
         if self.kind == "identity":
             return None
@@ -103,6 +110,7 @@ class StitchModule(nn.Module):
         return orthogonal(linear)
 
     def extra_repr(self) -> str:
+        """Return the kind and the widths, which the `repr` of the module shows."""
         width_in, width_out = self.widths
         return f"{self.kind}, {width_in} -> {width_out}"
 
@@ -122,10 +130,12 @@ class StitchModule(nn.Module):
 
     @torch.no_grad()
     def start_from(self, weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"]) -> None:
-        """Make φ(h) = weight h + bias.
+        """Make φ(h) = weight h + bias, in place; φ must have a map of this package.
 
-        A linear φ drops the bias, and one of low rank takes the nearest map of its rank.
+        A linear φ drops the bias, one of low rank takes the nearest map of its rank, and an
+        orthogonal one the nearest orthogonal matrix.
         """
+        # The map adds to h where φ has that term.
         map_weight = weight
         if self.residual:
             map_weight = weight - torch.eye(len(weight)).to(weight)
@@ -134,6 +144,7 @@ class StitchModule(nn.Module):
             inner, outer = self.map
             assert isinstance(inner, nn.Linear)
             assert isinstance(outer, nn.Linear)
+            # The leading singular vectors are the nearest map of a rank (Eckart and Young).
             u, singular_values, v_transposed = torch.linalg.svd(map_weight, full_matrices=False)
             rank = len(inner.weight)
             inner.weight.copy_(v_transposed[:rank])
@@ -143,7 +154,7 @@ class StitchModule(nn.Module):
 
         assert isinstance(self.map, nn.Linear)
         if self.kind == "orthogonal":
-            # the parametrization takes the nearest orthogonal matrix
+            # By assignment, so that the parametrization takes the nearest orthogonal matrix.
             self.map.weight = map_weight.to(self.map.weight.dtype)
         else:
             self.map.weight.copy_(map_weight)
@@ -162,7 +173,7 @@ class StitchModule(nn.Module):
             raise ValueError(
                 f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map"
             )
-        # one linear map, or the two factors of a low rank
+        # One linear map, or the two factors of a low rank.
         linear_maps = [module for module in self.modules() if isinstance(module, nn.Linear)]
         if not linear_maps:
             identity = torch.eye(self.widths[0], dtype=torch.float64)
@@ -196,10 +207,14 @@ def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: 
 
 
 def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes.
+    """Return the module that a plugin makes for two widths.
+
+    Args:
+        kind: The plugin, FILE.py:NAME.
+        width_in, width_out: The widths of the source and the target.
 
     Raises:
-        PluginError: it has no weights, or leads to another width.
+        PluginError: it fails, has no weights, or leads to another width.
     """
     function = plugins.load(kind)
     with plugins.blaming(f"stitch {kind}"):
@@ -224,7 +239,7 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
 
 
 def _initialise_linear(linear: nn.Linear, *, to_zero: bool) -> None:
-    """Set a linear map to zero, or to an orthogonal one; its bias becomes zero."""
+    """Set a linear map to zero, or to a random orthogonal one, in place; its bias becomes zero."""
     with torch.no_grad():
         if to_zero:
             nn.init.zeros_(linear.weight)
@@ -249,6 +264,9 @@ def facts_of_stitches(
     "back.", as in "back.seed_1.0.map.weight".
 
     Args:
+        pairs: the layer pairs, in the order of their numbers.
+        kind: the kind of the stitches.
+        norm: where they have a LayerNorm.
         widths: of the source and the target, for trained stitches.
         rank: of low_rank.
     """

@@ -29,9 +29,12 @@ from thinkalike.stitches.errors import in_file as in_file
 from thinkalike.stitches.site import Site as Site
 from thinkalike.stitches.stitched_model import StitchedModel as StitchedModel
 
+# The files of the folder of a stitch.
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
+
+# What config.json says of its own format.
 FORMAT = {"format": "thinkalike affine stitch", "version": 1}
 
 
@@ -71,10 +74,15 @@ class StitchMap(nn.Module):
         self.bias = nn.Parameter(bias.detach().float().contiguous(), requires_grad=False)
         self.source = source
         self.target = target
-        self.file = ""  # or the folder that it was loaded from, which errors name
+        # The folder that it was loaded from, which errors name; "": it was not loaded.
+        self.file = ""
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Return the states of the target's site, in the dtype of `states`; see `AffineMap`."""
+        """Return φ of each state, in the dtype of `states`.
+
+        Raises:
+            StitchError: States have another width than the source's, or are no real numbers.
+        """
         states = _real_tensor(states, "states")
         width = self.weight.shape[1]
         if not states.dim() or states.shape[-1] != width:
@@ -91,6 +99,7 @@ class StitchMap(nn.Module):
 
     @property
     def _double(self) -> AffineMap:
+        """The map in float64, in which compositions are computed."""
         return AffineMap(self.weight.double(), self.bias.double())
 
     def __matmul__(self, first: StitchMap) -> StitchMap:
@@ -165,7 +174,7 @@ class StitchMap(nn.Module):
         """Return the stitch of a folder that `save` wrote.
 
         Raises:
-            StitchError: A file is missing or damaged, or holds something else.
+            StitchError: A file is missing or damaged, or holds something else than a stitch.
         """
         folder = in_home(folder)
         with explaining_file_errors(
@@ -196,11 +205,13 @@ class StitchMap(nn.Module):
         """Return the stitch of a folder, or of a repository of the hub, ORG/NAME.
 
         Args:
-            revision: The branch, tag or commit of a repository.
-            options: Of `hf_hub_download`.
+            pretrained_model_name_or_path: The folder, or the repository.
+            revision: The branch, tag or commit of a repository; None: the default branch.
+            options: Further arguments of `hf_hub_download`.
 
         Raises:
-            StitchError: The hub has no such stitch or cannot be reached; see `load`.
+            StitchError: The hub has no such stitch or cannot be reached, or a file is missing or
+                damaged.
         """
         name = os.fspath(pretrained_model_name_or_path)
         if is_folder(in_home(name)):
@@ -213,12 +224,21 @@ class StitchMap(nn.Module):
             return cls.load(Path(weights).parent)
 
     def extra_repr(self) -> str:
+        """Return the sites and their widths, which the `repr` of the module shows."""
         width_out, width_in = self.weight.shape
         return f"{self.source} ({width_in}) → {self.target} ({width_out})"
 
 
 def _checked_numbers(tensor: object, name: str) -> Tensor:
-    """Return the weight or the bias of a stitch as a tensor of real numbers."""
+    """Return the weight or the bias of a stitch as a tensor of real numbers.
+
+    Args:
+        tensor: A tensor, or what NumPy makes an array of.
+        name: "weight" or "bias", for errors.
+
+    Raises:
+        StitchError: It is of whole numbers, or of something else than real numbers.
+    """
     if isinstance(tensor, Tensor) and tensor.dtype in WHOLE:
         raise StitchError(
             f"the {name} of a stitch is of whole numbers ({tensor.dtype}), and maps are trained"
@@ -235,6 +255,7 @@ def _check_site(site: object, name: str) -> None:
 
 
 def _check_finite(tensor: Tensor, name: str) -> None:
+    """Raise a StitchError if a number of the weight or bias is NaN or infinite in float32."""
     if not tensor.float().isfinite().all():
         raise StitchError(f"the {name} of a stitch is not of finite numbers ({tensor.dtype})")
 
@@ -256,7 +277,8 @@ def _card(stitch: StitchMap) -> str:
     width_out, width_in = stitch.weight.shape
     source_row = _card_row("source", stitch.source, width_in)
     target_row = _card_row("target", stitch.target, width_out)
-    source_name = json.dumps(plain(stitch.source.model))
+    source_name = json.dumps(plain(stitch.source.model))  # as a text of Python
+    layer = stitch.source.layer
     return f"""---
 library_name: thinkalike
 tags:
@@ -275,14 +297,21 @@ models are alike.
 {source_row}
 {target_row}
 
-```python stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository states =
-stitch(stitch.source.cut(thinkalike.load_model({source_name})).head(tokens, {stitch.source.layer}))
+```python
+stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository
+states = stitch(stitch.source.cut(thinkalike.load_model({source_name})).head(tokens, {layer}))
 ```
 """
 
 
 def _card_row(name: str, site: Site, width: int) -> str:
-    """Return the row of a site in the table of a model card."""
+    """Return the row of a site in the table of a model card.
+
+    Args:
+        name: "source" or "target".
+        site: The site.
+        width: The width of its states.
+    """
     values = (name, site.model, site.revision, site.layer, width, site.dtype)
     cells = [_in_markdown(value) for value in values]
     fingerprint = re.sub(r"[^\w]", "", site.fingerprint)  # in a code span nothing can be escaped

@@ -51,7 +51,9 @@ class StitchedModel:
 
     @torch.no_grad()
     def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b more"]:
-        """Return the tokens with `steps` more, each the most likely one, by a whole pass each.
+        """Return the tokens with `steps` more, each the most likely one.
+
+        Each takes a whole pass. The result is on the device of `tokens`.
 
         Raises:
             StitchError: The row would be longer than one of the models can read.

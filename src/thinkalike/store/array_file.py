@@ -29,7 +29,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_members(file: BinaryIO) -> None:
-    """Check that an .npz file holds only arrays, with different names, that fit into memory."""
+    """Check that an .npz file holds only arrays, with different names, that fit into memory.
+
+    Raises:
+        ForeignFileError: It does not; the message says why.
+        BadZipFile: It is no archive.
+    """
     import torch
 
     from thinkalike.memory import available_bytes

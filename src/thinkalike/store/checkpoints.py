@@ -23,14 +23,17 @@ from thinkalike.store.manifest import sync_to_disk
 log = logging.getLogger(__name__)
 
 STATE_FILE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
-DIGEST_LENGTH = 16  # hexadecimal digits of the digest in a file name
-OWNER = "thinkalike_owner"  # the entry of a state that says which state of which job it is
+# How many hexadecimal digits of the digest a file name has.
+DIGEST_LENGTH = 16
+
+# The entry of a state that says which state of which job it is.
+OWNER = "thinkalike_owner"
 
 
 def newest_state(folder: Path, name: str) -> Path | None:
-    """Return the file of the newest undamaged state of this name, or None.
+    """Return the file of the newest undamaged state of this name, or None if there is none.
 
-    A damaged state is renamed, with a warning.
+    A damaged state is renamed, with a warning, so that it is not looked at again.
     """
     for _, path in sorted(_states(folder, name).items(), reverse=True):
         # A sparse state is not read, because that may take minutes.

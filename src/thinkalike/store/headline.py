@@ -31,7 +31,12 @@ class Headline(NamedTuple):
     def with_ends(
         cls, name: str, value: float, low: float, high: float, *, at: str = ""
     ) -> Headline:
-        """Return a headline number with its interval, or without one if an end is not finite."""
+        """Return a headline number with its interval, or without one if an end is not finite.
+
+        Args:
+            name, value, at: Of the headline number.
+            low, high: The ends of its interval, which may be infinite or NaN.
+        """
         low = float(low)
         high = float(high)
         if math.isfinite(low) and math.isfinite(high):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-PARTIAL_FOLDERS = ("checkpoints", "curves", "old", "result")  # of a running job, beside its lock
+# The folders in the folder of a running job, beside its lock.
+PARTIAL_FOLDERS = ("checkpoints", "curves", "old", "result")
 
 
 class StoredJob:
@@ -86,12 +87,16 @@ class StoredJob:
 
     @contextlib.contextmanager
     def running(self, wait: bool = True) -> Iterator[None]:
-        """Hold the job's lock, see `locked`.
+        """Hold the job's lock while the context is open.
 
-        After an error, nothing remains but a state from which the same command can resume.
+        After an error, nothing remains but a state from which the same command can resume. Once
+        the job is done, the folder of the running job is removed.
+
+        Args:
+            wait: Whether to wait for another process that holds the lock; else that is an error.
 
         Raises:
-            StoreError: the store cannot be written.
+            StoreError: the store cannot be written, or another process holds the lock.
         """
         with contextlib.ExitStack() as lock:
             try:
@@ -106,9 +111,9 @@ class StoredJob:
             try:
                 yield
             except BaseException as error:
-                # from its state it would diverge again
-                diverged = isinstance(error, TrainingError)
-                if diverged or not self.has_states():
+                # A training that diverged would do so again from its state.
+                has_diverged = isinstance(error, TrainingError)
+                if has_diverged or not self.has_states():
                     self._remove_partial()
                     with contextlib.suppress(OSError):  # these are removed if they are empty
                         self.folder.parent.rmdir()
@@ -192,7 +197,10 @@ class StoredJob:
         """Write a result into `aside`, and open it there.
 
         Args:
+            config: the configuration as nested dictionaries.
             record: the scalars, settings and provenance of result.json.
+            tables: the tables by name; one is `table`.
+            arrays: the arrays by name.
         """
         whole_record = {"kind": self.kind, "key": self.key, **record}
         write_content(self.aside, config, whole_record, tables, arrays)
@@ -201,7 +209,13 @@ class StoredJob:
     def add_tensors(
         self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str]
     ) -> None:
-        """Add a file of tensors, such as the stitches, to the result in `aside`."""
+        """Add a file of tensors, such as the stitches, to the result in `aside`.
+
+        Args:
+            name: the name of the file.
+            tensors: the tensors by name.
+            about: texts that describe them, by name.
+        """
         TensorFile(tensors, about).write(self.aside / name)
 
     def add(self, record: Mapping[str, object]) -> Result:
@@ -220,7 +234,7 @@ class StoredJob:
         """Move the result from `aside` to its folder at once, in place of an older result."""
         finished = self.aside
         curves = self.partial / "curves"
-        # they are copied: a run that dies here still needs them when it resumes
+        # Curves are copied: a run that dies here still needs them when it resumes.
         if curves.exists():
             shutil.copytree(curves, finished / "curves", dirs_exist_ok=True)
         seal(finished)
@@ -233,7 +247,8 @@ class StoredJob:
         sync_to_disk(self.folder.parent)
 
         result = Result(self.folder)
-        _ = result._record  # it is read now, as no other process can replace the result yet
+        # The record is read now, as no other process can replace the result yet.
+        _ = result._record
         return result
 
 

@@ -18,14 +18,23 @@ from thinkalike.store.record import MOST_JSON_BYTES, read_json_of_result
 
 MANIFEST = "manifest.json"
 RECORD = "result.json"
+
 # The bytes of larger files are not compared where results are listed: a page that shows a table
 # refuses these by their size.
 MOST_LISTED_BYTES = 2**24
-MOST_TABLE_BYTES = 2**33  # a table in memory needs several times as much
-# bytes; a hole is a whole block of a file system, and a file of one block is read at once
+
+# The most bytes of a table, which needs several times as much in memory.
+MOST_TABLE_BYTES = 2**33
+
+# Smaller files are not searched for holes: a hole is a whole block of a file system, and a file of
+# one block is read at once.
 SMALLEST_WITH_HOLES = 4096
-LONGEST_NAME = 1000  # characters of a file name in a manifest
-DEEPEST_NAME = 8  # folders in a file name of a manifest; files of results have one
+
+# The most characters of a file name in a manifest.
+LONGEST_NAME = 1000
+
+# The most folders in a file name of a manifest; files of results have one.
+DEEPEST_NAME = 8
 
 
 class FileEntry(NamedTuple):
@@ -80,7 +89,11 @@ def manifest_entries(folder: Path) -> dict[str, FileEntry]:
 
 
 def _read_manifest(file: Path) -> tuple[str, dict[str, FileEntry]]:
-    """Return the digest of the entries that a manifest states, and its entries."""
+    """Return the digest of the entries that a manifest states, and its entries.
+
+    Raises:
+        Exception: Whatever a damaged file causes, such as a KeyError or ValueError.
+    """
     manifest = read_json_of_result(file)
     files = manifest["files"]
     if not isinstance(files, dict):
@@ -94,7 +107,10 @@ def _read_manifest(file: Path) -> tuple[str, dict[str, FileEntry]]:
 def _check_file_name(manifest: Path, name: str) -> None:
     """Check that a name in a manifest can only be that of a file inside the manifest's folder.
 
-    The length comes first: a name of a megabyte has a million folders.
+    The length is checked first: a name of a megabyte may have a million folders.
+
+    Raises:
+        StoreError: The name may be that of anything else.
     """
     folder_count = name.count("/")
     if len(name) > LONGEST_NAME or folder_count > DEEPEST_NAME:
@@ -117,11 +133,12 @@ def digest_of_entries(entries: Mapping[str, FileEntry]) -> str:
 
 @_unreadable_is_not_damaged()
 def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
-    """Return what is wrong with the files of a sealed folder, or None.
+    """Return what is wrong with the files of a sealed folder, or None if nothing is.
 
     The sizes of all files are compared with the manifest, and the digests of some.
 
     Args:
+        folder: the folder.
         endings: the file name endings whose digests are compared, in addition to that of
             result.json; None compares all. With `endings`, the digest of a file that is too large
             for a list is not compared: whoever reads such a file for a list refuses its size.
@@ -140,7 +157,7 @@ def damage(folder: Path, endings: Collection[str] | None = None) -> str | None:
         if os.path.islink(f"{prefix}{inner_folder}"):
             linked_folders.append(f"{prefix}{inner_folder}/")
 
-    total_in_holes = 0
+    total_in_holes = 0  # bytes, of all files so far
     # By device and inode, because one file may have thousands of names.
     digests: dict[tuple[int, int], str] = {}
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd  # which takes half a second to import
 
-MOST_ROWS = 12  # of the table; `result.table` has all
+# The most rows of the table that a notebook shows; `result.table` has all.
+MOST_ROWS = 12
 
 
 def notebook_html(
@@ -34,7 +35,7 @@ def notebook_html(
 
 
 def _html_of_first_rows(table: pd.DataFrame) -> str:
-    """Return the first rows of a table as HTML, and how many there are."""
+    """Return the first rows of a table as HTML, followed by how many there are if not all."""
     rows = table.head(MOST_ROWS).to_html(
         index=False, border=0, na_rep="", float_format="{:.4g}".format
     )

@@ -17,12 +17,20 @@ from thinkalike.digests import json_object
 from thinkalike.errors import StoreError, flat, one_line, short
 from thinkalike.files import ForeignFileError, read_bytes
 
-# of a manifest, a record or a configuration; those of large jobs have 2**17
+# The most bytes of a manifest, a record or a configuration; those of large jobs have 2**17.
 MOST_JSON_BYTES = 2**22
-MOST_HEADLINES = 1000  # of a result; large jobs have twenty
-MOST_SETTINGS = 2000  # of a result, by dotted names; a whole configuration has about 200
-MOST_SCALARS = 5000  # of a result
-LARGEST_NUMBER = 1e300  # an integer above it cannot become a float
+
+# The most headline numbers of a result; large jobs have twenty.
+MOST_HEADLINES = 1000
+
+# The most settings of a result, by dotted names; a whole configuration has about 200.
+MOST_SETTINGS = 2000
+
+# The most scalars of a result.
+MOST_SCALARS = 5000
+
+# The largest integer of a result: a float holds no integer above 1.8e308.
+LARGEST_NUMBER = 1e300
 
 
 class ModelFacts(TypedDict, total=False):
@@ -124,7 +132,12 @@ def errors_naming(file: Path) -> Iterator[None]:
 
 
 def read_json_of_result(file: Path) -> dict[str, object]:
-    """Return the JSON object of a file of a result; every text in it can be encoded."""
+    """Return the JSON object of a file of a result; every text in it can be encoded.
+
+    Raises:
+        OSError: The file is missing or cannot be read.
+        ValueError: It is too large, or no JSON object.
+    """
     content = read_bytes(file, MOST_JSON_BYTES, follow=False)
     value = json_object(content, file.name)
 
@@ -172,6 +185,7 @@ def _json_object(record: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _check_count(name: str, count: int, most: int) -> None:
+    """Raise a ForeignFileError if a record has too many entries of a name."""
     if count > most:
         raise ForeignFileError(f"it has {count:,} {name}, and at most {most:,} are allowed")
 
@@ -201,6 +215,7 @@ def _check_provenance(provenance: Mapping[str, object]) -> None:
 
 
 def _has_name(model: object) -> bool:
+    """Return whether a value is a JSON object with a name."""
     return isinstance(model, dict) and "name" in model
 
 
@@ -233,7 +248,10 @@ def _is_date(value: object) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value is a number that a float can hold; a truth value is not a number."""
+    """Return whether a value is a number that a float can hold; a truth value is not a number.
+
+    NaN and infinity are numbers.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if isinstance(value, int):
@@ -242,7 +260,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def by_dotted_name(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return nested settings by their dotted names.
+    """Return nested settings by their dotted names: {"data.context": 64} for {"data": {...}}.
 
     Raises:
         ForeignFileError: two settings have the same dotted name.

@@ -59,12 +59,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# The files of a result beside its record.
 CONFIG = "config.yaml"
 ARRAYS = "arrays.npz"
-NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}  # of the files that hold what was computed
-HOW_TO_REDO = "or do the job again with force=true"
 TABLE = "table.csv"
-DETAILS = "details.csv"  # of a job whose table.csv has only some columns
+# The table with all columns, of a job whose table.csv has only some of them.
+DETAILS = "details.csv"
+
+# The endings of the files that hold what was computed.
+NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}
+
+# The second half of the remedy for a damaged result.
+HOW_TO_REDO = "or do the job again with force=true"
 
 
 @runtime_checkable
@@ -126,6 +132,7 @@ class Result:
 
     @property
     def _place_in_words(self) -> str:
+        """The folder of the result, or that it is not kept."""
         if self.is_kept:
             return str(self.folder)
         return "not kept"
@@ -162,6 +169,11 @@ class Result:
 
     @cached_property
     def _record(self) -> ResultRecord:
+        """The content of result.json, checked.
+
+        Raises:
+            StoreError: It is missing or damaged.
+        """
         file = self.folder / RECORD
         with errors_naming(file):
             return checked_record(read_json_of_result(file))
@@ -224,7 +236,8 @@ class Result:
         file = self._checked_path(CONFIG)
         with errors_naming(file):
             config = read_yaml(file, MOST_JSON_BYTES, follow=False)
-            # Lists read the configuration of results whose files were compared by size alone.
+            # The digest is compared here, since lists open results whose files were compared by
+            # size alone.
             if is_sealed(self.folder):
                 entry = manifest_entries(self.folder)[CONFIG]
                 if digest_of(file) != entry.digest:
@@ -273,7 +286,15 @@ class Result:
     def columns_of(
         self, file_name: str, most_bytes: int = MOST_TABLE_BYTES, most_columns: int = MOST_COLUMNS
     ) -> Columns:
-        """Return the table of a file, such as table.csv, without pandas."""
+        """Return the table of a file, such as table.csv, without pandas, under present names.
+
+        Args:
+            file_name: The name of the file.
+            most_bytes, most_columns: A larger table is refused.
+
+        Raises:
+            StoreError: The file is missing, damaged or too large.
+        """
         file = self._checked_path(file_name)
         table_name = present_table(file_name.removesuffix(".csv"), self._former_columns)
         with errors_naming(file):
@@ -281,6 +302,7 @@ class Result:
             return stored.renamed(self._former_columns, table_name)
 
     def _read_table(self, file_name: str) -> pd.DataFrame:
+        """Return the table of a file, such as table.csv."""
         return self.columns_of(file_name).frame()
 
     @cached_property
@@ -348,7 +370,11 @@ class Result:
         return axes
 
     def save(self, folder: str | os.PathLike[str]) -> Result:
-        """Copy the files of the result into a new folder, and open the result there."""
+        """Copy the files of the result into a new folder, and open the result there.
+
+        Raises:
+            StoreError: The folder exists or cannot be written, or the result is damaged.
+        """
         destination = in_home(checked_path("folder", folder))
         names = [*manifest_entries(undamaged(self).folder), MANIFEST]
         make_new_folder(destination)
@@ -374,7 +400,10 @@ class Result:
 
     @isolated()
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows: the sentences, the figure and the table."""
+        """Return what a notebook shows, as HTML: the sentences, the figure and the table.
+
+        None, for a result without an instrument, lets the notebook show its `repr`.
+        """
         if self.instrument is None:
             return None
         sentences = self.instrument.sentences(self)
@@ -386,10 +415,12 @@ class TemporaryResult(Result):
 
     @property
     def _place_in_words(self) -> str:
+        """That it is not kept."""
         return "not kept"
 
     @property
     def location(self) -> str:
+        """That the result is not kept, as the last line of the screen says it."""
         return "not kept: its folder is removed with this object; result.save(FOLDER) keeps it"
 
 
@@ -397,8 +428,7 @@ def _headline_of(entry: HeadlineRecord) -> Headline:
     """Return a headline number of result.json.
 
     Fields that this version does not know are left out, and numbers get their type: another
-        program
-    may write 1 for 1.0.
+    program may write 1 for 1.0.
     """
     low = entry.get("low")
     high = entry.get("high")
@@ -429,7 +459,15 @@ def write_content(
     tables: Mapping[str, pd.DataFrame],
     arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Write configuration, record, tables and arrays of a result into its folder."""
+    """Write configuration, record, tables and arrays of a result into its folder.
+
+    Args:
+        folder: The folder, which exists.
+        config: The configuration as nested dictionaries.
+        record: The content of result.json.
+        tables: The tables by name; each becomes NAME.csv.
+        arrays: The arrays by name; without any, no file is written for them.
+    """
     import numpy as np
 
     config_text = yaml.safe_dump(dict(config), allow_unicode=True, sort_keys=False)
@@ -467,6 +505,7 @@ def undamaged(result: Result) -> Result:
     Raises:
         StoreError: a file is missing or damaged.
     """
+    # Two results at the same path have different inodes.
     inode_before = _inode(result.folder)
     problem = damage(result.folder)
     if problem is None:

@@ -39,12 +39,15 @@ class TensorFile:
     about: Mapping[str, str]
 
     def keys(self) -> list[str]:
+        """Return the names of the tensors."""
         return list(self.tensors)
 
     def get_tensor(self, name: str) -> Tensor:
+        """Return the tensor of this name."""
         return self.tensors[name]
 
     def metadata(self) -> dict[str, str]:
+        """Return the texts that describe the tensors, by name."""
         return dict(self.about)
 
     def write(self, path: Path) -> None:

@@ -45,13 +45,16 @@ class StateFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a state of Lightning as a state of the store."""
+        """Write a state of Lightning as a state of the store; `storage_options` is not read."""
         write_state(Path(path).parent, Path(path).name, checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a state of the store, and keep it for the checks of `KeepStates`."""
+        """Read a state of the store, and keep it for the checks of `KeepStates`.
+
+        The options that Lightning passes besides the path are not read.
+        """
         self.loaded = read_state(Path(path))
         return self.loaded
 
@@ -207,7 +210,14 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
 def _difference_of_mappings(
     stored: object, expected: Mapping[str, object], name: str, with_values: bool
 ) -> str:
-    """Return in words how a stored mapping differs from the expected one; "" if it does not."""
+    """Return in words how a stored mapping differs from the expected one; "" if it does not.
+
+    Args:
+        stored: What a state has in this place, which may be no mapping.
+        expected: What this training has there.
+        name: What the words call the mapping.
+        with_values: Whether numbers and texts must be equal, too.
+    """
     if not isinstance(stored, dict):
         return f"{name} is {type(stored).__name__}, and should have {len(expected)} entries"
     if stored.keys() != expected.keys():

@@ -74,6 +74,11 @@ def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
     """Write the curves of all runs to one file, for the steps below `before`.
 
     The file is replaced at once, so that a kill leaves it whole. Without curves there is no file.
+
+    Args:
+        folder: Where the curves are, and where the file is written.
+        name: The name of the file.
+        before: The first step that is left out.
     """
     tables = read_curves(folder)
     if not tables:

@@ -222,7 +222,13 @@ def _budget(limits: TrainerConfig, device: torch.device) -> Budget:
 
 
 def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) -> float:
-    """Return the bytes of gradients and momenta, which exist beside the tensors of a step."""
+    """Return the bytes of gradients and momenta, which exist beside the tensors of a step.
+
+    Args:
+        limits: The trainer's settings, which say whether processes exchange gradients.
+        weights: The weights of each stitch.
+        momenta: How many tensors of their size the optimizer keeps for the weights.
+    """
     copies = 1 + momenta
     if limits.strategy == "ddp":
         copies += 1  # the gradients that processes exchange
@@ -234,7 +240,15 @@ def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) 
 def _fits_in_memory(
     losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float
 ) -> bool:
-    """Return whether both passes of the chosen stitches fit into `room` bytes."""
+    """Return whether both passes of the chosen stitches fit into `room` bytes, by running them.
+
+    Args:
+        losses: Computes the losses of the tokens of some rows.
+        weights: The weights of each stitch.
+        rows: The rows of tokens.
+        chosen: The numbers of the stitches that run.
+        room: How many bytes they may take.
+    """
     try:
         with LiveBytes(rows.device, room):
             _summed_losses(losses, weights, rows, chosen)

@@ -220,6 +220,13 @@ class WhitenedSGD(torch.optim.Optimizer):
         """Take the step of one weight with Nesterov momentum, in place.
 
         In the first step the velocity is the gradient, as in `torch.optim.SGD`.
+
+        Args:
+            weight: The weight, which is changed.
+            gradient: Its gradient, or what stands for it.
+            lr: The rate of this step.
+            momentum: The share of the velocity that is kept; 0: there is no velocity.
+            weight_decay: The share of the weight that is added to the gradient.
         """
         step = gradient
         if weight_decay:

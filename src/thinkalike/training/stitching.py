@@ -290,6 +290,7 @@ class StitchTraining(SteppedModule):
         return [list(phi.parameters()) for phi in self.stitches]
 
     def configure_callbacks(self) -> list[Callback]:
+        """Return the callback that averages the weights of stitches."""
         return [StitchAveraging()]
 
     def configure_optimizers(self) -> ScheduledOptimizer:  # type: ignore[override]

@@ -112,10 +112,12 @@ def mean_over_models(correlations: pd.DataFrame) -> Estimate:
 def relative_ranks(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return the rank of each layer pair among those of its models, from 0, far, to 1, close.
 
-    Blank cells stay blank, and so does a measure of fewer than three layer pairs.
+    Blank cells stay blank, and so does a measure of fewer than three layer pairs. Equal values
+    have the mean of their ranks.
 
     Args:
         table: A table of `oriented`.
+        measures: The columns that are ranked.
     """
     by_models = table.groupby(MODEL_COLUMNS, sort=False)[list(measures)]
     counts = by_models.transform("count")

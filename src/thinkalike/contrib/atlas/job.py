@@ -52,11 +52,16 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         return super().settings_read(config).union(*of_pairs)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str | FinishedJobs]:
+        """Do the jobs of all pairs of models, and return their results with the models' names."""
         jobs = inner_jobs(config)
         results = run_jobs([job.config for job in jobs], shown=False)
         return {"labels": ", ".join(model_names(jobs)), "parts": FinishedJobs(jobs, results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Join the tables of all pairs of models, and correlate the measures over layer pairs.
+
+        The result has a row for each pair of layers, and tables of how well the measures agree.
+        """
         jobs, results = work.input("parts", FinishedJobs)
         table = joined_table(jobs, results)
         measures = columns_of(jobs)

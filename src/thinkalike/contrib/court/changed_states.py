@@ -37,6 +37,7 @@ def rounded_states(materials: Materials, bits: int) -> States:
     high = states[-1 - len(states) // 100]
 
     def level(rows: Tokens) -> Tensor:
+        """Return the step, from 0 to `n_steps`, that each number of the target's states is at."""
         relative = (materials.target_states(rows) - low) / (high - low)
         return relative.clamp(0, 1).mul(n_steps).round()
 

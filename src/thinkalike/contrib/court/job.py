@@ -80,12 +80,18 @@ class Court(
     needs_store: ClassVar[bool] = True  # each training of a source has a folder
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
+        """Return the fingerprints of the target, the text and each sibling."""
         inputs = dict(fingerprints(config, ("model", "data")))
         for name, sibling in _siblings(config).items():
             inputs[f"sibling {name}"] = checkpoint_fingerprint(sibling)
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Judge all sources; the result has a row for each.
+
+        Raises:
+            ConfigError: The target has no block after the layer.
+        """
         measure = config.measure_as(CourtConfig)
         with work.phase("loading"):
             target = load_model(config.model)
@@ -216,6 +222,11 @@ def _rows_of_different_documents(
     """Return the tokens of rows to fit on, and of rows that share no document with them.
 
     There are as many whole rows as the tokens fill, or fewer where the text is too short.
+
+    Args:
+        rows: All rows; those to fit on are the first of them.
+        fit_tokens: How many tokens to fit on.
+        other_tokens: How many tokens of other documents.
     """
     n_fit_rows = fit_tokens // rows.context
     n_other_rows = other_tokens // rows.context

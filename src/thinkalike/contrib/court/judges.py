@@ -54,6 +54,7 @@ def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evid
     """Return the mean of a measure of all pairs of tokens over the samples of tokens."""
 
     def value(evidence: Evidence) -> float:
+        """Return the mean over samples; source and target are compared at the same tokens."""
         source, target = evidence.states
         values = [measure(source[sample], target[sample]) for sample in evidence.samples]
         return float(torch.stack(values).mean())

@@ -32,6 +32,7 @@ def next_token(materials: Materials) -> States:
     width = materials.width
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return noise about the centre of the next token of each position."""
         centre = normals_by_code(next_tokens(materials, rows), width, seed_of_centres)
         scatter = normals_by_code(prefix_codes(rows), width, seed_of_scatter)
         return (centre + SCATTER * scatter).to(materials.device, materials.dtype)
@@ -48,6 +49,7 @@ def half_of_the_tokens(materials: Materials) -> States:
     seed = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the leak where the code of the tokens so far is odd; else the target's states."""
         is_odd = splitmix(prefix_codes(rows, seed)) & 1 == 1
         leaks = is_odd[..., None].to(materials.device)
         leaking_states = materials.mean + materials.spread * leak(rows)

@@ -70,6 +70,7 @@ def noise_for(
     seed = materials.seed_for(purpose)
 
     def noise(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the numbers of the code at each position."""
         numbers = normals_by_code(codes_of(rows), materials.width, seed)
         return numbers.to(materials.device, materials.dtype)
 

@@ -58,6 +58,11 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
 
     Higher always means more similar: the sign of a judge for whom lower does is turned. Sources
     that the judge has no value of in some court are left out.
+
+    Args:
+        table: The tables of some courts, one below the other.
+        judge: The judge.
+        kinds: The kinds of sources that are wanted.
     """
     of_kinds = table[table["kind"].isin(kinds)]
     values = of_kinds.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
@@ -67,8 +72,17 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
 
 
 def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Margin:
-    """Return how far a judge puts all sources of some kinds above its decoys."""
-    worst = scores(table, judge, kinds).min(axis=1)
+    """Return how far a judge puts all sources of some kinds above its decoys.
+
+    The least of these sources is compared with the greatest decoy of the same court, and the court
+    with the smallest difference counts. A decoy fools the judge if it is as high in any court.
+
+    Args:
+        table: The tables of some courts, one below the other.
+        judge: The judge, whose decoys are the sources of the kinds in `judge.against`.
+        kinds: The kinds of sources that should be above them.
+    """
+    worst = scores(table, judge, kinds).min(axis=1)  # of each court
     decoys = scores(table, judge, judge.against)
     fooled_by = [str(name) for name in decoys if (decoys[name] >= worst).any()]
     least = float((worst - decoys.max(axis=1)).min())

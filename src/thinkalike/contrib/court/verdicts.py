@@ -49,7 +49,13 @@ def _number(row: Row, column: str) -> float:
 
 
 def is_above(row: Row, name: str, threshold: float) -> bool | None:
-    """Return whether an interval lies above a threshold; None: it contains the threshold."""
+    """Return whether an interval lies above a threshold; None: it contains the threshold.
+
+    Args:
+        row: A row with the columns `{name}_low` and `{name}_high`.
+        name: What the interval is of.
+        threshold: It counts as above if even its lower end is at least this.
+    """
     low = _number(row, f"{name}_low")
     high = _number(row, f"{name}_high")
     if low < threshold <= high:

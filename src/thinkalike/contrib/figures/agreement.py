@@ -24,7 +24,9 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
     The measure that agrees most with the others comes first.
 
     Args:
-        table: measure, other and rho.
+        table: A row for each two measures, in the columns measure, other and rho.
+        measures: The names of all measures.
+        folder: Where the figure is written.
     """
     swapped = table.rename(columns={"measure": "other", "other": "measure"})
     both_orders = pd.concat([table, swapped])
@@ -48,7 +50,10 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
     Bright is close.
 
     Args:
-        table: Has the rank of each layer pair by measure, from 0, the farthest, to 1.
+        table: A row for each layer pair, with its rank by each measure, from 0, the farthest, to
+            1, in a column.
+        measures: The names of the measures, from the top.
+        folder: Where the figure is written.
     """
     model_pairs = list(table.groupby(["source", "target"], sort=False))
     height = ROW_HEIGHT * len(measures) + BELOW_ROWS

@@ -21,7 +21,13 @@ DOSE_HEIGHT = 1.8
 
 
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
-    """Draw a panel for each judge: a row for each kind of source, a point for each source."""
+    """Draw a panel for each judge: a row for each kind of source, a point for each source.
+
+    Args:
+        table: A row for each source, with its kind and a column for each judge.
+        judges: The names of the judges.
+        folder: Where the figure is written.
+    """
     kinds = list(dict.fromkeys(table["kind"]))
     from_below = kinds[::-1]  # so that the first kind is on top
     across = min(len(judges), PANELS_ACROSS)
@@ -49,7 +55,8 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Draw each judge's value against the share of the target's own variance.
 
     Args:
-        curves: own_share and value, by judge.
+        curves: By the name of the judge, a row for each source in the columns own_share and value.
+        folder: Where the figure is written.
     """
     across = min(len(curves), PANELS_ACROSS)
     down = -(-len(curves) // across)

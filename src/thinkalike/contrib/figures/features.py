@@ -98,7 +98,14 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
 
 
 def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> None:
-    """Draw the words of a layer in a plane, coloured by the levels of a feature."""
+    """Draw the words of a layer in a plane, coloured by the levels of a feature.
+
+    Args:
+        axes: The panel.
+        name: The name of the layer.
+        words: A row for each word: x, y, its level of the feature, and the stress of the plane.
+        feature: The name of the feature.
+    """
     for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
         axes.scatter(
             rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0

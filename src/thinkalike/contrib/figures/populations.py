@@ -38,7 +38,9 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
     Panels of one quantity have one scale, so that a null looks as small as it is.
 
     Args:
-        panels_by_title: Tables with pair, place, mean, low and high, and column, the quantity.
+        panels_by_title: By the title of the panel, a table with pair, place, mean, low and high,
+            and column, the quantity.
+        folder: Where the figure is written.
     """
     n_panels = len(panels_by_title)
     across = min(n_panels, 2)

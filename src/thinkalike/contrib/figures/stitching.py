@@ -59,7 +59,8 @@ def draw_learning_curves(
     """Draw smoothed losses against the step, a row of panels for each group, a panel a layer.
 
     Args:
-        curves: By group and direction.
+        curves: The losses of all layers at each step, by group and direction.
+        folder: Where the figure is written.
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     most_layers = max(curve.shape[1] for curve in curves.values())

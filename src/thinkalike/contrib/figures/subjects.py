@@ -25,6 +25,12 @@ def draw_subject_scores(
     """Draw the mean score of each layer of each model, a panel for each recorded layer.
 
     A grey band is the noise ceiling, from `lower` to `upper` of `ceilings`.
+
+    Args:
+        table: A row for each recorded layer and layer of a model, with its score and interval.
+        ceilings: A row for each recorded layer.
+        folder: Where the figure is written.
+        comparator: How distances were compared, which the axis says.
     """
     recorded = list(ceilings["recorded"])
     n_panels = len(recorded)

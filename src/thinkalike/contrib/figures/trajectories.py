@@ -14,7 +14,13 @@ from thinkalike.figures.trajectories import label_steps, step_position
 
 
 def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
-    """Draw similarity to the end by layer in each run, and how many runs have an onset when."""
+    """Draw similarity to the end by layer in each run, and how many runs have an onset when.
+
+    Args:
+        runs: By the name of the run, a row for each layer and step.
+        onsets: A row for each run, feature and layer.
+        folder: Where the figure is written.
+    """
     last_run = list(runs.values())[-1]
     steps = last_run["step"].unique()
     with canvas(COLUMN, 5.2, 2, 1) as (figure, (curves_axes, onsets_axes)):

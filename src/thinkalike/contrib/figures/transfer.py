@@ -65,7 +65,13 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
 
 
 def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> None:
-    """Draw the accuracies of all conditions side by side at each feature, with chance."""
+    """Draw the accuracies of all conditions side by side at each feature, with chance.
+
+    Args:
+        axes: The panel.
+        table: A row for each condition and feature of one layer pair and split.
+        features: The features from left to right; where a condition has none, nothing is drawn.
+    """
     conditions = list(dict.fromkeys(table["condition"]))
     positions = np.arange(len(features))
     for number, condition in enumerate(conditions):
@@ -126,7 +132,13 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
 
 
 def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
-    """Draw a line for each condition against the layer pair."""
+    """Draw a line for each condition against the layer pair.
+
+    Args:
+        axes: The panel.
+        table: A row for each layer pair and condition, of one position and strength.
+        has_shares: Whether shares of the natural effect are drawn, and not effects in nats.
+    """
     columns = ["effect", "effect_low", "effect_high"]
     if has_shares:
         columns = ["share", "low", "high"]

@@ -237,7 +237,13 @@ def _claims(case: Case, group: str) -> list[Claim]:
 def _costs_more(
     case: Case, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
 ) -> Claim:
-    """Return the claim that the first direction of each pair costs more at every layer."""
+    """Return the claim that the first direction of each pair costs more at every layer.
+
+    Args:
+        case: The experiment, with its results.
+        claim: What the paper says.
+        pairs: Pairs of directions, of which the first should have the larger penalty.
+    """
     results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
     differences, token_counts = penalty_differences(results)
     listed_pairs = []

@@ -166,6 +166,12 @@ def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -
     """Return a claim about the share of native accuracy above chance that a carried probe has.
 
     It is untestable if the feature was not probed, or if the native probe is not above chance.
+
+    Args:
+        probed: What was found.
+        claim: What the paper says.
+        feature: The feature that the probe is of.
+        bound: Where the share must be for the claim to hold.
     """
     share = probed.share(feature, probing.CARRIED)
     if share is None:

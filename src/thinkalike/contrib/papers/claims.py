@@ -126,7 +126,14 @@ def judged_claim(
 
 
 def exact_claim(claim: str, holds: bool, numbers: str, units: str) -> Claim:
-    """Return a claim that can be counted out, and has no interval: it holds or it does not."""
+    """Return a claim that can be counted out, and has no interval: it holds or it does not.
+
+    Args:
+        claim: What the paper says.
+        holds: Whether it is so.
+        numbers: What was counted.
+        units: What it was counted over.
+    """
     return Claim(claim, HOLDS if holds else FAILS, numbers, units, "exact")
 
 

@@ -182,6 +182,7 @@ class Experiment(
         return case, labelled_jobs
 
     def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
+        """Return the jobs whose results the experiment reads, with their labels."""
         return self.jobs(config)[1]
 
     def case(self, config: AnalyzeConfig) -> Case:
@@ -212,6 +213,10 @@ class Experiment(
         return Case(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        """Return the configuration with all decided that was left to the recipe.
+
+        Settings of a measure stay open.
+        """
         # What is left open of a measure is up to the inner jobs.
         with_defaults: AnalyzeConfig = completed(config, ("stimuli", "population"))
         return with_defaults
@@ -238,9 +243,14 @@ class Experiment(
         return with_settings(read, {"population": first_job.population})
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
+        """Return nothing: `prepare` returns all that the experiment reads."""
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Case]:
+        """Do all jobs, and return the case with their results.
+
+        Jobs that can share a pass are done together.
+        """
         case, labelled_jobs = self.jobs(config)
         labels = [label for label, _ in labelled_jobs]
         jobs = [job for _, job in labelled_jobs]
@@ -255,6 +265,7 @@ class Experiment(
         return {"case": replace(case, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Draw the conclusion from the results of the jobs; the claims are one of its tables."""
         case = work.input("case", Case)
         conclusion = self.conclude(case)
         return Outcome(
@@ -267,6 +278,7 @@ class Experiment(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
+        """Return how many of the claims hold."""
         n_holding = result.scalars["claims_that_hold"]
         n_claims = int(result.scalars["claims"])
         return [Headline("claims_that_hold", n_holding, of=n_claims)]

@@ -58,7 +58,13 @@ def pairs_of(case: Case) -> list[Pair]:
 def layers_word(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
     """Return the word of a command line that says at which layers a pair is compared.
 
-    These are the layers that a user asked for, or those at equal depth.
+    These are the layers that a user asked for, or those at equal depth. Where the number of
+    blocks is unknown, the word is "layers=same".
+
+    Args:
+        case: The experiment, whose configuration may name layers.
+        pair: The pair of models.
+        depths: At which relative depths, see `Pair.layers`.
     """
     layers: object = case.config.layers
     if layers in (None, "same"):

@@ -153,6 +153,7 @@ def _figure2(case: Case) -> Conclusion:
         claims.append(_seeds(matrices, layers))
 
     def draw_below(axes: Axes, title: str) -> None:
+        """Draw the layers as points of a plane below the matrix of this title."""
         draw_plane(axes, planes[title])
 
     with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]
@@ -200,6 +201,7 @@ def _agree(
     """
 
     def agreement(layers: list[int]) -> Tensor:
+        """Return Spearman's ρ of the two matrices over the pairs of some layers."""
         rows, columns = torch.triu_indices(len(layers), len(layers), 1)
         cells_of = [matrix[layers][:, layers] for matrix in (feature_based, agnostic)]
         return spearman(cells_of[0][rows, columns], cells_of[1][rows, columns])

@@ -97,7 +97,13 @@ def _over_seeds(values: Iterable[float]) -> Estimate:
 
 
 def _earlier(claim: str, gap: pd.Series, units: str) -> Claim:
-    """Return the claim that a gap, in doublings of the step, is above 0."""
+    """Return the claim that a gap, in doublings of the step, is above 0.
+
+    Args:
+        claim: What is said to come before what.
+        gap: How many doublings later the second comes, for each run.
+        units: What the interval is over.
+    """
     mean = _over_seeds(gap)
     numbers = f"doublings of the step between them {mean:+.2f}"
     return judged_claim(claim, [(Bound("above"), mean)], numbers, units)
@@ -128,7 +134,11 @@ def _aligned(results: Mapping[str, Result], units: str) -> Claim:
 def _mean_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
     """Return the mean distance of two runs' curves by layer, at the steps or losses of the first.
 
+    Between the points of the other run its curve is taken as straight.
+
     Args:
+        run: The first run: columns for step and loss, and one for each layer by its number.
+        other: The other run, in the same form.
         at: "step" or "loss".
     """
     other = other.sort_values(at)
@@ -141,7 +151,16 @@ def _mean_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
 
 
 def _appears(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
-    """Return the claim that a feature is absent at first, and appears in most seeds."""
+    """Return the claim that a feature is absent at first, and appears in most seeds.
+
+    A seed counts as such if the first layer that has an onset has it after step 0. It is
+    untestable if no layer of any seed has one.
+
+    Args:
+        onsets: A row for each run, feature and layer; the onset is NaN where there is none.
+        feature: The feature.
+        units: What the interval is over.
+    """
     claim = f"{feature} is not there at the first checkpoint, and comes for good"
     of_feature = onsets[onsets["feature"] == feature]
     earliest = of_feature.groupby("run")["onset"].min()

@@ -127,6 +127,7 @@ class PairsConfig(Checked, part="pairs"):
             )
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of the settings that this source of pairs has."""
         read = super().settings_read()
         if self.source != "files":
             read -= {"fit", "report", "challenge"}
@@ -196,6 +197,7 @@ class PopulationConfig(Checked, part="population"):
             )
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of the settings that count for a population made in this way."""
         read = super().settings_read()
         if self.members:
             return read - {"size", "per_group", "parents", "parent_options", "options", "null"}

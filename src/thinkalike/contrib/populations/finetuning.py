@@ -146,20 +146,24 @@ class ClassifierFinetuning(
     """
 
     def inputs(self, config: NLIJob) -> Mapping[str, Pairs | str]:
+        """Read all pairs, and return them by side with the fingerprint of the pretrained model."""
         inputs: dict[str, Pairs | str] = {}
         for side in SIDES:
             inputs[side] = read_pairs(config.pairs, side)
         return inputs | fingerprints(config, ("model",))
 
     def unread(self, config: NLIJob) -> SettingValues:
+        """Return settings that change nothing of a fine-tuning, with their values in its key."""
         # The report has all of the challenge, whichever of it a population reads.
         whole_challenge = {"pairs.heuristic": None, "pairs.label": None}
         return {**left_in_key(config, OF_STITCHES), **whole_challenge}
 
     def seed(self, config: NLIJob) -> int:
+        """Return the number of the member, from which all of its randomness comes."""
         return config.nli.index
 
     def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
+        """Return the passes over all epochs of the training, and one over what is reported on."""
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
         whole_challenge = replace(config.pairs, heuristic=None)
@@ -171,6 +175,7 @@ class ClassifierFinetuning(
         ]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
+        """Fine-tune a classifier, save it, and report on the saved checkpoint."""
         pairs: dict[str, Pairs] = {side: work.input(side, Pairs) for side in SIDES}
         module, tokenizer = new_classifier(
             config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw
@@ -222,6 +227,7 @@ class ClassifierFinetuning(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
+        """Return the accuracies on held-out pairs and on the challenge."""
         names = ("heldout_accuracy", "challenge_accuracy")
         return [Headline(name, result.scalars[name]) for name in names]
 
@@ -250,7 +256,13 @@ def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
 def _accuracy_table(
     model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]
 ) -> pd.DataFrame:
-    """Return a row for the held-out pairs, and one for each subset of the challenge."""
+    """Return a row for the held-out pairs, and one for each subset of the challenge.
+
+    Args:
+        model: The classifier.
+        pairs: The pairs of each side, by its name.
+        encoded: Their tokens.
+    """
     subsets_of = {
         "report": {HELD_OUT: list(range(len(pairs["report"])))},
         "challenge": pairs["challenge"].subsets(),

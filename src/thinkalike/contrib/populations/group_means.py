@@ -94,6 +94,7 @@ def grouped(
         groups: The group of each model. There are at least two groups of at least two models.
         examples: Whether the last axis of the values holds examples, which means and intervals are
             then over as well.
+        level: The level of the intervals.
     """
     is_member = one_hot(group_numbers(groups)).bool()  # (m, g)
     group_sizes = is_member.sum(0)

@@ -94,6 +94,13 @@ def _state_batches(
 
     Pairs come in random order, so that batches differ by chance alone; the first `n_pairs` of them
     are read. Tokens that do not fill a last batch are dropped.
+
+    Args:
+        models: The members.
+        encoded: The tokens of all pairs.
+        measure: Which tokens are read, and of how many pairs at once.
+        rows_per_batch: How many tokens a batch has.
+        n_pairs: How many pairs are read.
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]

@@ -194,7 +194,13 @@ def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]
 
 
 def _member(name: str, group: str, finetuned: Result) -> Member:
-    """Return the member that a fine-tuning has made."""
+    """Return the member that a fine-tuning has made.
+
+    Args:
+        name: What tables call the member.
+        group: The name of its group.
+        finetuned: The result of task=nli, in whose folder the checkpoint is.
+    """
     path = str(finetuned.folder / CHECKPOINT)
     context = finetuned.config["nli"]["context"]
     return Member(name, group, ModelConfig(name=name, path=path, context=context))

@@ -57,7 +57,16 @@ def _from_templates(config: PairsConfig, side: Side) -> Pairs:
 
 
 def _read_whole(source: str, side: Side, path: str | None) -> Pairs:
-    """Return all pairs of a side, from the hub or from a file."""
+    """Return all pairs of a side, from the hub or from a file.
+
+    Args:
+        source: "hub", or "files".
+        side: The side; the challenge is HANS, the others are MNLI.
+        path: The file; not read where the source is the hub.
+
+    Raises:
+        ConfigError: The source is files, and no file is given.
+    """
     name = "hans" if side == "challenge" else "mnli"
     if source == "hub":
         split = "train" if side == "fit" else None
@@ -69,7 +78,13 @@ def _read_whole(source: str, side: Side, path: str | None) -> Pairs:
 
 @lru_cache(maxsize=1)
 def _fit_pairs(source: str, path: str | None, content: str) -> FitPairs:
-    """Return the pairs to fit on, read once for all sides and jobs until the file changes."""
+    """Return the pairs to fit on, read once for all sides and jobs until the file changes.
+
+    Args:
+        source: "hub", or "files".
+        path: The file; not read where the source is the hub.
+        content: What tells one content of the file from another; only the cache reads it.
+    """
     pairs = _read_whole(source, "fit", path)
     return FitPairs(frozenset(pairs.canonical()), pairs.source)
 

@@ -78,6 +78,10 @@ class Population(
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
+        """Read the pairs that the population is compared on.
+
+        Of the challenge they are those that judge the groups, see `halves`.
+        """
         # A device that does not exist is refused before members are fine-tuned.
         check_models({"model": config.model})
         side = config.measure_as(PopulationMeasureConfig).side
@@ -136,6 +140,10 @@ class Population(
         return (count_members(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
+        """Compare all members, each with each, by identity stitches and by CKA.
+
+        The result has a row for each source, target and cut.
+        """
         measure = config.measure_as(PopulationMeasureConfig)
         pairs = work.input("pairs", Pairs)
         members = [item for item in work.inputs.values() if isinstance(item, Member)]

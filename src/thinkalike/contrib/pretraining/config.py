@@ -48,6 +48,7 @@ class PretrainConfig(Checked, part="pretrain"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
+        """Return what the model's own settings say, its `pretrain_tokens` and the like."""
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}
 

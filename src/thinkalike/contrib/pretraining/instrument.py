@@ -50,12 +50,15 @@ class MiniPretraining(
     """Trains the mini that `model` describes; leaves weights, tokenizer and facts about it."""
 
     def unread(self, config: PretrainJob) -> SettingValues:
+        """Return the settings of the trainer that only stitches have, with their values."""
         return left_in_key(config, OF_STITCHES)
 
     def inputs(self, config: PretrainJob) -> dict[str, str]:
+        """Return the fingerprint of the text; the model does not exist yet."""
         return fingerprints(config, ("data",))
 
     def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
+        """Return the shape of the model that will be made, from its settings."""
         model = config.model
         vocabulary = config.pretrain.vocabulary
         family = FAMILIES.get(model.family)
@@ -71,6 +74,7 @@ class MiniPretraining(
         return {"model": shape_from(model, sizes)}
 
     def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
+        """Return the passes over the tokens of the training, and over those of the report."""
         shape = shapes["model"]
         row = config.data.context or shape.context
         evaluation_tokens = float(config.data.evaluation_tokens or 0)
@@ -80,6 +84,7 @@ class MiniPretraining(
         ]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
+        """Train a tokenizer and a model on the text, keep some steps, and report losses."""
         model = config.model
         recipe = config.pretrain
         context = int(model.context or USUAL_CONTEXT)

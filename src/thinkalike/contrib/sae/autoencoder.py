@@ -45,7 +45,14 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def random(cls, d: int, f: int, k: int | None = None, seed: int = 0) -> SparseAutoencoder:
-        """Return an autoencoder with random directions of norm 1, W_enc = W_dec', no biases."""
+        """Return an autoencoder with random directions of norm 1, W_enc = W_dec', no biases.
+
+        Args:
+            d: The width of the states.
+            f: How many latents there are.
+            k: How many of them are active; None: all that are above 0.
+            seed: The seed of the directions.
+        """
         directions = torch.randn(f, d, generator=seeded(seed))
         W_dec = nn.functional.normalize(directions, dim=-1)
         return cls(W_dec.T.clone(), torch.zeros(f), W_dec, torch.zeros(d), k)
@@ -98,6 +105,7 @@ class SparseAutoencoder(nn.Module):
         return latents @ self.W_dec + self.b_dec.unsqueeze(-2)
 
     def forward(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n d"]:
+        """Return the reconstructions of some states."""
         return self.decode(self.encode(states))
 
 

@@ -28,8 +28,9 @@ def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAut
     would change which latents are the k largest.
 
     Args:
-        up: Leads from the states of `sae` to the others.
-        down: Leads back. It is fitted separately, as the inverse of `up` would not do, see
+        sae: The autoencoder that is carried over, which stays as it is.
+        up: The map from the states of `sae` to the others.
+        down: The map back. It is fitted separately, as the inverse of `up` would not do, see
             `both_directions`.
     """
     W_enc, b_enc, W_dec, b_dec = (weight.double() for weight in sae.parameters())

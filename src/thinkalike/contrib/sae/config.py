@@ -72,6 +72,7 @@ class SAEConfig(Checked, part="sae"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
+        """Return larger numbers than the defaults, which are for minis."""
         if job.is_mini:
             return {}
         return {
@@ -86,6 +87,7 @@ class SAEConfig(Checked, part="sae"):
         }
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of the settings that this activation and these starts read."""
         read = super().settings_read()
         if self.activation == "topk":
             read -= {"sparsity"}

@@ -70,7 +70,13 @@ class FittedAutoencoders:
 def fit_all(
     materials: SAEMaterials, run: TrainingRun, loggers: Sequence[Logger]
 ) -> FittedAutoencoders:
-    """Train all autoencoders of a job, from every start, at every rate, with every seed."""
+    """Train all autoencoders of a job, from every start, at every rate, with every seed.
+
+    Args:
+        materials: The model, the text, and what starts are made from.
+        run: Where and how the training runs.
+        loggers: What the losses are logged to.
+    """
     config = materials.config
     fits = []
     for start in config.starts:

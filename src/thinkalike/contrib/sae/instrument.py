@@ -54,6 +54,11 @@ class SparseAutoencoders(
     """
 
     def inputs(self, config: SAEJob) -> Mapping[str, str]:
+        """Return the fingerprints of the model, the text, and the source's model if there is one.
+
+        Raises:
+            ModelError: The model predicts no next token.
+        """
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(
                 f"{config.model.called} predicts no next token, and task=sae reports the loss of "
@@ -75,6 +80,7 @@ class SparseAutoencoders(
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
+        """Return the model, and that whose autoencoders are carried over if there is one."""
         models = {"model": config.model}
         if config.sae.source:
             models["source"] = source_model(config)
@@ -98,6 +104,10 @@ class SparseAutoencoders(
         return passes
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
+        """Train autoencoders from all starts, save those of the first one, and report on all.
+
+        Of each seed, the autoencoder at the best rate is saved.
+        """
         with work.phase("loading"):
             materials = SAEMaterials.of(config, work.optional_input("source", Result))
         run = TrainingRun(work.job.partial, materials.model.device, config.trainer, work.tracker)

@@ -116,6 +116,11 @@ class SAETraining(SteppedModule):
         )
 
     def training_step(self, rows: Int[Tensor, "b t"], _: int) -> Tensor:
+        """Return the summed loss of all autoencoders on one part of the buffer.
+
+        Where the buffer has been used up it is filled anew from these rows. At the steps of
+        `looks` all autoencoders are evaluated first.
+        """
         if self.global_step in self.config.looks:
             self.evaluate(self.config.looks.index(self.global_step))
         step_of_buffer = self.global_step % self.config.steps_per_buffer

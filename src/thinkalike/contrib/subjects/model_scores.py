@@ -88,8 +88,13 @@ def model_scores(
     whose distance is 0 in all models. Resamples in which a vector is constant are left out.
 
     Args:
-        resamples: May be 0.
-        groups: See `draw`.
+        models: The distances of each model over p pairs of stimuli.
+        subjects: The distances of each subject over the same pairs.
+        comparator: How distances are compared, see `compare`.
+        resamples: How many resamples of the stimuli are scored; may be 0.
+        seed: The seed of the resamples.
+        groups: The group of each stimulus; those of one group are drawn together. None: each
+            stimulus is drawn by itself.
 
     Raises:
         ValueError: A vector is constant in more than half of the resamples.

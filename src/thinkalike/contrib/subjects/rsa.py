@@ -45,6 +45,13 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
     """Compares all layers of the models with all recorded layers of all subjects."""
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare each recorded layer of the subjects with all layers of all models.
+
+        Without models the result is the noise ceilings alone.
+
+        Raises:
+            DataError: The distances of a layer cannot be compared.
+        """
         measure = config.measure_as(RSAConfig)
         stimuli = work.input("stimuli", Stimuli)
         (stimuli, sides), _ = of_stimuli.states_of_sides(config, stimuli)
@@ -228,7 +235,13 @@ def _tables_of_layer(
 def ceiling_rows(
     ceiling: NoiseCeiling, subjects: Sequence[str], recorded: str | int
 ) -> pd.DataFrame:
-    """Return one row per subject: recorded, subject, lower, upper."""
+    """Return one row per subject: recorded, subject, lower, upper.
+
+    Args:
+        ceiling: The noise ceiling of one recorded layer.
+        subjects: The names of the subjects, in the order of the ceiling.
+        recorded: The name or the number of the recorded layer.
+    """
     return pd.DataFrame(
         {
             "recorded": recorded,

@@ -21,6 +21,8 @@ def score_columns(
     left out, and p is over subjects alone.
 
     Args:
+        scores: The scores of each model, which becomes a row.
+        draws: The resamples that the scores' replicates are of; None: there are none.
         value: The name of the column of means.
     """
     rows = []

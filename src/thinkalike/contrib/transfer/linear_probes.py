@@ -200,6 +200,15 @@ def strongest_good_penalty(
     Its held-out balanced accuracy is within a standard error of the best one's. Of penalties that
     do equally well up to chance, a weak one leans on directions of little variance, which no map
     carries well (rule of one standard error; Hastie, Tibshirani & Friedman 2009, section 7.10).
+
+    Args:
+        states: The states of n stimuli.
+        labels: The level of each stimulus, from 0.
+        n_levels: How many levels there are.
+        groups: The group of each stimulus; no fold divides one.
+        alphas: The penalties to choose from, in any order.
+        n_folds: How many folds there are.
+        seed: The seed of the folds.
     """
     strongest_first = sorted(alphas, reverse=True)
     is_right = torch.zeros(len(alphas), len(labels), dtype=torch.float64)

@@ -46,6 +46,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
     of_models: ClassVar[str] = "pairs"
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Check the layer pairs, and return the fingerprints of both models and the text."""
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
 

@@ -144,6 +144,11 @@ class CarriedProbes(
     takes_sites: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Read the stimuli; models and text enter by their fingerprints.
+
+        Raises:
+            ConfigError: A model is not read at one place in each block.
+        """
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
             if (
@@ -170,6 +175,13 @@ class CarriedProbes(
         return passes
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Carry probes through the map of each layer pair, and compare them with other probes.
+
+        The result has a row for each layer pair, task and condition.
+
+        Raises:
+            DataError: A stimulus has no state of its own.
+        """
         measure = config.measure_as(ProbesConfig)
         stimuli: Stimuli = work.input("stimuli", Stimuli)
         with work.phase("loading"):

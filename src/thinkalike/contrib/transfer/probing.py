@@ -169,7 +169,14 @@ class Probing:
         states: Float[Tensor, "n d"],
         labels: Int[Tensor, " n"],
     ) -> Float[Tensor, " n"]:
-        """Return the share of random maps through which the answer to each stimulus is right."""
+        """Return the share of random maps through which the answer to each stimulus is right.
+
+        Args:
+            probes: The probes that are carried.
+            maps: The maps of a layer pair, which are turned at random, see `turned_at_random`.
+            states: The states of n stimuli that the probes answer from through the maps.
+            labels: The right answers.
+        """
         generator = seeded(self.seed)
         is_right = []
         for _ in range(self.measure.draws):

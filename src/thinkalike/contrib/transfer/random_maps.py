@@ -15,6 +15,11 @@ def turned_at_random(
     """Return Q W R x + b' with random rotations Q and R.
 
     It has the singular values of W, and the same image of the mean.
+
+    Args:
+        mapping: W x + b.
+        mean: The mean of what is mapped.
+        generator: What the rotations are drawn with.
     """
     weight = mapping.weight.double()
     n_outputs, n_inputs = weight.shape

@@ -116,6 +116,7 @@ class Steering(
     """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Read the contrasts of a file, if there is one; models and text enter by fingerprints."""
         inputs: dict[str, Input] = {}
         measure = config.measure_as(SteeringConfig)
         if measure.path:
@@ -141,6 +142,10 @@ class Steering(
         return [*super().model_passes(config, shapes), steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Steer the target with vectors of the source, through the map of each layer pair.
+
+        The result has a row for each layer pair and condition.
+        """
         measure = config.measure_as(SteeringConfig)
         with work.phase("loading"):
             source, target, pairs = load_pair(config)

@@ -61,7 +61,13 @@ class Condition(NamedTuple):
 def states_at_words(
     model: FrozenModel, prompts: EncodedPrompts, layer: int
 ) -> Float[Tensor, "n d"]:
-    """Return the states of the word of each text after a block, on the CPU."""
+    """Return the state of the word of each text after a block, on the CPU.
+
+    Args:
+        model: The model that reads the texts.
+        prompts: The tokens of n texts, with the position of the word in each.
+        layer: The number of the block, from 0.
+    """
     states = []
     for _, batch in prompts.batches():
         state = model.head(batch.tokens, layer)
@@ -205,7 +211,13 @@ class SteeringTrial:
         prompts: tuple[EncodedPrompts, EncodedPrompts],
         layer: int,
     ) -> Float[Tensor, "n d"]:
-        """Return a model's steering vector for each text, from the pairs of other folds."""
+        """Return a model's steering vector for each text, from the pairs of other folds.
+
+        Args:
+            model: The model.
+            prompts: The texts, and the counterpart of each.
+            layer: The number of the block that the vectors are of, from 0.
+        """
         texts, counterparts = prompts
         before = states_at_words(model, texts, layer)
         after = states_at_words(model, counterparts, layer)

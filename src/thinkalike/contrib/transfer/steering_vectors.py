@@ -17,7 +17,10 @@ from thinkalike.measures.sample_size import effective_number
 def held_out_differences(
     before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], fold_of: Int[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
-    """Return for each pair of states the mean of after - before over all pairs of other folds."""
+    """Return for each pair of states the mean of after - before over all pairs of other folds.
+
+    The mean is in float64. NaN if there is only one fold.
+    """
     difference = after.double() - before.double()
     vectors = torch.empty(before.shape, dtype=torch.float64)
     for fold in fold_of.unique():
@@ -36,7 +39,13 @@ def with_norms_of(
 def random_directions(
     draws: int, vectors: Float[Tensor, "n d"], generator: torch.Generator
 ) -> Float[Tensor, "draws n d"]:
-    """Return random directions, each the same for all n, with the norms of the given vectors."""
+    """Return random directions, each the same for all n, with the norms of the given vectors.
+
+    Args:
+        draws: How many directions.
+        vectors: What norms they have: of the first of them, the second and so on.
+        generator: What they are drawn with.
+    """
     n_vectors, width = vectors.shape
     directions = torch.randn(draws, 1, width, dtype=vectors.dtype, generator=generator)
     return with_norms_of(directions.expand(-1, n_vectors, -1), vectors)
@@ -49,6 +58,11 @@ def effects_of(
 
     An effect is how far the log-probability gap of a text moves, in nats; the natural one is that
     of its counterpart. Both are jackknifed over groups, such as the texts of one word.
+
+    Args:
+        steered: The effect of each condition on each of n texts.
+        natural: The natural effect on each text.
+        groups: The group of each text.
     """
     ones = torch.ones(1, len(natural), dtype=torch.float64)
     rows = torch.cat([steered.double(), natural.double()[None], ones])

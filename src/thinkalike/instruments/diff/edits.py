@@ -104,6 +104,11 @@ def _removed_and_added(
     """Return a row for each tensor that only one of the models has.
 
     Those of the base are "removed", and come first; those of the changed model are "added".
+
+    Args:
+        tensors_of_base: The tensors of the base, by name.
+        tensors_of_changed: The tensors of the changed model, by name.
+        parts: The parts of the models, which say where a tensor belongs.
     """
     operation_of_tensor = {}
     for name in tensors_of_base:

@@ -105,6 +105,7 @@ class DiffInstrument(
         return unread
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Read the contrasts of a file if there is one; models and text enter by fingerprints."""
         measure = config.measure_as(DiffConfig)
         inputs: dict[str, Input] = {}
         if measure.path:
@@ -151,6 +152,10 @@ class DiffInstrument(
             yield {"measure.tokens": tokens, "measure.tokens_per_part": tokens_per_part}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare a model with a changed copy: weights first, then outputs and layers on text.
+
+        Where no weight and no setting differs, nothing is run.
+        """
         measure = config.measure_as(DiffConfig)
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
@@ -208,6 +213,7 @@ class DiffInstrument(
         return ranked_rows(table, "mean_effect")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return KL, the share of flipped predictions, and the change of the loss."""
         scalars = result.scalars
         headlines = []
         for name in ("kl", "flips", "loss_change"):

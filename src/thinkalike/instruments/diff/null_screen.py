@@ -10,8 +10,8 @@ MORE = "more"
 LESS = "less"
 
 BESIDE_RANDOM = {
-    (MORE, MORE): "More than matched random changes.",
-    (LESS, LESS): "Less than matched random changes.",
+    (MORE, MORE): "Yes, more than matched random changes.",
+    (LESS, LESS): "No, less than matched random changes.",
     (AS_MUCH, AS_MUCH): "Not distinguishable from matched random changes.",
     (LESS, AS_MUCH): (
         "As much as random changes of the same entries, and less than random changes elsewhere: "
@@ -39,8 +39,8 @@ BESIDE_RANDOM = {
 signs at its entries."""
 
 BESIDE_FORKS = {
-    MORE: "More than the continued-training control.",
-    LESS: "Less than the continued-training control.",
+    MORE: "Yes, more than the continued-training control.",
+    LESS: "No, less than the continued-training control.",
     AS_MUCH: "Not distinguishable from the continued-training control.",
 }
 
@@ -63,8 +63,8 @@ def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
         by_forks: Whether the null is the continued-training control.
     """
     kl_of_change = (
-        f"On the {numbers['compared_tokens']:,.0f} of these tokens that all models read, "
-        f"KL is {numbers['kl_of_compared_tokens']:.4g} nats;"
+        f"On {numbers['compared_tokens']:,.0f} of these tokens, KL of this change is "
+        f"{numbers['kl_of_compared_tokens']:.4g} nats;"
     )
     beside = _beside_runs(numbers, "null")
     if by_forks:
@@ -76,9 +76,9 @@ def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
     beside_signs = _beside_runs(numbers, "signs")
     verdict = BESIDE_RANDOM[beside.comparison, beside_signs.comparison]
     return (
-        f"{verdict} {kl_of_change} {numbers['nulls'] / 2:.0f} changes of equal singular values "
-        f"make {beside.runs} at random places, and {beside_signs.runs} with random signs at the "
-        f"same entries."
+        f"{verdict} {kl_of_change} that of {numbers['nulls'] / 2:.0f} random changes with the "
+        f"same norm and singular values is {beside.runs} in random rows and columns, and "
+        f"{beside_signs.runs} at the same entries with random signs."
     )
 
 

@@ -13,6 +13,7 @@ from thinkalike.instruments.diff.null_screen import beside_null
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.weights_screen import weights_in_words
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
 
@@ -99,7 +100,7 @@ def summary_sentence(result: Result) -> str:
     if not numbers["tokens"]:
         return f"{changed} equals {base}: all weights, settings and tokenizers are the same."
 
-    text = f"text: {result.config['data']['name']}, {numbers['tokens']:,.0f} tokens"
+    text = f"text: {name_of_text(result)}, {numbers['tokens']:,.0f} tokens"
     what_changed = _count_of_modules(result.details, int(numbers["modules"]))
     what_changed = f"{base} → {changed}: {what_changed}"
     if not numbers["kl"]:
@@ -143,12 +144,21 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
     with_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
     largest = with_largest["restoring_effect"]
     if largest < LEAST_EFFECT:
-        return "no single module explains it: restoring any one of them removes none of it"
+        return (
+            "no single module explains it: putting any one module of the base back into the "
+            "changed model removes none of the KL"
+        )
     module = _named([with_largest])
     share = number_text(largest, ".0%")
     if largest >= CONCENTRATED:
-        return f"the effect is concentrated: restoring {module} alone removes {share} of the KL"
-    return f"the effect is spread out: no module restores more than {share} ({module})"
+        return (
+            f"the effect is concentrated: putting {module} of the base back removes {share} of "
+            "the KL"
+        )
+    return (
+        "the effect is spread over modules: putting one module of the base back removes at most "
+        f"{share} of the KL ({module})"
+    )
 
 
 def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -163,7 +173,13 @@ def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> str:
-    """Return a number with its interval, if it has one."""
+    """Return a number with its interval, if it has one.
+
+    Args:
+        numbers: Numbers by name, among them perhaps `{name}_low` and `{name}_high`.
+        name: The name of the number.
+        spec: How numbers are formatted, such as ".2f".
+    """
     low = numbers.get(f"{name}_low", math.nan)
     high = numbers.get(f"{name}_high", math.nan)
     return span(numbers[name], low, high, spec)
@@ -206,17 +222,46 @@ def _modules_in_words(table: pd.DataFrame, p: float | None) -> str:
     if effects.empty:
         sentences.append("No prediction differs.")
     else:
-        modules = []
-        for index in effects.index[:MOST_SHARES]:
-            row = changed.loc[index]
-            modules.append(f"{_named([row])}: {_value_with_interval(row, 'mean_effect', '.0%')}")
-        sentences.append(
-            "Share of the KL that one module restores or transplants, on average: "
-            f"{', '.join(modules)}."
-        )
+        named = changed.loc[effects.index[:MOST_SHARES]]
+        names = [_named([row]) for _, row in named.iterrows()]
+        sentences.append(effects_in_words("module", names, named, changed))
     if p is not None:
         sentences.append(_farthest_in_words(changed, p))
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def effects_in_words(
+    what: str, names: Sequence[str], rows: pd.DataFrame, all_rows: pd.DataFrame
+) -> str:
+    """Return the effects of exchanging one module, or one output, between the models.
+
+    The mean of both effects says nothing where restoring any of them makes the models differ more,
+    as it does between models that were trained separately.
+
+    Args:
+        what: "module" or "output".
+        names: The names of those that are named.
+        rows: Their rows.
+        all_rows: The rows of all that were exchanged.
+    """
+    if all_rows["restoring_effect"].max() < LEAST_EFFECT:
+        # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
+        kl_left = dict(zip(names, 1 - rows["restoring_effect"], strict=True))
+        rises = []
+        for name, times in sorted(kl_left.items(), key=lambda entry: -entry[1]):
+            rises.append(f"{name} to {number_text(times, '.2g')} times")
+        return (
+            f"Putting one {what} of the base back into the changed model does not lower the KL "
+            f"but raises it: {', '.join(rises)} what it is."
+        )
+    shares = []
+    for name, (_, row) in zip(names, rows.iterrows(), strict=True):
+        shares.append(f"{name} {_value_with_interval(row, 'mean_effect', '.0%')}")
+    return (
+        f"Share of the KL that disappears when one {what} of the base is put back, or appears "
+        "when one of the changed model is put into the base (mean of both): "
+        f"{', '.join(shares)}."
+    )
 
 
 def _onsets_in_words(changed: pd.DataFrame) -> str:
@@ -234,11 +279,11 @@ def _onsets_in_words(changed: pd.DataFrame) -> str:
     named = _named([changed.loc[index] for index in sorted(indices)])
     ranges = 1 + named.count(",") + named.count(" and ")
     if ranges <= MOST_RANGES:
-        return f"Onset: states begin to differ at {named}."
+        return f"States begin to differ in these modules, given equal input: {named}."
     most = changed.loc[indices[0]]
     return (
-        f"Onset: states begin to differ at {len(indices)} modules, most at {_named([most])} "
-        f"(relative distance {number_text(most['onset'], '.2g')})."
+        f"States begin to differ in {len(indices)} modules, given equal input, most of all in "
+        f"{_named([most])} (by {number_text(most['onset'], '.2g')} of their norm)."
     )
 
 
@@ -274,27 +319,24 @@ def _named(rows: Sequence[pd.Series]) -> str:
 def _outputs_in_words(table: pd.DataFrame) -> str:
     """Return the outputs of attention and MLPs, and the heads, with the greatest shares of KL."""
     is_head = table["output"] == "z"
-    heads = ""
+    sentences = [_effects_of_outputs("output", table[~is_head])]
     if is_head.any():
-        heads = f"; among heads, {_shares_of_outputs(table[is_head])}"
-    return (
-        "Share of the KL that one output restores or transplants, on average: "
-        f"{_shares_of_outputs(table[~is_head])}{heads}. An output also carries what changed "
-        "before it."
-    )
+        sentences.append(_effects_of_outputs("head", table[is_head]))
+    sentences.append("An output also carries what changed before it.")
+    return " ".join(sentences)
 
 
-def _shares_of_outputs(rows: pd.DataFrame) -> str:
-    """Return the first outputs of a table with their shares of KL."""
-    names = {"attn_out": "attention", "mlp_out": "MLP"}
-    outputs = []
-    for _, row in rows.head(MOST_SHARES).iterrows():
+def _effects_of_outputs(what: str, rows: pd.DataFrame) -> str:
+    """Return the effects of the first outputs of a table."""
+    components = {"attn_out": "attention", "mlp_out": "MLP"}
+    named = rows.head(MOST_SHARES)
+    names = []
+    for _, row in named.iterrows():
         if row["output"] == "z":
-            output = f"head {row['layer']}.{row['head']:.0f}"
+            names.append(f"head {row['layer']}.{row['head']:.0f}")
         else:
-            output = f"{names[row['output']]} {row['layer']}"
-        outputs.append(f"{output}: {_value_with_interval(row, 'mean_effect', '.0%')}")
-    return ", ".join(outputs)
+            names.append(f"{components[row['output']]} {row['layer']}")
+    return effects_in_words(what, names, named, rows)
 
 
 def _affected_tokens_in_words(
@@ -389,8 +431,9 @@ def _directions_in_words(
         site = "the embedding"
     return (
         f"After {site}, one direction holds {number_text(first['share_of_change'], '.0%')} of the "
-        f"change of the states (cosine between halves of the documents {first['stability']:.2f}); "
-        f"it raises {first['raises']} and lowers {first['lowers']}."
+        f"change of the states (cosine between the directions of two halves of the documents "
+        f"{first['stability']:.2f}); a step along it makes these tokens likelier: "
+        f"{first['raises']}; and these less likely: {first['lowers']}."
     )
 
 
@@ -412,6 +455,6 @@ def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> 
         return verdict
     return (
         f"{verdict} The text lacks {numbers['tokens_unread']:,.0f} of the "
-        f"{numbers['tokens_changed']:,.0f} tokens whose embedding differs; after such tokens, put "
-        f"into it, KL is {_value_with_interval(numbers, 'unread_kl', '.3g')}."
+        f"{numbers['tokens_changed']:,.0f} tokens whose embedding differs; after such tokens, "
+        f"inserted into the text, KL is {_value_with_interval(numbers, 'unread_kl', '.3g')}."
     )

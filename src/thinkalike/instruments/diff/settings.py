@@ -67,6 +67,7 @@ class DiffConfig(MeasureConfig):
             )
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of the settings that have an effect with this null and contrast."""
         settings = super().settings_read()
         if self.null != "continued_training":
             settings -= {"steps"}

@@ -107,6 +107,6 @@ def _changes_after(
 def _log_probabilities(
     model: FrozenModel, tokens: Int[Tensor, "b t"], is_chosen: Bool[Tensor, "b t"]
 ) -> Float[Tensor, "n v"]:
-    """Return the log-probabilities of what follows the chosen tokens."""
+    """Return the log-probabilities of what follows the n chosen tokens, in float32."""
     states = model.head(tokens, model.n_layers - 1)[is_chosen]
     return model.finish(states).float().log_softmax(-1)

@@ -81,7 +81,8 @@ def _operation_in_words(tensor: EditedTensor) -> str:
         "cast": f"rounded to {amount:.0f}-bit floats",
         "scaled by row": "scaled row by row",
         "scaled by column": "scaled column by column",
-        "noise": "changed by noise",
+        "noise": "as by added noise",
+        "changed": "in no simple way",
         "linear mixture": f"mixed in linearly, {amount:.4g} of it",
         "weighted sum": f"added {amount:.4g} times",
         "spherical mixture": f"mixed in spherically, {amount:.4g} of it",
@@ -124,9 +125,9 @@ def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     if by_layer.empty:
         return ""
     median = by_layer.median()
-    in_words = f", by {median:.2g} of their standard deviation"
+    in_words = f", by {median:.2g} standard deviations of the weights"
     if len(by_layer) > 1:
-        in_words += " in the median block"
+        in_words += ", the median over blocks"
     far = by_layer[by_layer > FAR * median].sort_values(ascending=False)
     for layer, spread in far[:MOST_FAR_BLOCKS].items():
         in_words += f"; block {layer} {spread:.2g}, {spread / median:.1f} times that"

@@ -105,6 +105,7 @@ class ByMeasure(LayerPairs[ComparedAgain]):
 
     @property
     def settings(self) -> type[MeasureConfig]:
+        """The schema of the settings, made from the parameters of the measure's class."""
         return schema_of_measure(self.kind, self.name, self.measure_class, self.common_settings)  # type: ignore[arg-type]
 
     @property
@@ -117,9 +118,11 @@ class ByMeasure(LayerPairs[ComparedAgain]):
         return made_of(self.measure_class, settings)
 
     def fewest(self, measure: ComparedAgain) -> int:
+        """Return the fewest rows that the measure can compare."""
         return self.measure_of(measure).fewest
 
     def metric(self, measure: ComparedAgain, source_layers: int, target_layers: int) -> LayerMeans:
+        """Return an accumulator of the measure for this many layers of either model."""
         permutations = 0
         if measure.null:
             permutations = measure.permutations

@@ -79,7 +79,13 @@ def as_matrix(components: pd.DataFrame) -> pd.DataFrame:
 
 
 def show_components(label: str, result: Result, is_distance: bool) -> None:
-    """Print where the models are least and most similar, and a map of layers and components."""
+    """Print where the models are least and most similar, and a map of layers and components.
+
+    Args:
+        label: What sentences call the measure.
+        result: A result with the table `components`.
+        is_distance: Whether smaller values are more similar.
+    """
     table = result.tables["components"]
     source, target = table[["source", "target"]].iloc[0]
     lowest = table.iloc[int(table["value"].argmin())]
@@ -120,7 +126,13 @@ def _value_of_component(row: pd.Series) -> str:
 def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool) -> None:
     """Say where a changed copy begins to differ from its model.
 
-    Models that differ at the first component already are not taken for a model and its copy.
+    Models that differ at the first component already are not taken for a model and its copy, and
+    nothing is printed.
+
+    Args:
+        label: What sentences call the measure.
+        table: A row for each component, in the order in which a model computes them.
+        is_distance: Whether smaller values are more similar.
     """
     difference = table["value"] if is_distance else 1 - table["value"]
     is_same = difference < ROUNDING

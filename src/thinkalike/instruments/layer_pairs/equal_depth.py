@@ -90,7 +90,10 @@ def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
 
 
 def _closest_in_depth(layer: int, sources: Sequence[int], targets: Sequence[int]) -> int:
-    """Return the target layer of the closest depth, relative to the deepest layer of each side."""
+    """Return the target layer of the closest depth, relative to the deepest layer of each side.
+
+    Of two layers that are equally close it is the first in `targets`.
+    """
     depth = layer / max(*sources, 1)
     deepest_target = max(*targets, 1)
     return min(targets, key=lambda target: abs(target / deepest_target - depth))

@@ -20,6 +20,7 @@ from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.reductions import REDUCTIONS
+from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource
@@ -40,6 +41,7 @@ class LayerPairs(PairMeasure[Settings]):
     run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Return fingerprints of models and text; with a recording, what jobs of stimuli read."""
         if not config.activations:
             return super().inputs(config)
         from thinkalike.instruments.of_stimuli import stimuli_inputs
@@ -101,6 +103,7 @@ class LayerPairs(PairMeasure[Settings]):
     # ---- the run
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare all pairs of layers on text or on stimuli, and add readings where asked for."""
         runs = ModelRuns()
         models: Sequence[StateSource] = ()
         with work.phase("loading"):
@@ -144,8 +147,14 @@ class LayerPairs(PairMeasure[Settings]):
             )
 
     def show(self, result: Result) -> None:
-        super().show(result)
-        if "equivalent_bits" in result.tables:
-            from thinkalike.instruments.layer_pairs.readings import show_read
+        if "equivalent_bits" not in result.tables:
+            super().show(result)
+            return
 
-            show_read(result, self.label(result))
+        from thinkalike.instruments.layer_pairs.readings import answer_of_readings, show_read
+
+        # The control comes first: alone, a measure may call layers similar that it explains.
+        label = self.label(result)
+        show_text(answer_of_readings(result, label))
+        super().show(result)
+        show_read(result, label)

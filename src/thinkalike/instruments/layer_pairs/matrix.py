@@ -52,6 +52,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         """Return whether the site before block 0 is compared, too."""
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings of the amount of text, which is not read here, with their values."""
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
@@ -109,6 +110,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return ranked_layer_pairs(table, smallest_first=self.is_distance)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the headlines of a matrix of layer pairs, or those of any job if it has none."""
         headlines = screen.headlines_of(self.kind, result, self.is_distance)
         return headlines or super().headlines(result)
 

@@ -118,9 +118,11 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         return cast(Settings, config.measure_as(LayerPairsConfig))
 
     def has_embedding(self, config: AnalyzeConfig) -> bool:
+        """Return whether the embedding is compared like a layer."""
         return self.measure_settings(config).embed
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings that this job does not read: of readings, or beside a recording."""
         unread: dict[str, object] = {}
         if not self.has_readings(config):
             unread["ruler"] = None

@@ -50,11 +50,17 @@ class OfFunction(LayerMeasure[Tensor]):
     is_symmetric = False
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
+        """Return a layer in at least float32."""
         return layer.to(torch.promote_types(layer.dtype, torch.float32))
 
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
+        """Return what the function says of two layers, as a float64 scalar.
+
+        Raises:
+            PluginError: The function fails, or does not give one number.
+        """
         with plugins.blaming(f"measure {self.kind}"):
             value = self.function(first, second)
         try:
@@ -96,13 +102,16 @@ class StatesByUser(StatesByMeasure):
 
     @property
     def name(self) -> str:
+        """What texts call the measure: its title, or else its kind in words."""
         return self.plugin.title or self.kind.replace("_", " ")
 
     @property
     def settings(self) -> type[MeasureConfig]:
+        """The schema of the plugin's settings."""
         return self._settings
 
     def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
+        """Return the measure with some settings; a mere function of two layers is wrapped."""
         measure: Any = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):

@@ -26,6 +26,7 @@ class OutputConfig(ComparedAgain):
     """The settings of a measure of outputs."""
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of all settings but `massive`."""
         return super().settings_read() - {"massive"}  # outputs have no massive states
 
     def __post_init__(self) -> None:
@@ -51,6 +52,7 @@ class OutputsByMeasure(ByMeasure):
     takes_sites: ClassVar[bool] = False
 
     def named(self, sites: Sequence[Layer]) -> list[LayerName]:
+        """Return one name, whatever the sites: outputs are like a single layer."""
         return ["logits"]
 
     def batches(
@@ -60,12 +62,14 @@ class OutputsByMeasure(ByMeasure):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
+        """Return the batches of a comparison token by token, with logits in place of states."""
         frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
         # Outputs have no massive states.
         measure = replace(measure, unit="token", massive="keep")
         batches = super().batches(measure, config, models, runs)
 
         def pool(number: int) -> Iterator[StateBatch]:
+            """Yield the batches of a pool with logits in place of states."""
             for batch in batches.pool(number):
                 yield _batch_of_logits(batch, frozen_models, runs)
 

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from thinkalike.config import AnalyzeConfig, DataConfig
 from thinkalike.errors import listed
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
+from thinkalike.instruments.layer_pairs.screen import unit_of_rows
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig, sampled
 from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
@@ -34,10 +35,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     measure_calibration_points,
 )
 from thinkalike.instruments.ruler.instrument import DEPTHS
-from thinkalike.instruments.ruler.screen import (
-    sentence_of_reading,
-    show_readings,
-)
+from thinkalike.instruments.ruler.screen import sentence_of_readings, show_readings
 from thinkalike.instruments.ruler.table import BLANK, calibration_points_table, ruler_table
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import without_parts
@@ -48,7 +46,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
 from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
-from thinkalike.screen import capitalised, show_text
+from thinkalike.screen import capitalised
 from thinkalike.states.batches import (
     ModelRuns,
     StateBatch,
@@ -369,19 +367,27 @@ def _all_batches(batches: StateBatches) -> Iterator[StateBatch]:
         yield from batches.pool(number)
 
 
-def show_read(result: Result, label: str) -> None:
-    """Say how similar the middle layer pair is, and print the readings of a measure.
+def answer_of_readings(result: Result, label: str) -> str:
+    """Return at which layer pairs models are similar beyond the control, in words.
 
     Args:
         result: The result.
         label: What figures call the measure.
     """
-    table = result.tables["equivalent_bits"]
+    return sentence_of_readings(result.tables["equivalent_bits"], label)
+
+
+def show_read(result: Result, label: str) -> None:
+    """Print the readings of a measure in a table.
+
+    Args:
+        result: The result.
+        label: What figures call the measure.
+    """
     rows = result.scalars["rows_read"]
     documents = result.scalars["documents_read"]
-    show_text(sentence_of_reading(table.iloc[len(table) // 2], label))
     title = (
-        f"{capitalised(label)} on {rows:,.0f} rows of {documents:.0f} documents, with the "
-        f"equivalent bit width by {label}"
+        f"{capitalised(label)} on {rows:,.0f} {unit_of_rows(result)} of {documents:.0f} "
+        f"documents, with the equivalent bit width by {label}"
     )
-    show_readings(table, title, label)
+    show_readings(result.tables["equivalent_bits"], title, label)

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.equal_depth import (
     LayerName,
     rows_across,
     rows_at_equal_depth,
 )
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import (
     capitalised,
     number_of_documents,
@@ -131,22 +133,24 @@ def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
     )
 
 
-def _sentence_of_fall(compared: pd.DataFrame, is_distance: bool) -> str:
-    """Return between which layers similarity falls most, or distance rises most."""
+def _sentence_of_fall(label: str, compared: pd.DataFrame, is_distance: bool) -> str:
+    """Return between which layers of equal depth similarity falls most, or distance rises most."""
     falls = -compared["value"].diff().to_numpy()[1:]
-    change = "Similarity falls"
-    no_change = "Similarity never falls"
+    change = "falls"
     if is_distance:
         falls = -falls
-        change = "Distance rises"
-        no_change = "Distance never rises"
+        change = "rises"
     most = falls.max()
+    pairs = "Along the layer pairs of equal relative depth"
     if not most > 0:
-        return f"{no_change} from one layer to the next."
+        return f"{pairs}, {label} never {change}."
     index = int(falls.argmax())
     before, after = compared["source_layer"].iloc[index : index + 2]
     source = compared["source"].iloc[0]
-    return f"{change} most between layers {before} and {after} of {source}, by {most:.3f}."
+    return (
+        f"{pairs}, {label} {change} most between layers {before} and {after} of {source}, by "
+        f"{most:.3f}."
+    )
 
 
 def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headline]:
@@ -203,10 +207,10 @@ def amount_in_words(result: Result) -> str:
         return f"{batches_in_words}, {documents}"
     rows = result.scalars["rows"] / batches
     about = "" if rows.is_integer() else "about "
-    return f"{batches_in_words} of {about}{rows:,.0f} {_unit_of_rows(result)}, {documents}"
+    return f"{batches_in_words} of {about}{rows:,.0f} {unit_of_rows(result)}, {documents}"
 
 
-def _unit_of_rows(result: Result) -> str:
+def unit_of_rows(result: Result) -> str:
     """Return what a row of a batch is: "tokens", "words" or "rows of text"."""
     text_facts = dict(result.provenance).get("data")
     if isinstance(text_facts, Mapping) and text_facts.get("level") == "word":
@@ -218,10 +222,19 @@ def _unit_of_rows(result: Result) -> str:
 
 
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
-    """Print where models are most and least similar, a map of all layer pairs, and the null."""
+    """Print where models are most and least similar, a map of all layer pairs, and the null.
+
+    Args:
+        label: What sentences call the measure.
+        result: The result, of two models or of one with itself.
+        is_distance: Whether smaller values are more similar.
+    """
     across = rows_across(result.details)
     sentence = answer(label, across, is_distance)
-    if sentence:
+    has_control = "equivalent_bits" in result.tables
+    if sentence and has_control:
+        show_text(f"By its values alone, which the control may explain: {sentence}")
+    elif sentence:
         show_text(sentence)
 
     sources = across["source_layer"].unique()
@@ -236,6 +249,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         show_text(f"{capitalised(label)} of {models}:")
         values = across.pivot(index="source_layer", columns="target_layer", values="value")
         show_map(values.loc[sources, targets], is_distance)
+        show_layer_note(result)
     elif not sentence:
         row = across.iloc[0]
         value = _value_and_chance_in_words(row)
@@ -243,7 +257,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 
     compared = rows_at_equal_depth(across)
     if len(compared) > 1 and not is_itself:
-        show_text(_sentence_of_fall(compared, is_distance))
+        show_text(_sentence_of_fall(label, compared, is_distance))
     _show_groups_and_null(label, result)
     show_what_was_read(result)
 
@@ -251,6 +265,8 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 def show_what_was_read(result: Result) -> None:
     """Say how much was compared, and what intervals are over if there are any."""
     text = f"Computed on {amount_in_words(result)}."
+    if "stimuli" not in result.provenance:
+        text = f"Computed on {name_of_text(result)}: {amount_in_words(result)}."
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
@@ -263,7 +279,7 @@ def _show_groups_and_null(label: str, result: Result) -> None:
     """Say how many rows were compared conditional on the token, and what chance gives."""
     scalars = result.scalars
     if "rows_used" in scalars:
-        unit = _unit_of_rows(result)
+        unit = unit_of_rows(result)
         show_text(
             f"{100 * scalars['rows_used']:.0f} % of the {unit} occur often enough in a batch to "
             "be compared conditional on the token."

@@ -61,6 +61,7 @@ class WithNull(LayerPairsConfig):
     permutations: int = setting(99, least=1, most=10**6)
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of all settings; `permutations` only where there is a null."""
         settings = super().settings_read()
         if self.null:
             return settings

@@ -135,7 +135,14 @@ def _block(
     estimate: Estimate,
     further_columns: Mapping[str, Float[Tensor, "l m"]],
 ) -> pd.DataFrame:
-    """Return one row for each of the source's layers with each of the target's."""
+    """Return one row for each of the source's layers with each of the target's.
+
+    Args:
+        source: The first columns of the rows, for each of l layers of the source.
+        target: The same for each of m layers of the target.
+        estimate: The values of all l x m pairs.
+        further_columns: Further values of all pairs, by the name of the column.
+    """
     columns = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     if estimate.uncorrected is not None:
         columns["uncorrected"] = estimate.uncorrected

@@ -24,9 +24,13 @@ SIMILARITY_OF_INDEPENDENT = 0.12
 # A copy whose units were only reordered keeps nearly all such units, and a tuned one most of them.
 REORDERED = 0.25
 
+CERTAIN_P = 0.9995  # three decimals show a larger p as 1
+
 MEANING = (
-    "Units in place mean a common history: one block was made from the other, or both began with "
-    "the same initial weights. A copy whose units were reordered has none in place."
+    "A unit of a block is in place if the unit of the other block whose weights are most similar "
+    "has the same position. More units in place than by chance mean a common history: one block "
+    "was made from the other, or both began with the same initial weights. A copy whose units "
+    "were reordered has none in place."
 )
 
 
@@ -43,9 +47,14 @@ class Run:
     shift: int | None
 
     @property
+    def numbers(self) -> list[int]:
+        """The numbers of the target's blocks."""
+        return [int(row["target_layer"]) for row in self.rows]
+
+    @property
     def target(self) -> str:
         """The numbers of the target's blocks in words."""
-        return range_of_blocks([int(row["target_layer"]) for row in self.rows])
+        return range_of_blocks(self.numbers)
 
     @property
     def blocks(self) -> str:
@@ -95,6 +104,8 @@ def p_in_words(p: float) -> str:
         return f"p < {LEAST_P:.0e}"
     if p < 0.001:
         return f"p = {p:.0e}"
+    if p >= CERTAIN_P:
+        return "p = 1"
     return f"p = {p:.3f}"
 
 
@@ -142,13 +153,13 @@ def show_runs(runs: list[Run], source: str, target: str) -> None:
     columns = [
         text_column(f"blocks of {target}", [run.target for run in runs]),
         text_column(f"blocks of {source}", [run.source for run in runs]),
-        text_column("units in place or order, at least", [run.units for run in runs]),
+        text_column("units in place, of each block at least", [run.units for run in runs]),
         text_column(
             "p, corrected",
             [p_in_words(run.p).removeprefix("p ").removeprefix("= ") for run in runs],
         ),
     ]
-    show_table(Table(f"Where the blocks of {target} come from", columns))
+    show_table(Table(f"Blocks of {target}, and of {source} with a common history", columns))
 
 
 def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iterator[str]:
@@ -160,6 +171,8 @@ def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iter
         else:
             origin = origin_in_words(run, source)
             evidence = f"{run.units} units {where(run.rows[0])}, {p_in_words(run.p)}"
+            if len(run.rows) > 1:
+                evidence = f"of each, at least {evidence}"
             yield f"{run.blocks.capitalize()} of {target} {origin}: {evidence}."
     if without_origin:
         yield no_origin_in_words(result, without_origin, source, target, len(runs))
@@ -173,13 +186,17 @@ def no_origin_in_words(
 ) -> str:
     """Return which blocks have no origin, and the lowest p-value among them."""
     pairs = int((result.details["target_layer"] != EMBEDDING_LAYER).sum())
-    which = f"No block of {target} has"
+    which = f"No block of {target} is"
     if len(runs) < all_runs:
-        which = f"Other blocks of {target} ({listed([run.target for run in runs])}) do not have"
-    least = p_in_words(min(run.p for run in runs)).removeprefix("p = ")
+        blocks = [number for run in runs for number in run.numbers]
+        if len(blocks) == 1:
+            which = f"Block {blocks[0]} of {target} is not"
+        else:
+            which = f"Blocks {listed([run.target for run in runs])} of {target} are not"
+    least = p_in_words(min(run.p for run in runs))
     return (
-        f"{which} units in the positions of a block of {source}: the lowest p-value is {least}, "
-        f"corrected for {pairs:,} pairs of blocks."
+        f"{which} shown to come from a block of {source}: no more units are in place than by "
+        f"chance (lowest {least}, corrected for {pairs:,} pairs of blocks)."
     )
 
 
@@ -202,9 +219,10 @@ def similarity_in_words(runs: list[Run]) -> Iterator[str]:
     row = max(most.rows, key=lambda row: float(row["similar_units"]))
     share = number_text(row["similar_units"], ".0%")
     sentence = (
-        f"Similarity: {share} of the units of block {row['target_layer']} agree with those of one "
-        "block in what they read and write; between independent models up to "
-        f"{number_text(SIMILARITY_OF_INDEPENDENT, '.0%')} do."
+        f"Similarity: in any order, {share} of the units of block {row['target_layer']} match a "
+        f"unit of one block of {row['source']} in both their input and their output weights. "
+        f"Between independently trained models, up to "
+        f"{number_text(SIMILARITY_OF_INDEPENDENT, '.0%')} do; of a reordered copy, most do."
     )
     if row["similar_units"] > REORDERED:
         sentence += " It may be a copy with reordered units, which no test here can prove."
@@ -268,10 +286,14 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
     coordinates = f"{counts_in_words(row)} coordinates {where(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
     if streams["basis"] == "shared":
-        return f"The embeddings of {target} and {source} share a residual stream: {evidence}."
+        return (
+            f"The embeddings of {target} and {source} share a residual stream: {evidence}. Each "
+            "coordinate of the stream means the same in both, as both began with the same "
+            "embedding, or one was made from the other."
+        )
     return (
         f"The embeddings share no residual stream ({evidence}), so the streams were aligned by "
-        f"{tokens} of both vocabularies."
+        f"{tokens} that both vocabularies have."
     )
 
 

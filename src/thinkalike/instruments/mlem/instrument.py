@@ -18,14 +18,20 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.mlem.fitting import (
+    REFERENCE,
     check_features,
     fit_profiles,
     importance_given_word,
     references,
     sentences_kept_together,
 )
-from thinkalike.instruments.mlem.screen import show_scores
+from thinkalike.instruments.mlem.screen import (
+    MEANING_OF_IMPORTANCE,
+    MEANING_OF_REFERENCE,
+    show_scores,
+)
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.instruments.mlem.table import (
     BLANK,
@@ -48,7 +54,7 @@ from thinkalike.job.inputs import Inputs
 from thinkalike.measures.estimates import interval_around
 from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import show_text
+from thinkalike.screen import show_note, show_text
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
 
@@ -75,6 +81,12 @@ class FeatureProfiles(
     }
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Read the stimuli, and check that they have the features and suit the folds.
+
+        Raises:
+            DataError: The stimuli lack a feature.
+            ConfigError: The null moves whole sentences, which folds would divide.
+        """
         inputs = super().inputs(config)
         measure = config.measure_as(MLEMConfig)
         stimuli = inputs["stimuli"]
@@ -96,6 +108,11 @@ class FeatureProfiles(
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Fit the feature profiles of all layers of all sides.
+
+        The result has a row for each layer and feature. Scores, similarities and levels are
+        further tables.
+        """
         measure = config.measure_as(MLEMConfig)
         with work.phase("states"):
             compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
@@ -141,6 +158,7 @@ class FeatureProfiles(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
+        """Fit the profiles as `run` does, for a forecast of how long that takes."""
         fit_profiles(config, stimuli, sides)
         references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)
@@ -196,9 +214,16 @@ class FeatureProfiles(
         stimuli = result.provenance["stimuli"]
         profiles, scores = self.shown(result)
         show_scores(profiles, scores)
+        intervals = "; 95 % intervals are over folds"
+        if "subjects" in result.provenance:
+            intervals = ""
         show_text(
             f"Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
-            f"{stimuli['count']} stimuli of {stimuli['source']}."
+            f"{stimuli['count']} stimuli of {stimuli['source']}{intervals}."
         )
+        show_note(MEANING_OF_IMPORTANCE)
+        if REFERENCE in scores and scores[REFERENCE].notna().any():
+            show_note(MEANING_OF_REFERENCE)
+        show_layer_note(result)
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")

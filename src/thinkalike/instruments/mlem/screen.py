@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from thinkalike.instruments.mlem.fitting import GIVEN_WORD
+from thinkalike.instruments.mlem.fitting import GIVEN_WORD, REFERENCE
 from thinkalike.instruments.mlem.table import SHARE
 from thinkalike.screen import (
     Table,
+    capitalised,
     few,
     number_column,
     number_text,
@@ -30,10 +31,22 @@ FEWEST_ROWS = 2
 """The fewest rows of each model."""
 
 MOST_CHANGES = 3
-"""At most so many features are named whose importance rises or falls over the layers."""
+"""At most so many features are named whose importance rises or falls over the layers; of several
+models one each."""
 
 MOST_MODELS_APART = 2
-"""At most so many models have a table each; more have one together, and one change is named."""
+"""At most so many models have a table each; more have one together."""
+
+
+MEANING_OF_IMPORTANCE = (
+    "Importance of a feature: how much ρ drops when it is permuted; at 0 or less, the prediction "
+    "does not need it."
+)
+
+MEANING_OF_REFERENCE = (
+    "The split-half reference is the ρ with which the mean distances between combinations of "
+    "features in one half of the stimuli predict those in the other half."
+)
 
 
 class ImportanceChange(NamedTuple):
@@ -54,21 +67,30 @@ class ImportanceChange(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether the intervals at the two layers do not overlap; true without intervals."""
+        """Whether the intervals at the two layers are known and do not overlap."""
         lower, higher = sorted((self.first, self.second), key=lambda row: float(row["importance"]))
-        return not lower["high"] >= higher["low"]
+        return bool(lower["high"] < higher["low"])
 
     def __str__(self) -> str:
-        """Return the change in words: "PoS rises from 0.003 at layer 3 to 0.265 at layer 21"."""
+        """Return the change in words, with its intervals.
+
+        It is "PoS rises from 0.003 [-0.010, 0.016] at layer 3 to 0.265 [0.251, 0.279] at layer
+        21".
+        """
         verb = "rises"
         if self.second["importance"] < self.first["importance"]:
             verb = "falls"
-        before = number_text(self.first["importance"], ".3f")
-        after = number_text(self.second["importance"], ".3f")
+        before = _importance_in_words(self.first)
+        after = _importance_in_words(self.second)
         return (
             f"{self.feature} {verb} from {before} at layer {self.first['layer']} to {after} at "
             f"layer {self.second['layer']}"
         )
+
+
+def _importance_in_words(row: pd.Series) -> str:
+    """Return an importance with its interval."""
+    return span(row["importance"], row["low"], row["high"], ".3f")
 
 
 class Mentioned(NamedTuple):
@@ -88,7 +110,7 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     models = scores["model"].unique()
     rows = max(MOST_ROWS // len(models), FEWEST_ROWS)
     is_apart = len(models) <= MOST_MODELS_APART
-    most_changes = MOST_CHANGES if is_apart else 1
+    most_changes = MOST_CHANGES if len(models) == 1 else 1
     rows_of_models = []
     features: list[str] = []
     for model in models:
@@ -109,7 +131,14 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
 def _show_model(
     model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_changes: int
 ) -> Mentioned:
-    """Print what the features explain of one model; return what was named."""
+    """Print what the features explain of one model; return what was named.
+
+    Args:
+        model: The name of the model.
+        profiles: Its rows of the table of profiles.
+        scores: Its rows of the table of scores.
+        most_changes: How many changes over depth are named at most.
+    """
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
     changes = largest_changes(profiles)[:most_changes]
@@ -117,7 +146,7 @@ def _show_model(
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
     if changes:
-        show_text(f"Over depth, {'; '.join(map(str, changes))}.")
+        show_text(f"Over depth, importances change: {'; '.join(map(str, changes))}.")
     for row in conditional:
         show_text(_importance_given_word(row))
 
@@ -136,11 +165,11 @@ def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -
         profiles: The importance of each feature in each layer of these models.
         named: The features that sentences name.
     """
-    title = "Spearman's ρ, and how much it drops when one feature is permuted"
+    title = "held-out Spearman's ρ, and the importance of features"
     models = rows["model"].unique()
     columns = []
     if len(models) == 1:
-        title = f"{models[0]}: {title}"
+        title = f"{title} in {models[0]}"
     else:
         columns.append(text_column("model", rows["model"]))
     columns.append(number_column("layer", rows["layer"]))
@@ -152,7 +181,7 @@ def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -
     for name in _features_shown(importances, named):
         values = [number_text(value, ".3f") for value in importances[name].loc[places]]
         columns.append(number_column(name, values))
-    show_table(Table(title, columns, keys=keys))
+    show_table(Table(capitalised(title), columns, keys=keys))
 
 
 def largest_changes(profiles: pd.DataFrame) -> list[ImportanceChange]:
@@ -192,7 +221,8 @@ def _best_in_words(best: pd.Series) -> str:
     score = span(best["score"], best["low"], best["high"], ".3f")
     sentence = f"the features predict distances best in layer {best['layer']}, with ρ {score}"
     if isfinite(best.get(SHARE, nan)):
-        sentence += f", {number_text(best[SHARE], '.0%')} of the split-half reference"
+        share = number_text(best[SHARE], ".0%")
+        sentence += f", {share} of the split-half reference of {best[REFERENCE]:.3f}"
     if isfinite(best.get("lower", nan)):
         sentence += f", and a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
     return f"{sentence}."
@@ -200,9 +230,9 @@ def _best_in_words(best: pd.Series) -> str:
 
 def _peak_in_words(peak: pd.Series) -> str:
     """Return which feature matters most, and in which layer."""
-    importance = span(peak["importance"], peak["low"], peak["high"], ".3f")
+    importance = _importance_in_words(peak)
     return (
-        f"{peak['feature']} matters most: permuting it costs {importance} of ρ in layer "
+        f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
         f"{peak['layer']}."
     )
 

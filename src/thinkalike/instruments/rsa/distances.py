@@ -47,6 +47,7 @@ class RSAConfig(StimulusDistanceConfig):
             )
 
     def settings_read(self) -> frozenset[str]:
+        """Return the names of all settings; `noise` only of crossnobis distances."""
         settings = super().settings_read()
         if self.distance == "crossnobis":
             return settings
@@ -91,6 +92,7 @@ def layer_distances(
 
 
 def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDistances]:
+    """Return the distances between the states of all stimuli in each layer of a side."""
     distances = []
     for layer, states in zip(side.layers, side.states, strict=True):
         distances.append(NeuralDistances.of(states, distance, f"{side.name} {layer}"))

@@ -17,6 +17,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.of_stimuli import (
     OfStimuli,
     rows_of_sides,
@@ -36,7 +37,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
 from thinkalike.ranking import ranked_layer_pairs
-from thinkalike.screen import number_text, show_text, span
+from thinkalike.screen import number_text, show_map, show_note, show_text, span
 from thinkalike.states.stimuli import Compared, StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
@@ -67,6 +68,11 @@ class RSA(
     smallest: ClassVar[Mapping[str, object]] = {"stimuli.sentences": 40}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        """Return the configuration with all decided that was left to the recipe.
+
+        Raises:
+            ConfigError: Crossnobis distances are asked for without a recording.
+        """
         measure = config.measure_as(RSAConfig)
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError(
@@ -88,6 +94,11 @@ class RSA(
         return unread
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare the distances between stimuli in each two layers of all sides.
+
+        Raises:
+            DataError: The distances of a layer cannot be compared.
+        """
         with work.phase("states"):
             compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
         stimuli = compared.stimuli
@@ -118,6 +129,7 @@ class RSA(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
+        """Compute the similarity as `run` does, for a forecast of how long that takes."""
         _similarity(config, Compared(stimuli, list(sides)), None)
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -130,6 +142,10 @@ class RSA(
         return ranked_layer_pairs(table)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the mean and the highest similarity of different layers.
+
+        Where there is only one layer they are the headlines of any instrument.
+        """
         pairs = _different_layers(result.details)
         if pairs.empty:
             return super().headlines(result)
@@ -150,6 +166,7 @@ class RSA(
         show_text(f"Most similar: {_layers_and_similarity(most_similar, sign)}.")
         if len(pairs) > 1:
             show_text(f"Least similar: {_layers_and_similarity(least_similar, sign)}.")
+            _show_map(result, pairs, sign)
         show_text(
             f"Compared by the distances of {stimuli['count']} stimuli of {stimuli['source']}; "
             "95 % intervals are over their groups."
@@ -206,6 +223,35 @@ def _layers_and_similarity(row: pd.Series, sign: str) -> str:
         f"{in_words}, p = {row['p']:.3g}, and {row['p_corrected']:.3g} corrected for all pairs of "
         "layers"
     )
+
+
+def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
+    """Print a map of the similarity of all pairs of layers of two models, or of one.
+
+    Args:
+        result: The result.
+        pairs: The rows of any two layers of two models, or of one model if there is only one.
+        sign: What the comparator is called.
+    """
+    names = pairs[["source", "target"]].drop_duplicates()
+    if len(names) > 1:
+        return
+    source, target = names.iloc[0]
+    table = result.details
+    shown = table[(table["source"] == source) & (table["target"] == target)]
+    models = f"{source} (rows) and {target} (columns)"
+    if source == target:
+        models = f"the layers of {source}"
+    show_text(f"{sign} of the distances of stimuli, {models}:")
+    values = shown.pivot(index="source_layer", columns="target_layer", values="value")
+    rows = shown["source_layer"].unique()
+    columns = shown["target_layer"].unique()
+    show_map(values.loc[rows, columns])
+    show_note(
+        f"Each cell compares two layers: the distances between all pairs of stimuli in one layer "
+        f"with the distances between the same pairs in the other, by {sign}."
+    )
+    show_layer_note(result)
 
 
 def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]) -> str:

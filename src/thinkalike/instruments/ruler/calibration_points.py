@@ -204,6 +204,12 @@ def _read_or_resumed(comparison: RulerComparison, side: int, point: str, work: W
     """Return the states of a point, which an earlier run of the job may have kept.
 
     States that are read now are kept for a later run.
+
+    Args:
+        comparison: What reads the states.
+        side: 0 for the source, 1 for the target.
+        point: The name of the point.
+        work: The job.
     """
     digest = hashlib.sha256(point.encode()).hexdigest()
     name = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setting
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     TEXT,
@@ -20,6 +21,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     measure_calibration_points,
 )
 from thinkalike.instruments.ruler.screen import (
+    MEANING_OF_RESIDUAL_R2,
     RESIDUAL_R2,
     sentence_of_ruler,
     show_further_points,
@@ -37,6 +39,7 @@ from thinkalike.instruments.ruler.words import (
     seconds_of_maps,
     tokens_of_words,
 )
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
@@ -48,7 +51,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import show_text
+from thinkalike.screen import show_note, show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.states.source import StateSource, pairs_of_sources, reader_of
 from thinkalike.store import Headline, Result
@@ -138,9 +141,11 @@ class RulerInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192, "layers": "[[2,2]]"}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings of the amount of text, which is not read here, with their values."""
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Return the fingerprints of both models, the text, and each further model."""
         inputs = dict(super().inputs(config))
         for name in config.measure_as(RulerConfig).further_models:
             model = configured(name, {})
@@ -180,6 +185,7 @@ class RulerInstrument(
             yield {"measure.words": number}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare pairs of layers on words, beside all rungs of the ruler."""
         measure = config.measure_as(RulerConfig)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
@@ -246,12 +252,14 @@ class RulerInstrument(
         table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
-        show_text(sentence_of_ruler(table, result.scalars))
+        show_text(f"{sentence_of_ruler(table, result.scalars)} Text: {name_of_text(result)}.")
         title = (
             f"Residual R² (mean of both directions) of {source} and {target}, with the equivalent "
             "bit width by residual R²"
         )
         show_readings(table, title, RESIDUAL_R2)
+        show_note(MEANING_OF_RESIDUAL_R2)
+        show_layer_note(result)
         show_further_points(result.tables["calibration_points"])
 
 

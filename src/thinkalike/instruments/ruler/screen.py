@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import overload
 
 import pandas as pd
 
 from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
-from thinkalike.instruments.stitching.screen import in_bits
+from thinkalike.instruments.stitching.screen import arrows, in_bits
 from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
     Column,
@@ -17,6 +17,7 @@ from thinkalike.screen import (
     number_column,
     number_of_documents,
     number_text,
+    show_note,
     show_table,
     span,
     text_column,
@@ -24,6 +25,19 @@ from thinkalike.screen import (
 
 RESIDUAL_R2 = "residual R²"
 """What the ruler measures: R² after word, position and local mixing are regressed out."""
+
+MEANING_OF_RESIDUAL_R2 = (
+    "Residual R² is the share of the variance of one model's states that a linear map predicts "
+    "from the other's, after the word, its position and linear mixing of earlier tokens are "
+    "regressed out; it is measured on held-out documents, in both directions."
+)
+"""What the measure is, in a line under tables."""
+
+NO_MORE_SIMILAR = (
+    "no more similar than an untrained network that only mixes neighbouring tokens is to one of "
+    "them"
+)
+"""What follows where a layer pair is not above its control."""
 
 
 def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
@@ -34,17 +48,46 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
         title: The title.
         label: The header of the column of values.
     """
-    layers = []
-    values = []
-    for row in table.itertuples():
-        layers.append(f"{row.source_layer} → {row.target_layer}")
-        values.append(span(row.value, row.low, row.high, ".2f"))
-    columns = [Column("layers", layers), Column(label, values)]
-    for side, name in sides_with_readings(table.iloc[0]):
-        bits = [bits_in_words(row, side) for _, row in table.iterrows()]
-        columns.append(Column(f"equivalent bit width of {name}", bits))
-    columns.append(number_column("local-mixing control", local_mixing(table), ".2f"))
+    values = [span(row.value, row.low, row.high, ".2f") for row in table.itertuples()]
+    columns = [Column("layers", arrows(table)), Column(label, values)]
+    sides = sides_with_readings(table.iloc[0])
+    for side, name in sides:
+        columns.append(Column(f"equivalent bit width of {name}", bits_in_words(table, side)))
+    # Without its hyphen the header wraps, and the table is at most 80 columns wide.
+    columns.append(number_column("local mixing control", local_mixing(table), ".2f"))
     show_table(Table(title, columns))
+    if sides:
+        show_note(_meaning_of_bits(table, [side for side, _ in sides]))
+    control = (
+        f"The local-mixing control is the greatest {label} of either model with untrained "
+        "networks that only mix neighbouring tokens"
+    )
+    if label == RESIDUAL_R2:
+        control += ", in ways that are not linear and so not regressed out"
+    show_note(f"{control}.")
+
+
+def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
+    """Return what an equivalent bit width is, and what stands where there is no number."""
+    sentence = (
+        "A model's equivalent bit width is the number of bits to which its weights are rounded in "
+        "a copy that is as similar to it as the second model is"
+    )
+    bits = table[[f"{side}_equivalent_bits" for side in sides]]
+    least = BITS_OF_COPIES[0]
+    most = BITS_OF_COPIES[-1]
+    is_above = shares_more(table)
+    ends = []
+    if not is_above.all():
+        ends.append("none: the layers are not above the local-mixing control")
+    if (bits[is_above] <= least).any(axis=None):
+        ends.append(f"below {least}: less similar than the copy of {least} bits")
+    if (bits >= most).any(axis=None):
+        ends.append(f"{most} or more: at least as similar as the copy of {most} bits")
+    text = "; ".join([sentence, *ends]) + "."
+    if len(table) > 1:
+        text += " Each layer is compared with its own copies, so bits may order layers otherwise."
+    return text
 
 
 def show_further_points(points: pd.DataFrame) -> None:
@@ -60,24 +103,63 @@ def show_further_points(points: pd.DataFrame) -> None:
 
 
 def sentence_of_ruler(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
-    """Return what a ruler's table says of the middle layer pair, in words.
+    """Return what a ruler's table says, in words.
 
     Args:
         table: The table of layer pairs.
         scalars: The headline numbers of the result.
     """
-    row = table.iloc[len(table) // 2]
-    answer = sentence_of_reading(row, RESIDUAL_R2)
+    answer = sentence_of_readings(table, RESIDUAL_R2)
     return f"{answer} 95 % intervals are over {number_of_documents(scalars)}."
 
 
-def sentence_of_reading(row: pd.Series, label: str) -> str:
-    """Return how similar a layer pair is, beside its control and its equivalent bit widths.
+def sentence_of_readings(table: pd.DataFrame, label: str) -> str:
+    """Return at which layer pairs models are similar beyond the control, and how similar at most.
 
     Args:
-        row: A row of the table.
+        table: The table of layer pairs.
         label: What the measure is called.
     """
+    first = table.iloc[0]
+    if len(table) == 1:
+        return _sentence_of_only_pair(first, label)
+
+    of_models = f"{capitalised(label)} of {first['source']} and {first['target']}"
+    is_above = shares_more(table)
+    above = table[is_above]
+    control = "above the local-mixing control"
+    if above.empty:
+        return (
+            f"{of_models} is {control} at none of {len(table)} layer pairs: their layers are "
+            f"{NO_MORE_SIMILAR}."
+        )
+    how_many = f"{len(above)} of {len(table)}"
+    exception = ""
+    if len(above) == len(table):
+        how_many = f"all {len(table)}"
+    else:
+        below = ", ".join(arrows(table[~is_above]))
+        exception = f" At {below} it is not above: the layers are {NO_MORE_SIMILAR}."
+
+    most = above.iloc[int(above["value"].argmax())]
+    which = f"The most similar of these {len(above)} pairs is"
+    if len(above) == 1:
+        which = "That pair is"
+    layers = f"layer {most['source_layer']} and layer {most['target_layer']}"
+    if most["source"] != most["target"]:
+        layers = (
+            f"layer {most['source_layer']} of {most['source']} and layer {most['target_layer']} "
+            f"of {most['target']}"
+        )
+    value = span(most["value"], most["low"], most["high"], ".2f")
+    return (
+        f"{of_models} is {control} at {how_many} layer pairs. {which} {layers}: {label} {value}, "
+        f"control {number_text(local_mixing(most), '.2f')}.{_copies_sentence(most)}{exception}"
+    )
+
+
+def _sentence_of_only_pair(row: pd.Series, label: str) -> str:
+    """Return how similar a layer pair is, beside its control and its equivalent bit widths."""
     layers = (
         f"layer {row['source_layer']} of {row['source']} and layer {row['target_layer']} of "
         f"{row['target']}"
@@ -87,13 +169,18 @@ def sentence_of_reading(row: pd.Series, label: str) -> str:
     of_layers = f"{capitalised(label)} of {layers} is {value}"
     if not shares_more(row):
         return (
-            f"{of_layers}, not above the local-mixing control of {control}: the layers are no "
-            "more similar than a network that only mixes neighbouring tokens is to one of them."
+            f"{of_layers}, not above the local-mixing control of {control}: the layers are "
+            f"{NO_MORE_SIMILAR}."
         )
-    return (
-        f"{of_layers}, above the local-mixing control of {control}. They are as similar as "
-        f"{copies_in_words(row)}."
-    )
+    return f"{of_layers}, above the local-mixing control of {control}.{_copies_sentence(row)}"
+
+
+def _copies_sentence(row: pd.Series) -> str:
+    """Return a sentence of the copies that are as similar; "" if no side has copies."""
+    copies = copies_in_words(row)
+    if not copies:
+        return ""
+    return f" These layers are as similar as {copies}."
 
 
 @overload
@@ -154,10 +241,29 @@ def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
     return [(side, row[side]) for side in sides if not pd.isna(row[f"{side}_equivalent_bits"])]
 
 
-def bits_in_words(row: pd.Series, side: str) -> str:
-    """Return the equivalent bit width of one side's model at a layer pair, with its interval."""
+def bits_in_words(table: pd.DataFrame, side: str) -> list[str]:
+    """Return the equivalent bit widths of one side's model by layer pair, with their intervals.
+
+    They have two decimals where an interval is so narrow that one decimal shows no width. A layer
+    pair that is not above the local-mixing control has none, whatever its copies share.
+    """
     column = f"{side}_equivalent_bits"
-    bits = row[column]
-    if BITS_OF_COPIES[0] < bits < BITS_OF_COPIES[-1]:
-        return span(bits, row[f"{column}_low"], row[f"{column}_high"], ".1f")
-    return in_bits(bits)
+    bits = table[[column, f"{column}_low", f"{column}_high"]]
+    has_number = (bits[column] > BITS_OF_COPIES[0]) & (bits[column] < BITS_OF_COPIES[-1])
+    form = ".1f"
+    for _, low, high in bits[has_number].itertuples(index=False):
+        if f"{low:.1f}" == f"{high:.1f}":
+            form = ".2f"
+
+    cells = []
+    is_above = shares_more(table)
+    for (value, low, high), is_above_control in zip(
+        bits.itertuples(index=False), is_above, strict=True
+    ):
+        if not is_above_control:
+            cells.append("none")
+        elif BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
+            cells.append(span(value, low, high, form))
+        else:
+            cells.append(in_bits(value))
+    return cells

@@ -252,6 +252,11 @@ def _start_from_closed_forms(
     """Let stitches begin with a closed form.
 
     Those of the target into itself begin with the identity.
+
+    Args:
+        module: The training, whose stitches are changed.
+        forms: The closed forms of the source's states.
+        untrained: Those of an untrained source's states; None: no stitch reads one.
     """
     start_of_fit: dict[tuple[object, int, int], AffineMap] = {}
     for closed_forms in (forms, untrained):
@@ -268,7 +273,13 @@ def _start_from_closed_forms(
 
 
 def _whiten(module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None) -> None:
-    """Let SGD step in coordinates in which the states that each stitch reads are white."""
+    """Let SGD step in coordinates in which the states that each stitch reads are white.
+
+    Args:
+        module: The training, which keeps the coordinates.
+        forms: Statistics of the source's states, and of the target's.
+        untrained: Those of an untrained source's states; None: no stitch reads one.
+    """
     statistics = []
     for stitch in module.fits:
         read_from = forms
@@ -288,6 +299,13 @@ def _train(
     """Train all stitches of a module, with the models as the trainer's settings want them.
 
     In the end the module is on the device of the target.
+
+    Args:
+        module: The stitches with the models that they are between.
+        data: The rows of each step.
+        target: The model that is stitched into.
+        run: Where and how the training runs.
+        loggers: What the losses are logged to.
     """
     rate = peak_rate(module.config, module.models[0].d_model)
     log.info(

@@ -15,21 +15,24 @@ from thinkalike import figures
 from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.stitching import forecast
 from thinkalike.instruments.stitching.screen import (
     cut_models,
     details_of,
     interval_of_mean_penalty,
     layer_pairs_in_words,
+    note_of_columns,
     show_asymmetry,
     show_direction,
 )
+from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.ranking import ranked_rows
-from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_text
+from thinkalike.screen import MOST_ROWS, few, number_of_documents, show_note, show_text
 from thinkalike.store import Headline, Result
 from thinkalike.training.recipe import StitchJob
 
@@ -77,6 +80,12 @@ class Stitching(
     # ---- the settings of a job
 
     def inputs(self, config: StitchJob) -> Inputs:
+        """Return the fingerprints of models and text, after checks of the settings.
+
+        Raises:
+            ConfigError: A model is to be cut where it cannot be, or compiled or recomputed though
+                it is cut inside a block.
+        """
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
         sites = [config.model.site, config.target.site]
@@ -106,19 +115,26 @@ class Stitching(
     # ---- what a job will take
 
     def model_passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
+        """Return the passes of all directions, and of similarity if it is asked for."""
         return forecast.passes_of_job(config, shapes)
 
     def reductions(
         self, config: StitchJob, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
+        """Yield settings that make the job smaller, see `forecast.smaller_jobs`."""
         return forecast.smaller_jobs(config, shapes, chosen)
 
     def bytes_beside_models(self, config: StitchJob, shapes: Shapes) -> float:
+        """Return the bytes of what needs most memory beside the models."""
         return forecast.bytes_needed(config, shapes)
 
     # ---- the run
 
     def run(self, config: StitchJob, work: Work) -> Outcome:
+        """Train all stitches, in one or both directions, and report their penalties.
+
+        The result has a row for each pair of layers and direction; `details` has all columns.
+        """
         import pandas as pd
 
         from thinkalike.evaluation.columns import document_counts
@@ -180,6 +196,7 @@ class Stitching(
         return ranked_rows(table, "penalty", smallest_first=True)
 
     def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean penalty and the worst one, with the layers that it is of."""
         table = result.details
         mean_penalty = result.scalars["mean_penalty"]
         has_two_directions = len(table) > len(result.arrays["stitch"])
@@ -206,7 +223,10 @@ class Stitching(
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         for table in directions:
             show_direction(table, few(len(table), rows))
-        show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
+        show_note(note_of_columns(directions[0]))
+        show_layer_note(result)
+        documents = number_of_documents(result.scalars)
+        show_text(f"95 % intervals are over {documents}; text: {name_of_text(result)}.")
         if cut_models(result):
             show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
         first = directions[0]

@@ -116,7 +116,13 @@ def reported(
 def _maps_of_source(
     forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
-    """Return all maps of the source's states, by name: φ, its variants, and closed forms."""
+    """Return all maps of the source's states, by name: φ, its variants, and closed forms.
+
+    Args:
+        forms: The closed forms of the source's states.
+        fits: The trained stitches.
+        further_seeds: Stitches that were trained with further seeds, by name.
+    """
     setting = forms.setting
     maps: dict[str, StateMaps] = {"stitch": fits.maps, **further_seeds}
     if setting.equal_widths:
@@ -138,7 +144,14 @@ def _maps_of_source(
 def _controls(
     forms: ClosedForms, fits: FittedStitches, untrained: ClosedForms | None, means: TokenMeans
 ) -> dict[str, Control]:
-    """Return the maps of the states of other models than the source, by name."""
+    """Return the maps of the states of other models than the source, by name.
+
+    Args:
+        forms: The closed forms of the source's states, with their setting.
+        fits: The trained stitches, of which some may read an untrained source.
+        untrained: The closed forms of an untrained source's states, if there is one.
+        means: The target's mean states of each bigram, and of each token.
+    """
     setting = forms.setting
     unchanged = identity_maps(setting.target, setting.layer_pairs)
     controls = {"token_mean": Control(means.tokens, unchanged, "target")}

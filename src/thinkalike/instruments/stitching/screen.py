@@ -30,6 +30,15 @@ BASELINES = {
 }
 """The columns of baselines, by their headers on the screen."""
 
+MEANING_OF_BASELINES = {
+    "identity baseline": "the penalty without a map",
+    "token-mean baseline": "that of a map that knows only the current token",
+}
+"""What the baselines are, in the order of `BASELINES`."""
+
+LEAST_OF_TWO_DECIMALS = 0.01
+"""Smaller numbers would have no digit but 0 among two decimals."""
+
 ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits per byte"}
 """The units of the columns of asymmetries."""
 
@@ -41,10 +50,10 @@ def details_of(result: Result) -> pd.DataFrame:
 
 def layer_pairs_in_words(table: pd.DataFrame) -> str:
     """Return the layer pairs of a table in words: "0→0, 1→1"."""
-    return listed(_arrows(table))
+    return listed(arrows(table))
 
 
-def _arrows(table: pd.DataFrame) -> list[str]:
+def arrows(table: pd.DataFrame) -> list[str]:
     """Return the layer pair of each row: "0→0"."""
     pairs = zip(table["source_layer"], table["target_layer"], strict=True)
     return [f"{source_layer}→{target_layer}" for source_layer, target_layer in pairs]
@@ -78,8 +87,14 @@ def _listed_layers(layers: Sequence[int]) -> str:
 
 
 def _range_of_column(table: pd.DataFrame, column: str) -> str:
-    """Return the least and the greatest number of a column."""
-    return range_text(table[column].min(), table[column].max(), ".2g")
+    """Return the least and the greatest number of a column, once if they round to the same.
+
+    Both have the two decimals of the tables, but very small numbers have two digits.
+    """
+    form = ".2f"
+    if table[column].abs().max() < LEAST_OF_TWO_DECIMALS:
+        form = ".2g"
+    return range_text(table[column].min(), table[column].max(), form)
 
 
 def _range_of_bits(readings: pd.Series) -> str:
@@ -102,21 +117,27 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
     return f"{cost}, as much as rounding the weights of {target} to {bits} bits."
 
 
-def sentence_of_baselines(table: pd.DataFrame) -> str:
-    """Return what the baselines of one direction cost; "" for a model and itself."""
+def sentence_of_floor(table: pd.DataFrame) -> str:
+    """Return what it costs to stitch the target into itself; "" if that was not measured."""
     first = table.iloc[0]
-    if first["source"] == first["target"]:
+    if first["source"] == first["target"] or "floor_penalty" not in table:
         return ""
-    costs = []
+    return (
+        f"The same recipe costs {_range_of_column(table, 'floor_penalty')} nats per token for "
+        f"{first['target']} into itself (the floor)."
+    )
+
+
+def note_of_columns(table: pd.DataFrame) -> str:
+    """Return what the columns of the tables of stitches are."""
+    meanings = ["The penalty is the loss of the stitched model minus that of the target alone"]
     for name, column in BASELINES.items():
         if column in table:
-            costs.append(f"the {name} {_range_of_column(table, column)}")
-    if "floor_penalty" in table:
-        floor = _range_of_column(table, "floor_penalty")
-        costs.append(f"the floor ({first['target']} into itself) {floor}")
-    if not costs:
-        return ""
-    return f"For comparison: {', '.join(costs)} nats per token."
+            meanings.append(f"the {name} is {MEANING_OF_BASELINES[name]}")
+    note = f"{'; '.join(meanings)}."
+    if "equivalent_bits" in table:
+        note += " Bits by loss: the target with weights rounded to so many bits loses as much."
+    return note
 
 
 def in_bits(reading: float) -> str:
@@ -151,9 +172,9 @@ def show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     show_text(sentence_of_direction(table))
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
-    baselines = sentence_of_baselines(table)
-    if baselines:
-        show_text(baselines)
+    floor = sentence_of_floor(table)
+    if floor:
+        show_text(floor)
     _show_convergence(table)
 
 
@@ -162,7 +183,7 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
     for row in rows.itertuples():
         penalties.append(span(row.penalty, row.penalty_low, row.penalty_high, ".2f"))
     columns = [
-        number_column("layers", _arrows(rows)),
+        number_column("layers", arrows(rows)),
         number_column("loss", rows["stitching_loss"], ".2f"),
         number_column("penalty", penalties),
     ]
@@ -188,8 +209,8 @@ def _show_convergence(table: pd.DataFrame) -> None:
         gain = max(bounded["upper_bound_of_gain"].max(), 0.0)
         layers = f" at {layer_pairs_in_words(bounded)}" if has_no_bound.any() else ""
         show_text(
-            "Training three times longer would gain at most about "
-            f"{number_text(gain, '.2f')} nats per token{layers}."
+            "Training three times longer would gain at most an estimated "
+            f"{number_text(gain, '.2f')} nats per token{layers} (left to gain)."
         )
     if has_no_bound.any():
         layers = layer_pairs_in_words(table[has_no_bound])

@@ -34,7 +34,9 @@ class BatchDecoder(Protocol):
 
     def batch_decode(
         self, sequences: list[list[int]], skip_special_tokens: bool = False
-    ) -> list[str]: ...
+    ) -> list[str]:
+        """Return the text of each sequence of token ids."""
+        ...
 
 
 BITS_PER_NAT = 1 / math.log(2)

@@ -81,9 +81,15 @@ def permuted_labels(
 
     Groups take the labels of others of about their size, so that labels stay as alike within
     groups as they were.
+
+    Args:
+        labels: The label of each stimulus.
+        groups: The group of each stimulus.
+        permutations: How many.
+        seed: The seed of all permutations.
     """
     generator = seeded(seed)
-    one_stratum = torch.zeros(len(labels))
+    one_stratum = torch.zeros(len(labels))  # labels may go to any stimulus
     labellings = [labels]
     for _ in range(permutations):
         order = regrouped(one_stratum, groups, generator)
@@ -164,6 +170,11 @@ def percentile_interval(
     """Return whole numbers with the interval that holds this share of r draws.
 
     The ends are draws themselves, and not interpolated.
+
+    Args:
+        value: The numbers themselves.
+        draws: Each number in each of r resamples.
+        level: The share of draws that lie in the interval, with the rest half below, half above.
     """
     tail = (1 - level) / 2
     numbers = draws.double()
@@ -242,7 +253,17 @@ def _resampled_accuracies(
     levels: int,
     resamples: int,
 ) -> Float[Tensor, "r s"]:
-    """Return the balanced accuracy of each step in each resample of groups."""
+    """Return the balanced accuracy of each step in each resample of groups.
+
+    Balanced accuracy is the mean share of right answers over the levels that the resample has.
+
+    Args:
+        is_right: Whether the answer to each of n stimuli is right at each of s steps.
+        labels: The level of each stimulus, from 0.
+        groups: The group of each stimulus; groups are drawn as a whole.
+        levels: How many levels there are.
+        resamples: How many resamples are drawn.
+    """
     is_of_level = one_hot(labels, levels).double().T  # (k, n)
     _, group_numbers = groups.unique(return_inverse=True)
     group_count = int(group_numbers.max()) + 1

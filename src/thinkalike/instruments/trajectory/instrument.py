@@ -58,9 +58,11 @@ class TrajectoryInstrument(
     }
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the model's revision, which the key of a job does not have."""
         return {"model.revision": None}  # all checkpoints are read
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
+        """Return the model, at its last checkpoint unless it is trained first."""
         measure = config.measure_as(TrajectoryConfig)
         model = config.model
         if not measure.train:
@@ -69,11 +71,16 @@ class TrajectoryInstrument(
         return {"model": model}
 
     def prepared(self, config: AnalyzeConfig) -> Sequence[JobConfig]:
+        """Return the job that trains the model, if it is trained first."""
         if config.measure_as(TrajectoryConfig).train:
             return [training(config)]
         return []
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of all checkpoints over the tokens.
+
+        Checkpoints of a training that has not been done yet count as one.
+        """
         measure = config.measure_as(TrajectoryConfig)
         checkpoints = 1
         if not measure.train:
@@ -90,6 +97,11 @@ class TrajectoryInstrument(
             yield {"measure.tokens": tokens}
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Read the stimuli; the text enters by its fingerprint.
+
+        Raises:
+            ConfigError: The model is read at more than one site or head.
+        """
         stimuli = read_stimuli(config.stimuli)
         if not isinstance(config.model.site, str) or config.model.head == "all":
             raise ConfigError(
@@ -104,10 +116,12 @@ class TrajectoryInstrument(
         }
 
     def prepare(self, config: AnalyzeConfig) -> Inputs:
+        """Train the model if asked for, and return its checkpoints by step."""
         measure = config.measure_as(TrajectoryConfig)
         return {"steps": checkpoints_of(trained(config), measure)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Read all checkpoints, each kept in a state to resume from, and compare them."""
         checkpoints: Checkpoints = work.input("steps", Checkpoints)
         reader = CheckpointReader(config, work)
         numbers = []

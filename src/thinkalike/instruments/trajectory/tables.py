@@ -221,6 +221,11 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
 
     The columns are the likeness to the last checkpoint and to the one before, and the angle
     between a checkpoint and the one before per doubling of the step.
+
+    Args:
+        steps: The steps of s checkpoints, rising.
+        layer: The number of the layer, for a column.
+        cka: CKA of the layer between each two checkpoints, in the order of `steps`.
     """
     value = cka.as_found  # (s, s)
     without = cka.without  # (parts, s, s)
@@ -244,7 +249,13 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
 def _curves(
     checkpoints: Sequence[CheckpointNumbers], reader: CheckpointReader, layers: int
 ) -> list[FeatureCurve]:
-    """Return the curve of each feature in each layer."""
+    """Return the curve of each feature in each layer, layer after layer.
+
+    Args:
+        checkpoints: The numbers of all checkpoints, in order.
+        reader: What read them; it has the tasks of the features.
+        layers: How many layers there are.
+    """
     curves = []
     for layer in range(layers):
         for index, task in enumerate(reader.tasks):

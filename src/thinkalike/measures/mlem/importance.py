@@ -446,6 +446,11 @@ def regrouped(
     of about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some of
     the values of a larger one, and those of a smaller one more than once. Strata, such as parts of
     speech, are treated each by itself.
+
+    Args:
+        strata: The stratum of each stimulus, as a number.
+        groups: The group of each stimulus, as a number.
+        generator: What random orders are drawn with.
     """
     n = len(strata)
     _, labels = groups.unique(return_inverse=True)

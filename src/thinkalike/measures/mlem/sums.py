@@ -130,6 +130,7 @@ def sums_by_level(
 
     @cache
     def differing_pairs(union: Term) -> Float[Tensor, " s"]:
+        """Return `blocks.differing` of all pairs, computed once for each union of terms."""
         return blocks.differing(union, blocks.pairs)
 
     with_terms = []

@@ -1,0 +1,23 @@
+"""What screens call the text that a job read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinkalike.errors import listed
+
+if TYPE_CHECKING:
+    from thinkalike.store import Result
+
+
+def name_of_text(result: Result) -> str:
+    """Return the name of the text of a result: that of a data set, or those of its files."""
+    data = result.config.get("data")
+    if not isinstance(data, Mapping):
+        return "the text"
+    files = data.get("files")
+    if files:
+        return listed([Path(str(file)).name for file in files])
+    return str(data.get("name"))
