@@ -255,3 +255,22 @@ def test_no_module_is_shadowed_by_a_name_of_its_own():
                 packages.append(inner.__name__)
     assert shadowed == []
     assert len(packages) > 15, "control"
+
+
+COMMANDS = {"main"}  # functions that several programs have
+
+
+def namesakes(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Return the functions and classes that several modules define, with these modules."""
+    modules: dict[str, list[str]] = {}
+    for module, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("__"):
+                modules.setdefault(node.name, []).append(module)
+    return {name: listed for name, listed in modules.items() if len(set(listed)) > 1 and name not in COMMANDS}
+
+
+def test_no_two_modules_of_the_core_define_one_name():
+    core = [path for path in (SRC / "thinkalike").rglob("*.py") if "contrib" not in path.parts]
+    assert namesakes({str(path.relative_to(SRC)): path.read_text() for path in core}) == {}
+    assert namesakes({"a": "def rows(): ...", "b": "class rows: ..."}) == {"rows": ["a", "b"]}, "control"

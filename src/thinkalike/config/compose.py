@@ -654,7 +654,7 @@ class Loader(ConfigLoaderImpl):
     def _explained_failure(self, error: Exception) -> str:
         """Return what to say of an error of Hydra's that is not one of its own classes."""
         for override in self.given:
-            for key in _settings_of(override):
+            for key in _settings_of_override(override):
                 if key.startswith(SWEPT):  # this sweeper has no parameters yet
                     name = short(key.removeprefix(SWEPT))
                     return f"{short(key)} is a setting of files; give -m {name}=VALUES"
@@ -1024,7 +1024,7 @@ def _is_group(name: str) -> bool:
     return name in LISTS or any((folder / name).is_dir() for folder in _own_folders())
 
 
-def _settings_of(override: Override) -> dict[str, object]:
+def _settings_of_override(override: Override) -> dict[str, object]:
     """Return the values that an override gives, by their keys.
 
     `stitch={lr: 0.5}` gives stitch.lr as well as stitch.
@@ -1292,7 +1292,7 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
     """Return the keys of overrides; those of the second model begin with `target`."""
     keys = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        for setting in _settings_of(override):
+        for setting in _settings_of_override(override):
             key = setting
             if override.package:
                 key = override.package + setting.removeprefix(override.key_or_group)

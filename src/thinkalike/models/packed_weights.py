@@ -125,7 +125,7 @@ class DecodedWeights:
         zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))  # (groups, out)
         scales = self._stored.read(f"{path}.scales").float()  # (groups, out)
         group = torch.arange(len(numbers)) * len(scales) // len(numbers)
-        matrix = scales[group] * (_in_order(numbers) - _in_order(zeros)[group])
+        matrix = scales[group] * (_columns_in_order(numbers) - _columns_in_order(zeros)[group])
         return matrix.T
 
     def _unpacked(self, words: Int[Tensor, "n w"]) -> Int[Tensor, "n m"]:
@@ -174,7 +174,7 @@ class DecodedWeights:
         return matrix.view(rows, columns)
 
 
-def _in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
+def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
     """Return the columns of a matrix of AWQ in order."""
     words = numbers.view(len(numbers), -1, len(AWQ_ORDER))
     ordered = torch.empty_like(words)

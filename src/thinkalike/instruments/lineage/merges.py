@@ -79,8 +79,8 @@ def _parents_of_block(
     """
     if len(candidates) < 2:
         return []
-    weights_of_candidates = [_weights_of(model, block) for model, block in candidates]
-    fit = fit_merge(_weights_of(target, units), torch.stack(weights_of_candidates))
+    weights_of_candidates = [_weights_of_units(model, block) for model, block in candidates]
+    fit = fit_merge(_weights_of_units(target, units), torch.stack(weights_of_candidates))
     is_of_one_model = math.isnan(fit.explained) and float(fit.weights.max()) == 1
     if not (fit.is_merge or is_of_one_model):
         return []
@@ -99,7 +99,7 @@ def _parents_of_block(
     return rows
 
 
-def _weights_of(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
+def _weights_of_units(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
     """Return by what the units of a block read and write, as one vector."""
     return torch.cat([model.reading(units).flatten(), model.writing(units).flatten()])
 
