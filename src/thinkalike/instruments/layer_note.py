@@ -28,10 +28,10 @@ def _are_after_blocks(result: Result) -> bool:
             return False
     is_cut_inside_blocks = any("site" in model for model in result.provenance["models"])
     for name in ("layer", "source_layer", "target_layer"):
-        if name in result.details and not result.details[name].map(_is_number).all():
+        if name in result.details and not result.details[name].map(_is_number_text).all():
             return False
     return not is_cut_inside_blocks
 
 
-def _is_number(layer: object) -> bool:
+def _is_number_text(layer: object) -> bool:
     return str(layer).isdigit()
