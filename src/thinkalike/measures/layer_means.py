@@ -201,15 +201,18 @@ class LayerMeans(Accumulator):
         """Return the stored states of all batches, with values in a common unit.
 
         A measure with units, see `LayerMeasure.has_units`, compares each batch in units of the
-        batch's own layers. Values are converted to the unit 1, that of the states, unless the
-        units of all batches are extreme. Units are powers of two, so no digit changes. Where the
-        mean of each batch's ratio is taken, every batch keeps its unit, which the ratio cancels.
+        batch's own layers. Values are converted to the unit 1, that of the states; those of a
+        layer with an extreme unit in some batch are converted to its largest unit instead, as
+        they would be too large for floats. Where the mean of each batch's ratio is taken, which
+        cancels units, a batch with an extreme unit keeps it. Units are powers of two, so that no
+        digit changes.
         """
         states = super().gathered()
         if self.measure.has_units:
             units = states["units"]  # (batches, k)
             common = units if self.after_ratio else units.amax(0, keepdim=True)
             is_extreme = common.log2().abs() > MOST_ORDINARY_EXPONENT
+            # A value has the squared states of each of its two layers as factors, as HSIC has.
             factors = (units / common.where(is_extreme, 1.0)).square()[:, None]
             states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
         return states

@@ -70,23 +70,30 @@ class Streams:
 def common_streams(source: UnitModel, target: UnitModel) -> Streams:
     """Bring two residual streams together without looking at any hidden unit.
 
+    They are "shared" where the coordinates of the embeddings of common tokens are in place, and
+    else "aligned" by a map between these embeddings. Where embeddings cannot tell, streams of one
+    width are compared "as stored": an embedding may have another width than the stream, as
+    ALBERT's has, or there are fewer common tokens than coordinates.
+
     Raises:
-        ModelError: The widths differ and the vocabularies have too few tokens in common.
+        ModelError: The streams have different widths, and embeddings cannot align them.
     """
     shared_tokens = _shared_tokens(source, target)
     source_width = source.units[0].width
     target_width = target.units[0].width
-    reads_embeddings = (
+    are_in_stream = (
         source.embedding_width == source_width and target.embedding_width == target_width
     )
     enough = len(shared_tokens) > max(source.embedding_width, target.embedding_width)
 
-    if not (reads_embeddings and enough):
+    if not (are_in_stream and enough):
         if source_width != target_width:
+            reason = f"share {len(shared_tokens)} tokens, which are too few"
+            if not are_in_stream:
+                reason = "have embeddings of other widths"
             raise ModelError(
                 f"{source.name} and {target.name} have streams of widths {source_width} and "
-                f"{target_width}, and share {len(shared_tokens)} tokens, which are too few to "
-                "align them by their embeddings"
+                f"{target_width}, which their embeddings cannot align: they {reason}"
             )
         return Streams("as stored", len(shared_tokens), None, None)
 

@@ -299,7 +299,7 @@ def greatest_by_layer(values: Sequence[Values]) -> Values:
 def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:
     """Return differences of values of the same rows with their 90 % intervals.
 
-    The interval of a difference that is 0 ends above 0 in 5 % of the cases.
+    The interval of a difference that is 0 lies wholly above 0 in 5 % of the cases.
 
     Args:
         difference: The differences of all rows, and then without each part of the documents.
