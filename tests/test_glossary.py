@@ -133,8 +133,8 @@ def test_every_header_of_distances_and_lineages_is_explained(monkeypatch):
     lineage_screen.show_runs(lineage_screen.runs_of(pd.DataFrame([origin])), "a", "b")
     assert headers[:3] == ["layer", "distance", "cosine"], "control"
     words = {word for header in headers[:3] + headers[5:] for word in re.split(r", | or ", header)}
-    assert words == {"layer", "distance", "cosine", "units in place", "order", "at least", "p", "corrected"}
-    simple = {"order", "at least", "units in place"}
+    assert words == {"layer", "distance", "cosine", "units in place", "of each block at least", "p", "corrected"}
+    simple = {"of each block at least", "units in place"}
     assert [word for word in words - simple if not is_explained(word)] == []
     assert is_explained("unit in place")
 
@@ -147,6 +147,7 @@ def test_every_built_in_text_is_explained():
 def test_every_header_of_the_ruler_is_explained(monkeypatch):
     row = {"source": "a", "target": "b", "source_layer": 1, "target_layer": 1, "value": 0.3, "low": 0.2, "high": 0.4}
     row |= {f"{side}_local_mixing": 0.1 for side in ("source", "target")}
+    row |= {"above_local_mixing": 0.2, "above_local_mixing_low": 0.1}
     row |= {f"{side}_equivalent_bits{end}": 3.0 for side in ("source", "target") for end in ("", "_low", "_high")}
     headers = []
     shown = headers.extend

@@ -148,7 +148,7 @@ def test_measures_of_stimuli_take_as_long_as_their_layers(monkeypatch):
     seconds = {"2 layers": 3.0, "4 layers": 4.0}
     monkeypatch.setattr(of_stimuli, "seconds_of_rows", lambda name, *_: seconds[name.rpartition(", ")[2]])
     layers = sum(shape.layers for shape in set(models.values()))
-    assert kind.seconds(config, models) == pytest.approx(3.0 + 0.5 * (layers - 2))
+    assert kind.seconds_beside_passes(config, models) == pytest.approx(3.0 + 0.5 * (layers - 2))
 
 
 @pytest.mark.parametrize("measure", ["rsa", "mlem"])
@@ -157,7 +157,7 @@ def test_a_step_of_a_measure_of_stimuli_is_what_its_job_computes(measure):
     words = [f"measure={measure}", "model=gpt2-mini", "measure.permutations=1"]
     config = composed(*words, entry="analyze")
     kind = instrument_of(config)
-    assert kind.seconds(config, kind.shapes_of(config)) > 0
+    assert kind.seconds_beside_passes(config, kind.shapes_of(config)) > 0
 
 
 def test_a_forecast_is_start_loading_passes_and_work(monkeypatch):

@@ -454,14 +454,13 @@ WRONG_ENTRIES = {
     "layers=[[0,0],[1,1.0]]": "layers=1.0 must be a valid integer, at layers[1][1]",
     "layers=[[0,0],[1,true]]": "layers=True must be a valid integer, at layers[1][1]",
     "layers=[[0,0],[1,null]]": "layers=None must be a valid integer, at layers[1][1]",
-    "layers=[[0,0],[1]]": "layers=[1] must have at least 2 items after validation, not 1, at layers[1]",
-    "layers=[[0,0],[1,2,3]]": "layers=[1, 2, 3] must have at most 2 items after validation, not 3, at layers[1]",
+    "layers=[[0,0],[1]]": "layers=[1] must have at least 2 items, not 1, at layers[1]",
+    "layers=[[0,0],[1,2,3]]": "layers=[1, 2, 3] must have at most 2 items, not 3, at layers[1]",
     "layers=[[0,0],5]": "layers=5 must be a valid list, at layers[1]",
     "layers=[0,x]": "layers=x must be a valid integer, at layers[1]",
     "layers=[0,true]": "layers=[0, True] must have a number, and not true or false, at [1]",
     "data.files=[a,[b]]": "data.files=['b'] must be a valid string, at data.files[1]",
-    "stitch.lr_multiples=[1,x]": "stitch.lr_multiples=x must be a valid number, unable to parse string as a number, "
-    "at stitch.lr_multiples[1]",
+    "stitch.lr_multiples=[1,x]": "stitch.lr_multiples=x must be a valid number, at stitch.lr_multiples[1]",
     "trainer.callbacks=[[b]]": "trainer.callbacks=['b'] must be a valid string, at trainer.callbacks[0]",
 }
 

@@ -50,7 +50,10 @@ def test_a_tuned_model_is_found_and_drawn(cli, tmp_path):
     assert origins(done.result) == {block: block for block in range(6)}
     assert done.result.scalars["blocks_with_origin"] == 6
     said = " ".join(done.stdout.split())
-    assert "Blocks 0 to 5 of bert-mini-nli are those of bert-mini: 256 of 256 units in place, p < 1e-300." in said
+    assert (
+        "Blocks 0 to 5 of bert-mini-nli are those of bert-mini: of each, at least 256 of 256 units in place, p < 1e-300."
+        in said
+    )
     assert "share a residual stream: 64 of 64 coordinates in place" in said
     assert [path.suffix for path in done.result.figures] == [".png", ".svg"]
 
@@ -223,7 +226,7 @@ def block(width: int, units: int, rows: int = 50) -> dict[str, Tensor]:
 def test_other_widths_need_shared_tokens():
     first = unit_model("narrow", InMemory(block(8, 30)), {f"a{row}": row for row in range(50)}, {})
     second = unit_model("wide", InMemory(block(16, 30)), {f"b{row}": row for row in range(50)}, {})
-    with pytest.raises(ModelError, match="streams of widths 8 and 16, and share 0 tokens"):
+    with pytest.raises(ModelError, match="widths 8 and 16, which their embeddings cannot align: they share 0 tokens"):
         common_streams(first, second)
     same_width = unit_model("other", InMemory(block(8, 30)), {f"b{row}": row for row in range(50)}, {})
     assert common_streams(first, same_width).basis == "as stored"

@@ -430,7 +430,7 @@ def _requirement(problem: ErrorDetails) -> str:
     requirement = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     for beginning in ("Input should", "String should", "List should", "Dictionary should"):
         requirement = requirement.replace(beginning, "must")
-    return requirement.replace(" after validation, not 0", ", and has none")
+    return requirement.replace(" after validation", "")
 
 
 def _other_forms(first: ErrorDetails, problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:

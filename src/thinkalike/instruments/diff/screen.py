@@ -244,19 +244,22 @@ def effects_in_words(
         rows: Their rows.
         all_rows: The rows of all that were exchanged.
     """
+    is_output = what != "module"
     if all_rows["restoring_effect"].max() < LEAST_EFFECT:
         # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
         kl_left = dict(zip(names, 1 - rows["restoring_effect"], strict=True))
         rises = []
         for name, times in sorted(kl_left.items(), key=lambda entry: -entry[1]):
             rises.append(f"{name} to {number_text(times, '.2g')} times")
-        return (
-            f"Putting one {what} of the base back into the changed model does not lower the KL "
-            f"but raises it: {', '.join(rises)} what it is."
-        )
+        beginning = f"Putting one {what} of the base back into the changed model"
+        if is_output:  # the sentence of modules, which comes before, has the whole of it
+            beginning = f"Putting back one {what}"
+        return f"{beginning} does not lower the KL but raises it: {', '.join(rises)} what it is."
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
         shares.append(f"{name} {_value_with_interval(row, 'mean_effect', '.0%')}")
+    if is_output:
+        return f"The same share for one {what}: {', '.join(shares)}."
     return (
         f"Share of the KL that disappears when one {what} of the base is put back, or appears "
         "when one of the changed model is put into the base (mean of both): "

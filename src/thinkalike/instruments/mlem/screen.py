@@ -31,8 +31,8 @@ FEWEST_ROWS = 2
 """The fewest rows of each model."""
 
 MOST_CHANGES = 3
-"""At most so many features are named whose importance rises or falls over the layers; of several
-models one each."""
+"""At most so many features are named whose importance rises or falls over the layers; of two models
+one each, and of more models none, so that all fits a screen."""
 
 MOST_MODELS_APART = 2
 """At most so many models have a table each; more have one together."""
@@ -110,7 +110,9 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     models = scores["model"].unique()
     rows = max(MOST_ROWS // len(models), FEWEST_ROWS)
     is_apart = len(models) <= MOST_MODELS_APART
-    most_changes = MOST_CHANGES if len(models) == 1 else 1
+    most_changes = MOST_CHANGES
+    if len(models) > 1:
+        most_changes = 1 if is_apart else 0
     rows_of_models = []
     features: list[str] = []
     for model in models:
