@@ -50,10 +50,7 @@ def test_a_tuned_model_is_found_and_drawn(cli, tmp_path):
     assert origins(done.result) == {block: block for block in range(6)}
     assert done.result.scalars["blocks_with_origin"] == 6
     said = " ".join(done.stdout.split())
-    assert (
-        "Blocks 0 to 5 of bert-mini-nli are those of bert-mini: of each, at least 256 of 256 units in place, p < 1e-300."
-        in said
-    )
+    assert "Blocks 0 to 5 of bert-mini-nli are those of bert-mini: of each, at least 256 of 256 units in place" in said
     assert "share a residual stream: 64 of 64 coordinates in place" in said
     assert [path.suffix for path in done.result.figures] == [".png", ".svg"]
 

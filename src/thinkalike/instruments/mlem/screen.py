@@ -31,8 +31,8 @@ FEWEST_ROWS = 2
 """The fewest rows of each model."""
 
 MOST_CHANGES = 3
-"""At most so many features are named whose importance rises or falls over the layers; of two models
-one each, and of more models none, so that all fits a screen."""
+"""At most so many features are named whose importance rises or falls over the layers; of two
+models one each, and of more models none, so that all fits a screen."""
 
 MOST_MODELS_APART = 2
 """At most so many models have a table each; more have one together."""
