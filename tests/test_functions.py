@@ -456,6 +456,58 @@ def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused()
     assert states.table["value"].max() == pytest.approx(1.0), "its states are those of the model as it was"
 
 
+def by_default(mlp):
+    mlp.forward = lambda states, forward=mlp.forward: 0.5 * forward(states)
+
+
+def by_keyword(mlp):
+    def halved(states, *, forward=mlp.forward):
+        return 0.5 * forward(states)
+
+    mlp.forward = halved
+
+
+def by_list(mlp):
+    kept = [mlp.forward]
+    mlp.forward = lambda states: 0.5 * kept[0](states)
+
+
+def by_dictionary(mlp):
+    kept = {"inside": {"forward": mlp.forward}}
+    mlp.forward = lambda states: 0.5 * kept["inside"]["forward"](states)
+
+
+def by_view(mlp):
+    weight = mlp.down_proj.weight.detach()[2:]
+    mlp.register_forward_hook(
+        lambda _, __, output: output + output[..., 2:] @ weight[:, :1].expand(-1, output.shape[-1])
+    )
+
+
+@pytest.mark.parametrize("patch", [by_default, by_keyword, by_list, by_dictionary, by_view])
+def test_a_loaded_model_computes_with_nothing_of_the_original(patch):
+    """Else training that goes on would change the base, and both would be equal."""
+    original = small_llama()
+    patch(original.model.layers[0].mlp)
+    model = load_model(original, tiny.tokenizer())
+    tokens = torch.arange(3, 35)[None]
+    before = model.full(tokens).clone()
+    with torch.no_grad():
+        for weight in original.model.layers[0].mlp.parameters():
+            weight.mul_(-2)
+    assert torch.equal(model.full(tokens), before)
+    assert not torch.allclose(load_model(original, tiny.tokenizer()).full(tokens), before), "control"
+
+
+def test_a_global_that_is_part_of_the_model_is_refused(monkeypatch):
+    original = small_llama()
+    mlp = original.model.layers[0].mlp
+    monkeypatch.setattr(sys.modules[__name__], "KEPT_FORWARD", mlp.forward, raising=False)
+    mlp.forward = lambda states: 0.5 * KEPT_FORWARD(states)  # noqa: F821
+    with pytest.raises(ModelError, match=r"reads the global KEPT_FORWARD.*make it a default argument"):
+        load_model(original, tiny.tokenizer())
+
+
 def test_a_tokenizer_with_a_method_of_its_own_is_another_one(tmp_path):
     class Capitals(type(tiny.tokenizer())):
         def __call__(self, text, *args, **kwargs):
