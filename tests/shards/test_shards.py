@@ -397,7 +397,7 @@ def test_data_sets_without_token_ids_are_compared_row_by_row(root, tmp_path, cap
     ours, theirs = (ta.compare(tmp_path / f"a{end}", tmp_path / f"b{end}", **few) for end in ("", "-ids"))
     check_same(ours, theirs, ["value"])
     assert "a has no token ids: its rows are compared in the order in which they lie" in caplog.text
-    with pytest.raises(DataError, match="names no tokenizer"):
+    with pytest.raises(DataError, match="its files have no token_ids"):
         ta.compare(tmp_path / "a", root / "b", **few)
     with pytest.raises(DataError, match="names no tokenizer"):
         ta.compare(tmp_path / "a-ids", tmp_path / "b-ids", measure="r2")

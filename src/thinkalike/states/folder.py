@@ -310,14 +310,17 @@ class StateFolder:
         if written is not None:
             return written
         if self.tokenizer is None:
-            raise DataError(
-                f"{self.name} has no text, as {INDEX} names no tokenizer: add the tokenizer of "
-                f"{self.index.model}"
-            )
+            raise DataError(f"{self.name} has no text, as {self._what_lacks_a_tokenizer()}")
         ids = self.rows.token_ids(row).tolist()
         return self.tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+    def _what_lacks_a_tokenizer(self) -> str:
+        """Return why no tokenizer is known, with the remedy."""
+        if not self.rows.has_token_ids:
+            return "its files have no token_ids: write them into the files, too"
+        return f"{INDEX} names no tokenizer: add that of {self.index.model}"
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
         """Return the token ids of a text and the characters of each, (first, one past the last).
@@ -330,8 +333,7 @@ class StateFolder:
         row = self._row_of_text.get(text)
         if self.tokenizer is None:
             raise DataError(
-                f"{self.name} cannot be compared word by word, as {INDEX} names no tokenizer: add "
-                f"that of {self.index.model}"
+                f"{self.name} cannot be compared word by word, as {self._what_lacks_a_tokenizer()}"
             )
         if row is None:
             return encoded_text(self.tokenizer, text, self.bos_each_row)
