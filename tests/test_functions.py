@@ -44,7 +44,7 @@ from function_calls import (  # noqa: F401
 from thinkalike import jobs, load_model, measures, open_result
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import initial_of
-from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.digests import runs_own_code, tokenizer_fingerprint
 from thinkalike.errors import (
     ConfigError,
     DataError,
@@ -506,6 +506,46 @@ def test_a_global_that_is_part_of_the_model_is_refused(monkeypatch):
     mlp.forward = lambda states: 0.5 * KEPT_FORWARD(states)  # noqa: F821
     with pytest.raises(ModelError, match=r"reads the global KEPT_FORWARD.*make it a default argument"):
         load_model(original, tiny.tokenizer())
+
+
+class Profiler:
+    """Stands in for the backend of a tokenizer."""
+
+    def __init__(self, backend):
+        self.__dict__["backend"] = backend
+
+    def __getattr__(self, name):
+        return getattr(self.backend, name)
+
+
+def by_partial(tokenizer):
+    tokenizer._encode_plus = functools.partial(lambda own, *args, **kwargs: None, tokenizer)
+
+
+def by_object(tokenizer):
+    tokenizer._tokenizer = Profiler(tokenizer._tokenizer)
+
+
+def by_method_of_another(tokenizer):
+    tokenizer._encode_plus = Profiler(tokenizer).__getattr__
+
+
+@pytest.mark.parametrize("patch", [by_partial, by_object, by_method_of_another])
+def test_a_tokenizer_that_calls_own_code_is_known_to(patch):
+    """Else its tokens are cached, and taken for those of the tokenizer as it was."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    assert not runs_own_code(tokenizer), "control"
+    patch(tokenizer)
+    assert runs_own_code(tokenizer)
+
+
+def test_a_loaded_model_keeps_the_tokenizer_that_it_was_given():
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    model = load_model(small_llama(), tokenizer)
+    before = model.encoded(TEXTS[0])
+    tokenizer.backend_tokenizer.model.dropout = 0.9
+    assert all(model.encoded(TEXTS[0]) == before for _ in range(5))
+    assert tokenizer.backend_tokenizer.model.dropout is not None, "control"
 
 
 def test_a_tokenizer_with_a_method_of_its_own_is_another_one(tmp_path):

@@ -8,7 +8,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 
 
 @functools.cache
@@ -57,6 +64,21 @@ def module_of(called: object) -> str:
 def is_installed_function(function: FunctionType) -> bool:
     """Return whether a function was written in a module of an installed package."""
     return is_installed(module_of(function))
+
+
+def is_of_user(value: object) -> bool:
+    """Return whether an attribute is, or calls, code that is of no installed package.
+
+    It may be a function, a method, a partial, or an object of a class of the user's own, such as
+    one that stands in for a part of a library.
+    """
+    if isinstance(value, functools.partial):
+        return any(map(is_of_user, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, MethodType):
+        return is_of_user(value.__func__) or is_own_class(type(value.__self__))
+    if isinstance(value, FunctionType):
+        return not is_installed_function(value)
+    return is_own_class(type(value))
 
 
 def is_own_class(kind: type) -> bool:

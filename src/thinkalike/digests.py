@@ -23,6 +23,7 @@ from thinkalike.code_text import (
     code_text,
     functions_in,
     is_installed_function,
+    is_of_user,
     is_own_class,
 )
 from thinkalike.errors import in_home, short
@@ -302,7 +303,8 @@ def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
 
 def runs_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer has a class or a function that is of no installed package."""
-    return is_own_class(type(tokenizer)) or bool(_own_functions(tokenizer))
+    has_own_class = is_own_class(type(tokenizer)) or bool(_own_functions(tokenizer))
+    return has_own_class or any(map(is_of_user, vars(tokenizer).values()))
 
 
 def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -224,9 +225,10 @@ def _frozen_copy(
         module = part_with_states(copy, config, family)
     config_json = copy.config.to_dict() if hasattr(copy, "config") else {}
     quantization = stated_quantization(config_json)
-    checkpoint = Checkpoint(module, live.tokenizer, longest_row(copy), quantization)
+    tokenizer = deepcopy(live.tokenizer)  # the user may change it later
+    checkpoint = Checkpoint(module, tokenizer, longest_row(copy), quantization)
     if not config.implausible:
-        check_tokenizer(copy, live.tokenizer, config.name)
+        check_tokenizer(copy, tokenizer, config.name)
     return frozen_model(
         config, family, checkpoint, name=config.name, device=device, revision="in memory"
     )

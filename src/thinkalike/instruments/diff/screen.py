@@ -81,7 +81,9 @@ def _lines_of_text(result: Result) -> Iterator[str]:
         p = numbers.get("p_of_farthest_module")
         yield f"Where? {_modules_in_words(result.details, p)}"
     if len(tables.get("outputs", ())):
-        yield f"Through which outputs? {_outputs_in_words(tables['outputs'])}"
+        follows_modules = bool(numbers["modules"])
+        outputs = _outputs_in_words(tables["outputs"], follows_modules)
+        yield f"Through which outputs? {outputs}"
     if "contexts" in tables:
         tokens = tables.get("tokens")
         yield f"On what? {_affected_tokens_in_words(tokens, tables['contexts'], by_forks)}"
@@ -231,7 +233,11 @@ def _modules_in_words(table: pd.DataFrame, p: float | None) -> str:
 
 
 def effects_in_words(
-    what: str, names: Sequence[str], rows: pd.DataFrame, all_rows: pd.DataFrame
+    what: str,
+    names: Sequence[str],
+    rows: pd.DataFrame,
+    all_rows: pd.DataFrame,
+    is_repeated: bool = False,
 ) -> str:
     """Return the effects of exchanging one module, or one output, between the models.
 
@@ -239,12 +245,12 @@ def effects_in_words(
     as it does between models that were trained separately.
 
     Args:
-        what: "module" or "output".
+        what: "module", "output" or "head".
         names: The names of those that are named.
         rows: Their rows.
         all_rows: The rows of all that were exchanged.
+        is_repeated: Whether the same was said of others before, so that a shorter sentence does.
     """
-    is_output = what != "module"
     if all_rows["restoring_effect"].max() < LEAST_EFFECT:
         # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
         kl_left = dict(zip(names, 1 - rows["restoring_effect"], strict=True))
@@ -252,13 +258,13 @@ def effects_in_words(
         for name, times in sorted(kl_left.items(), key=lambda entry: -entry[1]):
             rises.append(f"{name} to {number_text(times, '.2g')} times")
         beginning = f"Putting one {what} of the base back into the changed model"
-        if is_output:  # the sentence of modules, which comes before, has the whole of it
+        if is_repeated:
             beginning = f"Putting back one {what}"
         return f"{beginning} does not lower the KL but raises it: {', '.join(rises)} what it is."
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
         shares.append(f"{name} {_value_with_interval(row, 'mean_effect', '.0%')}")
-    if is_output:
+    if is_repeated:
         return f"The same share for one {what}: {', '.join(shares)}."
     return (
         f"Share of the KL that disappears when one {what} of the base is put back, or appears "
@@ -319,18 +325,23 @@ def _named(rows: Sequence[pd.Series]) -> str:
     return " and ".join(names)
 
 
-def _outputs_in_words(table: pd.DataFrame) -> str:
-    """Return the outputs of attention and MLPs, and the heads, with the greatest shares of KL."""
+def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
+    """Return the outputs of attention and MLPs, and the heads, with the greatest shares of KL.
+
+    Args:
+        table: The table of outputs.
+        follows_modules: Whether the sentence about modules comes before.
+    """
     is_head = table["output"] == "z"
-    sentences = [_effects_of_outputs("output", table[~is_head])]
+    sentences = [_effects_of_outputs("output", table[~is_head], follows_modules)]
     if is_head.any():
-        sentences.append(_effects_of_outputs("head", table[is_head]))
+        sentences.append(_effects_of_outputs("head", table[is_head], is_repeated=True))
     sentences.append("An output also carries what changed before it.")
     return " ".join(sentences)
 
 
-def _effects_of_outputs(what: str, rows: pd.DataFrame) -> str:
-    """Return the effects of the first outputs of a table."""
+def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str:
+    """Return the effects of the first outputs of a table; see `effects_in_words`."""
     components = {"attn_out": "attention", "mlp_out": "MLP"}
     named = rows.head(MOST_SHARES)
     names = []
@@ -339,7 +350,7 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame) -> str:
             names.append(f"head {row['layer']}.{row['head']:.0f}")
         else:
             names.append(f"{components[row['output']]} {row['layer']}")
-    return effects_in_words(what, names, named, rows)
+    return effects_in_words(what, names, named, rows, is_repeated)
 
 
 def _affected_tokens_in_words(
