@@ -245,6 +245,14 @@ def test_a_small_file_does_not_fill_the_memory(name, tmp_path, config, monkeypat
         list(documents_of(data))
 
 
+@pytest.mark.timeout(60)
+def test_thousands_of_different_marks_are_no_marks():
+    """Each was looked for at each place, which took minutes for a megabyte."""
+    lines = [f"<|end{number}|>\nfoo\n" for number in range(50_000)]
+    assert divide_at_marks("".join(lines)).marks == []
+    assert len(divide_at_marks("".join(lines[:3] * 2)).marks) == 3, "control"
+
+
 def test_a_parquet_file_that_repeats_a_long_text_does_not_fill_the_memory(tmp_path, config):
     """Two kilobytes stood for ten gigabytes: each row holds the number of a text in a dictionary."""
     import pyarrow

@@ -42,6 +42,10 @@ START_NAME = re.compile(r"(?:^|[^a-z])(?:begin|start|bos)|^s$")
 OPENING_QUOTES = "\"'`([{“‘"
 CLOSING_QUOTES = "\"'`)]}”’"
 
+MOST_MARKS = 64
+"""A tokenizer has a few marks that begin or end a text. Names that differ in more lines, such as
+<|end7|>, number something, and looking for thousands of them in a text would not end."""
+
 FEWEST_REPEATS = 2
 """How often a mark that could be ordinary text has to occur."""
 
@@ -125,7 +129,7 @@ def _boundaries(counts: Mapping[str, int]) -> list[str]:
     """Return the least frequent marks whose names say that a text ends or begins.
 
     Marks of an end come first. Among those of an end, and among those of a beginning, all that are
-    equally rare are returned.
+    equally rare are returned. There are none if there would be more than `MOST_MARKS`.
 
     Args:
         counts: How often each mark occurs.
@@ -135,6 +139,8 @@ def _boundaries(counts: Mapping[str, int]) -> list[str]:
         marks = [mark for mark in counts if name_pattern.search(_name_in(mark))]
         fewest = min((counts[mark] for mark in marks), default=0)
         boundaries += [mark for mark in marks if counts[mark] == fewest]
+    if len(boundaries) > MOST_MARKS:
+        return []
     return boundaries
 
 
