@@ -451,6 +451,49 @@ def test_long_whole_numbers_stay_whole_beside_a_missing_cell(gap, tmp_path):
     assert levels.dropna().tolist() == [str(number) for number in ids if number is not None]
 
 
+@pytest.mark.parametrize(
+    ("cells", "kind", "levels"),
+    [
+        (["1,234", "2,345"], "nominal", ["1,234", "2,345"]),
+        (["1,5", "2,5"], ["1,5", "2,5"], ["1,5", "2,5"]),
+        (["01", "1"], ["01", "1"], ["01", "1"]),
+        (["1,5", "2,5"], "numeric", [1.5, 2.5]),
+    ],
+)
+def test_levels_that_are_declared_keep_their_names(cells, kind, levels, tmp_path):
+    frame = pd.DataFrame({"text": ["a", "b"], "f": cells})
+    table = read_table(write_table(tmp_path / "x.tsv", frame), kinds={"f": kind})
+    assert table.features["f"].tolist() == levels
+
+
+def test_decimal_numbers_that_floats_cannot_hold_are_names_or_refused(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    numbers = pyarrow.array([10**30, 10**30 + 1, 3], pyarrow.decimal128(38, 0))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "f": numbers}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="more than 16 digits"):
+        read_table(tmp_path / "x.parquet")
+    named = read_table(tmp_path / "x.parquet", kinds={"f": "nominal"})
+    assert named.features["f"].nunique() == 3
+
+
+def test_a_role_that_needs_texts_is_refused_without_them(tmp_path):
+    path = write_table(tmp_path / "x.csv", pd.DataFrame({"id": ["a", "b"], "f": [1, 2]}))
+    with pytest.raises(DataError, match=r"columns\.word=f has no effect without a column of texts"):
+        read_table(path, columns={"text": None, "word": "f"})
+
+
+def test_the_text_beside_lists_of_its_words_is_no_feature(tmp_path):
+    frame = pd.DataFrame(
+        {"text": ["the dog", "a cat"], "word": [["the", "dog"], ["a", "cat"]], "pos": [["D", "N"]] * 2}
+    )
+    frame.to_parquet(tmp_path / "x.parquet")
+    table = read_table(tmp_path / "x.parquet")
+    assert list(table.features) == ["pos"]
+    assert table.texts == ["the dog", "a cat"]
+
+
 def test_columns_that_name_each_row_are_no_features(tmp_path, caplog):
     count = 12
     columns = {"text": [f"t{n}" for n in range(count)], "date": [f"{n}-1-2025" for n in range(count)], "g": [0, 1] * 6}

@@ -443,6 +443,12 @@ def _roles(
     roles.pop("sentence", None)
     # Without a text, its id stands for each stimulus, and words or positions have no meaning.
     if "text" not in roles:
+        for role in columns.keys() & {"word", "start", "stop"}:
+            if columns[role] is not None:
+                raise DataError(
+                    f"{path}: columns.{role}={columns[role]} has no effect without a column of "
+                    "texts; leave it out, or name that of the texts"
+                )
         return {role: name for role, name in roles.items() if role == "id"}
     if ("start" in roles) != ("stop" in roles):
         raise DataError(f"{path} has only one of the columns start and stop")
@@ -488,6 +494,9 @@ def _explode_lists(
             sentence_column = "number of the row"
             frame = frame.assign(**{sentence_column: range(1, len(frame) + 1)})
         new_columns = {"id": None, **new_columns, "sentence": sentence_column}
+        # The words are the text; a column of whole texts beside them says nothing more.
+        if "text" not in columns and "text" not in list_columns:
+            frame = frame.drop(columns="text", errors="ignore")
     try:
         exploded = frame.explode(list_columns, ignore_index=True)
     except ValueError as error:
@@ -606,6 +615,24 @@ def _is_position(cell: str) -> bool:
     return cell.isdecimal() and len(cell) <= MOST_DIGITS
 
 
+def _decimal_values(
+    column: pd.Series, kind: str | Sequence[str] | None, location: str
+) -> pd.Series:
+    """Return a column of decimal numbers as floats, or as names if it is nominal.
+
+    Raises:
+        DataError: Two different numbers would become one.
+    """
+    if kind is not None and kind != "numeric":
+        return column.map(str, na_action="ignore")
+    numbers = column.astype(float)
+    if numbers.nunique() < column.nunique():
+        raise DataError(
+            f"{location} has numbers of more than 16 digits; declare kinds.{column.name}=nominal"
+        )
+    return numbers
+
+
 def _feature_values(
     column: pd.Series, kind: str | Sequence[str] | None, location: str
 ) -> pd.Series:
@@ -632,12 +659,16 @@ def _feature_values(
         for cell in present:
             _check_cell(cell, location)
     if isinstance(present.iloc[0], Decimal):
-        return column.astype(float)
+        return _decimal_values(column, kind, location)
 
     values = column.mask(column.isin(MISSING))
     written = values.dropna()
     if not all(isinstance(value, str) for value in written):
         return values
+    is_named = kind == "nominal" and written.str.contains(",").any()
+    are_levels = isinstance(kind, Sequence) and not isinstance(kind, str)
+    if is_named or (are_levels and set(written) <= set(map(str, kind or ()))):
+        return values  # the names of levels, as they are written
     values = _with_decimal_points(values, written, location)
     numbers = pd.to_numeric(values, errors="coerce")
     not_numbers = values[values.notna() & numbers.isna()]

@@ -198,6 +198,7 @@ def run_adapted(
         )
     settings = adapted.peft_model.active_peft_config
     samples = _adapter_samples(adapted.peft_model)
+    _warn_if_without_effect(adapted, samples, called)
 
     def error_of(module: PreTrainedModel) -> float:
         """Return the largest difference from the outputs of PEFT's own model, over all samples."""
@@ -291,6 +292,24 @@ def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
         if all(type(entry) is int and 0 <= entry < vocabulary for entry in value):
             lists[name] = value
     return lists
+
+
+def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called: str) -> None:
+    """Warn if a model gives the same with its adapter and without it, for all sample tokens.
+
+    PEFT runs some kinds of adapters for models of a certain `task_type` only.
+    """
+    try:
+        with adapted.peft_model.disable_adapter():
+            outputs = _outputs(adapted.peft_model, samples, called)
+    except Exception:  # of a kind of adapter that cannot be switched off
+        return
+    if all(map(torch.equal, outputs, adapted.outputs)):
+        log.warning(
+            "warning: %s: the adapter changes no output for sample tokens; check its weights, and "
+            "task_type in its adapter_config.json",
+            called,
+        )
 
 
 def _outputs(
