@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from dataclasses import fields
 from pathlib import Path
 
@@ -482,6 +483,31 @@ def by_view(mlp):
     mlp.register_forward_hook(
         lambda _, __, output: output + output[..., 2:] @ weight[:, :1].expand(-1, output.shape[-1])
     )
+
+
+class Kept:
+    """Holds what a copy cannot find."""
+
+
+def by_attribute_of_an_object(mlp):
+    kept = Kept()
+    kept.forward = mlp.forward
+    mlp.forward = lambda states: 0.5 * kept.forward(states)
+
+
+def by_weak_reference(mlp):
+    weight = weakref.ref(mlp.down_proj.weight)
+    mlp.register_forward_hook(lambda _, __, output: output + output @ weight()[:, :1].expand(-1, output.shape[-1]))
+
+
+@pytest.mark.parametrize("patch", [by_attribute_of_an_object, by_weak_reference])
+def test_a_copy_that_would_compute_with_the_original_is_refused(patch):
+    original = small_llama()
+    patch(original.model.layers[0].mlp)
+    before = {name: weight.clone() for name, weight in original.state_dict().items()}
+    with pytest.raises(ModelError, match="where code of your own holds its weights"):
+        load_model(original, tiny.tokenizer())
+    assert all(torch.equal(weight, before[name]) for name, weight in original.state_dict().items())
 
 
 @pytest.mark.parametrize("patch", [by_default, by_keyword, by_list, by_dictionary, by_view])

@@ -111,6 +111,7 @@ def test_a_notebook_shows_sentences_figure_and_table_and_no_map_of_characters(ki
     from matplotlib import pyplot
 
     result = results(kind)
+    pyplot.close("all")  # what earlier tests left open
     page = result._repr_html_()
     assert not set(SHADES.strip() + MARK) & set(page)
     (image,) = re.findall('src="data:image/png;base64,([^"]+)"', page)

@@ -184,6 +184,11 @@ def check_adapter(
     except ValueError as error:
         raise ModelError(f"{path} is no JSON object ({error})") from None
 
+    for name, value in settings.items():
+        # As a text, "false" counts as true.
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            raise ModelError(f"{path} states {name} as the text {value!r}; write {value.lower()}")
+
     ranks = [settings.get("r")]
     rank_pattern = settings.get("rank_pattern")
     if isinstance(rank_pattern, dict):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import nn
 
+from thinkalike.code_text import added_functions, is_of_user, is_own_class
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
 from thinkalike.models.copies import copied
+from thinkalike.models.description import HOOKS
 from thinkalike.models.families import (
     DEFAULT_CONTEXT,
     FAMILIES,
@@ -109,6 +113,9 @@ def load_live(
         frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
             _check_copy(frozen, expected)
+            if _runs_code_of_user(live.module):
+                with _without_weights(live.module):
+                    _check_copy(frozen, expected)
         return at_sites(frozen, config, config.name)
 
 
@@ -259,9 +266,39 @@ def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
     error = relative_error(model.full(tokens).to(expected), expected)
     if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
         raise ModelError(
-            f"{model.name}: a copy of it gives other logits (by {error:.1e} of the largest), so "
-            "that it cannot be frozen; save it, and give its folder"
+            f"{model.name}: a copy of it gives other logits (by {error:.1e} of the largest), as "
+            "where code of your own holds its weights, so that it cannot be frozen; save it, and "
+            "give its folder"
         )
+
+
+def _runs_code_of_user(module: nn.Module) -> bool:
+    """Return whether a module inside has a class, an attribute or a hook of the user's own."""
+    for submodule in module.modules():
+        kind = type(submodule)
+        if is_own_class(kind) or any(added_functions(kind)):
+            return True
+        hooks = [hook for name in HOOKS for hook in getattr(submodule, name).values()]
+        if any(map(is_of_user, [*vars(submodule).values(), *hooks])):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _without_weights(module: nn.Module) -> Iterator[None]:
+    """Let all weights of a module be zero while this is open.
+
+    What a copy gives meanwhile shows whether it computes with the weights of the original, which
+    code of a user may hold where `copied` cannot look, such as in an object or a weak reference.
+    """
+    weights = [(weight, weight.data) for weight in module.parameters()]
+    try:
+        for weight, data in weights:
+            weight.data = data.new_zeros(()).expand(data.shape)  # which takes no memory
+        yield
+    finally:
+        for weight, data in weights:
+            weight.data = data
 
 
 def _family_of(module: PreTrainedModel) -> Family:

@@ -5,15 +5,16 @@ The libraries that run such models are not needed, and no GPU.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypedDict
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, one_line
 from thinkalike.models.stored_weights import Weights
 
 METHODS = ("gptq", "awq", "bitsandbytes")
@@ -60,12 +61,34 @@ class DecodedWeights:
                 f"with {', '.join(str(bits) for bits in BITS_PACKED)} bits; give the checkpoint "
                 "before it was quantised"
             )
-        self._shapes = dict(self._shapes_of_matrices())
+        if self._method == "awq" and settings.get("version", "gemm") != "gemm":
+            raise ModelError(
+                f"weights of awq of the version {settings['version']} cannot be decoded, only "
+                "those of gemm; give the checkpoint before it was quantised"
+            )
+        with self._damage_of("its packed weights"):
+            self._shapes = dict(self._shapes_of_matrices())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
+        with self._damage_of(name):
+            return self._decoded(name)
+
+    @contextlib.contextmanager
+    def _damage_of(self, name: str) -> Iterator[None]:
+        """Turn what damaged files cause into a ModelError that names what is read."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            raise ModelError(
+                f"{name} cannot be decoded as {self._method} ({type(error).__name__}: "
+                f"{one_line(error)}); give the checkpoint before it was quantised"
+            ) from error
+
+    def _decoded(self, name: str) -> Tensor:
+        """Return a matrix of (out, in), or a tensor that is not packed as it is stored."""
         tensors = self._stored.shapes()
         path = name.removesuffix(".weight")
         if f"{path}.qweight" in tensors:
@@ -115,6 +138,8 @@ class DecodedWeights:
         scales = self._stored.read(f"{path}.scales").float()  # (groups, out)
         if f"{path}.g_idx" in self._stored.shapes():
             group = self._stored.read(f"{path}.g_idx").long()
+            if group.min() < 0:  # which would count from the last group
+                raise ValueError("g_idx has a negative group")
         else:
             group = torch.arange(len(numbers)) * len(scales) // len(numbers)
         return (scales[group] * (numbers - zeros[group])).T

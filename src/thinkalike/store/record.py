@@ -207,9 +207,10 @@ def _check_provenance(provenance: Mapping[str, object]) -> None:
         raise ForeignFileError("its phases are not numbers")
     if not isinstance(provenance.get("versions", {}), dict):
         raise ForeignFileError("its versions are not a JSON object")
-    warnings = provenance.get("warnings", [])
-    if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
-        raise ForeignFileError("its warnings are not a list of texts")
+    for name in ("warnings", "subjects"):
+        texts = provenance.get(name, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ForeignFileError(f"its {name} are not a list of texts")
     if "date" in provenance and not _is_date(provenance["date"]):
         raise ForeignFileError(f"its date {short(provenance['date'])} is not a date")
 
