@@ -290,8 +290,12 @@ def _without_weights(module: nn.Module) -> Iterator[None]:
 
     What a copy gives meanwhile shows whether it computes with the weights of the original, which
     code of a user may hold where `copied` cannot look, such as in an object or a weak reference.
+    Weights of a class of their own, such as packed ones, stay as they are.
     """
-    weights = [(weight, weight.data) for weight in module.parameters()]
+    weights = []
+    for weight in module.parameters():
+        if type(weight) is nn.Parameter and not weight.is_inference():
+            weights.append((weight, weight.data))
     try:
         for weight, data in weights:
             weight.data = data.new_zeros(()).expand(data.shape)  # which takes no memory
