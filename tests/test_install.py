@@ -71,8 +71,9 @@ def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
 def test_help_and_a_misspelt_word_need_no_torch(tmp_path, script, words, said):
     """Torch, transformers and pandas take seconds to import; what is counted does not depend on other work."""
     heavy = ["torch", "transformers", "pandas", "scipy"]
-    code = f"import atexit, sys; sys.argv = ['{script}.py', *{words}]; from thinkalike.cli import {script}; "
-    code += f"atexit.register(lambda: print('there:', *[name for name in {heavy} if name in sys.modules])); {script}()"
+    code = f"import atexit, sys; sys.argv = ['{script}.py', *{words}]; from thinkalike.cli import COMMANDS; "
+    code += f"atexit.register(lambda: print('there:', *[name for name in {heavy} if name in sys.modules])); "
+    code += f"COMMANDS['{script}']()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "there:", done.stderr
     assert said in done.stderr

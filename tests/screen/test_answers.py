@@ -230,7 +230,7 @@ def test_modules_that_only_fit_their_own_model_have_no_share_of_the_change():
     )
     some = changed([0.4, 0.1]).details
     assert effects_in_words("module", ["MLP 0", "MLP 1"], some, some).endswith(
-        "(mean of both): MLP 0 40 %, MLP 1 10 %."
+        "(mean of both): MLP 0: 40 %, MLP 1: 10 %."
     )
 
 

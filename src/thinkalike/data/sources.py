@@ -9,12 +9,12 @@ import contextlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.data.stimuli import duplicates
 from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, one_line
 from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
@@ -218,9 +218,9 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
     import pyarrow.parquet
 
     names = pyarrow.parquet.ParquetFile(path).schema_arrow.names
-    repeated = duplicates(names)
-    if repeated:
-        raise DataError(f"{path}: the column {repeated[0]} occurs more than once; rename one")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DataError(f"{path}: the column {name} occurs more than once; rename one")
     columns = None
     if field in names:
         columns = [field]

@@ -263,7 +263,7 @@ def effects_in_words(
         return f"{beginning} does not lower the KL but raises it: {', '.join(rises)} what it is."
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
-        shares.append(f"{name} {_value_with_interval(row, 'mean_effect', '.0%')}")
+        shares.append(f"{name}: {_value_with_interval(row, 'mean_effect', '.0%')}")
     if is_repeated:
         return f"The same share for one {what}: {', '.join(shares)}."
     return (
