@@ -43,9 +43,10 @@ from function_calls import (  # noqa: F401
     files,
 )
 from thinkalike import jobs, load_model, measures, open_result
+from thinkalike.code_text import runs_code_of_user
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import initial_of
-from thinkalike.digests import runs_own_code, tokenizer_fingerprint
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import (
     ConfigError,
     DataError,
@@ -560,9 +561,9 @@ def by_method_of_another(tokenizer):
 def test_a_tokenizer_that_calls_own_code_is_known_to(patch):
     """Else its tokens are cached, and taken for those of the tokenizer as it was."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
-    assert not runs_own_code(tokenizer), "control"
+    assert not runs_code_of_user(tokenizer), "control"
     patch(tokenizer)
-    assert runs_own_code(tokenizer)
+    assert runs_code_of_user(tokenizer)
 
 
 def test_a_loaded_model_keeps_the_tokenizer_that_it_was_given():

@@ -74,11 +74,21 @@ def is_of_user(value: object) -> bool:
     """
     if isinstance(value, functools.partial):
         return any(map(is_of_user, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, staticmethod):
+        return is_of_user(value.__func__)
     if isinstance(value, MethodType):
         return is_of_user(value.__func__) or is_own_class(type(value.__self__))
     if isinstance(value, FunctionType):
         return not is_installed_function(value)
     return is_own_class(type(value))
+
+
+def runs_code_of_user(instance: object) -> bool:
+    """Return whether the class of an object, or one of its attributes, has code of the user's."""
+    kind = type(instance)
+    if is_own_class(kind) or any(added_functions(kind)):
+        return True
+    return any(map(is_of_user, vars(instance).values()))
 
 
 def is_own_class(kind: type) -> bool:

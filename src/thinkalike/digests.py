@@ -23,8 +23,7 @@ from thinkalike.code_text import (
     code_text,
     functions_in,
     is_installed_function,
-    is_of_user,
-    is_own_class,
+    runs_code_of_user,
 )
 from thinkalike.errors import in_home, short
 
@@ -278,7 +277,7 @@ def _state_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str | None:
     The backend writes all of itself in a tenth of the time that its parts take.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not backend or runs_own_code(tokenizer):
+    if not backend or runs_code_of_user(tokenizer):
         return None
     settings = [getattr(tokenizer, "split_special_tokens", None)]
     for mark in MARKS:
@@ -293,18 +292,12 @@ def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
         "special tokens": {mark: getattr(tokenizer, f"{mark}_token_id", None) for mark in MARKS},
         "treatment of special tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
     }
-    if runs_own_code(tokenizer):
+    if runs_code_of_user(tokenizer):
         facts |= _facts_of_own_code(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend:
         return facts | _facts_of_backend(json.loads(backend.to_str()))
     return facts | _facts_of_python_tokenizer(tokenizer)
-
-
-def runs_own_code(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer has a class or a function that is of no installed package."""
-    has_own_class = is_own_class(type(tokenizer)) or bool(_own_functions(tokenizer))
-    return has_own_class or any(map(is_of_user, vars(tokenizer).values()))
 
 
 def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType]:

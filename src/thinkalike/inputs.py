@@ -35,6 +35,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from thinkalike.arguments import shown
+from thinkalike.code_text import runs_code_of_user
 from thinkalike.config import (
     DataConfig,
     ModelConfig,
@@ -54,7 +55,7 @@ from thinkalike.config.in_memory import (
 )
 from thinkalike.config.schema import made
 from thinkalike.data.tables import MARKS, with_named_index
-from thinkalike.digests import runs_own_code, tokenizer_fingerprint
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import identity_of
@@ -174,7 +175,7 @@ def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
             cannot be known, so no result of an earlier call may be taken for its result.
     """
     identity = identity_of(model)
-    has_own_code = not identity.is_complete or runs_own_code(model.tokenizer)
+    has_own_code = not identity.is_complete or runs_code_of_user(model.tokenizer)
     how_it_runs: dict[str, object] = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "bos": model.bos_each_row,

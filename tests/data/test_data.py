@@ -494,7 +494,7 @@ def cache_files(tmp_path) -> list[Path]:
 def letters_of_a_library(monkeypatch):
     """Let the tokens of `Letters` be cached, as if its class were of an installed package."""
     for module in ("thinkalike.data.corpus", "thinkalike.digests"):
-        monkeypatch.setattr(f"{module}.runs_own_code", lambda _: False)
+        monkeypatch.setattr(f"{module}.runs_code_of_user", lambda _: False)
 
 
 def test_tokens_of_a_tokenizer_with_own_code_are_not_cached(tmp_path, config):

@@ -418,7 +418,9 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
     if renamed is not None:
         return f"{key}={first['input']} is now {key}={renamed}"
     requirements = [_requirement(first), *map(_requirement, _other_forms(first, problems))]
-    reason = " or be ".join(dict.fromkeys(requirements)).replace("be must be", "be")
+    reason, *other_requirements = dict.fromkeys(requirements)
+    for requirement in other_requirements:
+        reason += f" or be {requirement.removeprefix('must be ')}"
     entries = "".join(f"[{number}]" for number in first["loc"] if isinstance(number, int))
     if entries:
         reason += f", at {key}{entries}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from thinkalike.code_text import runs_code_of_user
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.documents import (
@@ -24,7 +25,7 @@ from thinkalike.data.documents import (
 )
 from thinkalike.data.packing import TextLimits, TokenizerReader, pack
 from thinkalike.data.rows import Corpus, PairedRows, SourceTokens, TokenRows
-from thinkalike.digests import runs_own_code, tokenizer_fingerprint
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.document_order import neighbour_correlation
 
@@ -102,7 +103,7 @@ def read_corpus(
     tokenizers = [tokenizer]
     if source is not None:
         tokenizers.append(source.tokenizer)
-    if any(map(runs_own_code, tokenizers)):
+    if any(map(runs_code_of_user, tokenizers)):
         corpus = _corpus_of(compute())  # what such code does at the next call cannot be known
     else:
         name = _cache_name(data, tokenizer, context, bos, limits, source)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from thinkalike.code_text import added_functions, is_of_user, is_own_class
+from thinkalike.code_text import is_of_user, runs_code_of_user
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
@@ -275,11 +275,8 @@ def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
 def _runs_code_of_user(module: nn.Module) -> bool:
     """Return whether a module inside has a class, an attribute or a hook of the user's own."""
     for submodule in module.modules():
-        kind = type(submodule)
-        if is_own_class(kind) or any(added_functions(kind)):
-            return True
         hooks = [hook for name in HOOKS for hook in getattr(submodule, name).values()]
-        if any(map(is_of_user, [*vars(submodule).values(), *hooks])):
+        if runs_code_of_user(submodule) or any(map(is_of_user, hooks)):
             return True
     return False
 
