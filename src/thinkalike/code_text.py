@@ -110,9 +110,21 @@ def added_functions(kind: type) -> Iterator[tuple[type, FunctionType]]:
 
 
 def functions_in(value: object) -> list[FunctionType]:
-    """Return the functions that an entry of a class, or an attribute, is or wraps."""
-    candidates = [value, getattr(value, "__func__", None), getattr(value, "fget", None)]
-    return [candidate for candidate in candidates if isinstance(candidate, FunctionType)]
+    """Return the functions that an entry of a class, or an attribute, is or wraps.
+
+    Entries are told apart by their type. An object of another type may answer any attribute with
+    code of its own, or with an error.
+    """
+    if isinstance(value, FunctionType):
+        return [value]
+    if isinstance(value, staticmethod | classmethod | MethodType):
+        return functions_in(value.__func__)
+    if isinstance(value, property):
+        accessors = (value.fget, value.fset, value.fdel)
+        return [accessor for accessor in accessors if isinstance(accessor, FunctionType)]
+    if isinstance(value, functools.cached_property):
+        return functions_in(value.func)
+    return []
 
 
 def is_of_library(value: object) -> bool:
