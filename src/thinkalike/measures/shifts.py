@@ -33,10 +33,12 @@ class ShiftEstimate(LayerPairEstimate):
 
 
 def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
-    """Return the means of four values of each of l layers.
+    """Return the means of four quantities over the tokens, for each of l layers.
+
+    They are ‖x - y‖ / ‖x‖, the cosine of x and y, ‖x‖ and ‖y‖.
 
     Args:
-        sums: The sums over tokens of the four values, and as the last entry how many tokens.
+        sums: The sums of these four over the tokens, and as the last entry the number of tokens.
     """
     return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
 

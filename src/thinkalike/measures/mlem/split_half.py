@@ -128,7 +128,12 @@ def split_half_reference(
 
 
 def _why_no_reference(distances: NeuralDistances, cells: Int[Tensor, " n"]) -> str:
-    """Return why the distances of a layer have no split-half reference, and the remedy."""
+    """Return for users why a layer has no split-half reference, and what to do.
+
+    Args:
+        distances: The distances of the stimuli in the layer.
+        cells: The cell of each stimulus, its combination of levels of all features.
+    """
     squared = distances.vector()
     if squared.max() <= squared.min():
         return "all distances are equal, so no cell is nearer than another; leave the layer out"
@@ -161,13 +166,15 @@ def _references_of_layer(
     half: Int[Tensor, " n"],
     remaining: Bool[Tensor, "m n"],
 ) -> Float[Tensor, " m"]:
-    """Return the mean of ρ(B, A) / √r over both directions, for each of m sets of stimuli.
+    """Return the split-half reference of a layer, for each of m sets of stimuli.
 
-    It is NaN for a set whose reliability r is not above 0.
+    For the halves A and B of the stimuli it is the mean of ρ(B, A) / √r over both directions. ρ
+    is Spearman's correlation of the distances of pairs in B with the mean distances of the same
+    cells in A, and r the reliability of these means. It is NaN for a set with r ≤ 0.
 
     Args:
         distances: The distances of the n stimuli in one layer.
-        cells: The cell of each stimulus, from 0.
+        cells: The cell of each stimulus, from 0: its combination of levels of all features.
         half: The half of each stimulus, 0 or 1.
         remaining: Which stimuli each set has.
     """
