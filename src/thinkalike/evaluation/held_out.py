@@ -54,10 +54,10 @@ def masked_losses(
     special_ids = torch.tensor(tokenizer.all_special_ids, device=device)
     is_special = torch.isin(tokens, special_ids)
     is_hidden = (hiding < HIDDEN_SHARE) & ~is_special
-    input_tokens = torch.where(
-        is_hidden & (action < MASKED_BELOW), tokenizer.mask_token_id, tokens
-    )
-    input_tokens = torch.where(is_hidden & (action >= RANDOM_FROM), random_tokens, input_tokens)
+    is_masked = is_hidden & (action < MASKED_BELOW)
+    is_random = is_hidden & (action >= RANDOM_FROM)
+    input_tokens = torch.where(is_masked, tokenizer.mask_token_id, tokens)
+    input_tokens = torch.where(is_random, random_tokens, input_tokens)
 
     logits = model(input_tokens)[0]
     losses = cross_entropy(logits[is_hidden], tokens[is_hidden], reduction="none")

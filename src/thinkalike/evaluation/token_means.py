@@ -80,17 +80,19 @@ class _RunningMeans:
         """
         indices = self._indices(codes)
         is_kept = indices >= 0
-        distinct, inverse, counts = indices[is_kept].unique(
+        # The codes that occur among these tokens, as indices, and which of them each token has.
+        occurring, which_code, token_counts = indices[is_kept].unique(
             return_inverse=True, return_counts=True
         )
-        self._counts[distinct] += counts
+        self._counts[occurring] += token_counts
         for layer, state in enumerate(states):
             if not len(self._means[layer]):
                 self._means[layer] = state.new_zeros(len(self._codes), state.shape[1])
-            means = self._means[layer][distinct]
-            deviations = state[is_kept] - means[inverse]
-            sums = torch.zeros_like(means).index_add_(0, inverse, deviations)
-            self._means[layer][distinct] = means + sums / self._counts[distinct, None].to(means)
+            means = self._means[layer][occurring]
+            deviations = state[is_kept] - means[which_code]
+            sums = torch.zeros_like(means).index_add_(0, which_code, deviations)
+            total_counts = self._counts[occurring, None].to(means)
+            self._means[layer][occurring] = means + sums / total_counts
 
     def lookup(
         self, codes: Int[Tensor, " n"], layer: int, default: Float[Tensor, "n d"]

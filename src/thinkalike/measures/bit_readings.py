@@ -59,6 +59,7 @@ def next_bits(
             continue  # this value is bracketed
         if not measured_copies:
             return FIRST_BITS
+        # The next more bits than those of the copy below; without one, the next fewer.
         has_copy_below = low > 0
         return candidates[0] if has_copy_below else candidates[-1]
     return None

@@ -502,6 +502,7 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
         return "changed", math.nan
 
     values = _sketched_singular_values(change, 1)
+    # the Frobenius norm of what the leading singular values do not explain
     rest = max(float(change.square().sum() - values.square().sum()), 0.0) ** 0.5
     rank = int((values > rounding).sum())
     most_rank = min(MOST_RANK, min(n, m) // 4)

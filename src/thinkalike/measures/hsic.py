@@ -86,6 +86,10 @@ def biased_from_sums(
 ) -> Tensor:
     """Return the biased HSIC of Gram matrices K and L of n rows, from sums of their entries.
 
-    The arguments are those of `unbiased_from_sums`, but of K and L with their diagonals.
+    Args:
+        n: The number of rows.
+        products: Σᵢⱼ Kᵢⱼ Lᵢⱼ.
+        of_sums: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K and of L, which are symmetric.
+        of_totals: The product of the sums of all entries of K and of L.
     """
     return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2

@@ -107,16 +107,16 @@ class FeatureColumns(NamedTuple):
         names = _names(frame)
         labels = names or tuple(map(str, range(frame.shape[1])))
 
-        settled_kinds = []
+        final_kinds = []
         levels_of_features = []
         inferred_continuous = []  # their labels; nobody asked for this kind
         for position, kind in enumerate(_kind_of_each(kinds, labels)):
             column = frame.iloc[:, position]
             label = labels[position]
-            settled_kind, levels = _kind_and_levels(column, kind, label, has_types)
-            settled_kinds.append(settled_kind)
+            final_kind, levels = _kind_and_levels(column, kind, label, has_types)
+            final_kinds.append(final_kind)
             levels_of_features.append(levels)
-            if settled_kind == "continuous" and kind != "continuous":
+            if final_kind == "continuous" and kind != "continuous":
                 inferred_continuous.append(label)
         if inferred_continuous:
             warnings.warn(
@@ -125,7 +125,7 @@ class FeatureColumns(NamedTuple):
                 "kinds= says otherwise",
                 stacklevel=4,
             )
-        return cls(names, tuple(settled_kinds), tuple(levels_of_features))
+        return cls(names, tuple(final_kinds), tuple(levels_of_features))
 
     def label(self, feature: int) -> str:
         """Return what messages call a feature: its name, or its number if there are no names."""

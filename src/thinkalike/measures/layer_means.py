@@ -142,7 +142,9 @@ class LayerMeans(Accumulator):
         biases: dict[Pair, Tensor] = {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             values = self._values_without_parts(measure, layers, rows, model_pairs)
-            if self.permutations and any(metric._is_first(batch.number) for metric in metrics):
+            if self.permutations and any(
+                metric._precedes_stored_nulls(batch.number) for metric in metrics
+            ):
                 pairs_once = model_pairs._replace(pairs=list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, groups, pairs_once, self.permutations)
                 nulls = null.of({pair: of_pair[0] for pair, of_pair in values.items()})
@@ -198,7 +200,7 @@ class LayerMeans(Accumulator):
             values[pair] = torch.stack([values_of_all[pair], *values_without])
         return values
 
-    def _is_first(self, number: int) -> bool:
+    def _precedes_stored_nulls(self, number: int) -> bool:
         """Return whether a batch's number is below those of all batches whose null is stored.
 
         The null distribution is that of the batch with the lowest number, and batches may come in

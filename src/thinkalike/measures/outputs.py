@@ -31,18 +31,21 @@ LEAST_LOG = -80
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
     """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y), in [0, ln 2] nats.
 
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one
-    vocabulary. A logit of -∞ has a probability of 0. It is differentiable, and computed in
-    float32, or what is wider. A ValueError says that n or the vocabulary differs, or that a logit
-    is NaN or +∞, or all of a row are -∞.
+    For the logits X and Y of two models with one vocabulary it is ½ KL(p ‖ m) + ½ KL(q ‖ m) with
+    m = (p + q) / 2 (Lin 1991), mean over rows. A logit of -∞ has a probability of 0. It is
+    differentiable, and computed in float32 or a wider dtype.
+
+    Raises:
+        ValueError: n or the vocabulary differs, a logit is NaN or +∞, or all of a row are -∞.
     """
     return JensenShannon().of(X, Y)
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
+    """Return for which share of rows the largest logit is that of another token, in [0, 1].
 
-    See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
+    X and Y are the logits of two models with one vocabulary. See Klabunde et al. (2024) and Madani
+    et al. (2004, "prediction disagreement"). It has no gradient.
     """
     return Disagreement().of(X, Y)
 
@@ -191,7 +194,7 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         """
 
         def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
-            """Return the sum over all tokens, and those without each part in turn."""
+            """Return the sum of the values of all rows, then those without each part in turn."""
             values_by_part = self.of_rows(first, second).split([*sizes])
             part_sums = torch.stack([values.sum() for values in values_by_part])
             total = part_sums.sum()
@@ -235,7 +238,7 @@ class Disagreement(MeanOfRows):
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
-        """Return the position of the largest logit of each row.
+        """Return the index of the largest logit of each row, the most likely token.
 
         Raises:
             ValueError: A logit is NaN or +∞, or all of a row are -∞.

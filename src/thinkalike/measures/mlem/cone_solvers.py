@@ -175,7 +175,10 @@ def _back_to_cone(
 def _solved_on_used(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> Float[Tensor, "b f"]:
-    """Return the solutions of G w = t on the used columns, and 0 for the others."""
+    """Return for b systems the w with G w = t on the used columns, and 0 for the others.
+
+    The used columns of each system are independent.
+    """
     solutions: Tensor = torch.linalg.solve(_system_of_used(gram, is_used), target * is_used)
     return solutions.where(is_used, 0)
 

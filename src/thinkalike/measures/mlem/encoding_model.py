@@ -35,7 +35,12 @@ from thinkalike.measures.mlem.features import (
     predict,
     weight_slices,
 )
-from thinkalike.measures.mlem.solver import Division, FittedWeights, describe, fit_weights
+from thinkalike.measures.mlem.solver import (
+    Division,
+    FittedWeights,
+    feature_correlations,
+    fit_weights,
+)
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
@@ -169,7 +174,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         features = self.encoder_.encode_values(table.values)
         pairs = table.stimulus_pairs
         fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
-        self.correlation_, self.condition_number_ = describe(fitted, features.labels)
+        self.correlation_, self.condition_number_ = feature_correlations(fitted, features.labels)
         self._set_fitted(fitted, table)
         self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self

@@ -19,7 +19,7 @@ from thinkalike.measures.folds import splits
 from thinkalike.measures.kinds import FeatureColumns
 from thinkalike.measures.mlem.encoding_model import MLEM, StimulusTable
 from thinkalike.measures.mlem.features import FeatureEncoder
-from thinkalike.measures.mlem.solver import Division, FittedWeights, describe
+from thinkalike.measures.mlem.solver import Division, FittedWeights, feature_correlations
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.measures.seeds import seeded
@@ -267,7 +267,7 @@ def feature_importance(
             first_fit = fitted
         scores_of_folds.append(scores)
         drops_of_folds.append(drops)
-    describe(first_fit, [table.columns.label(feature) for feature in range(f)])
+    feature_correlations(first_fit, [table.columns.label(feature) for feature in range(f)])
     all_scores = torch.stack(scores_of_folds, 1)  # (l, k)
     all_drops = torch.stack(drops_of_folds, 1)  # (l, k, r, t)
     constant = (all_scores == 0).any(1).nonzero().flatten().tolist()

@@ -224,7 +224,9 @@ def _weights_by_alpha(
     return solve(gram.expand(*shape, r), target.expand(shape)) * scale
 
 
-def describe(fitted: FittedWeights, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
+def feature_correlations(
+    fitted: FittedWeights, labels: Sequence[str]
+) -> tuple[Float[Tensor, "f f"], float]:
     """Return the correlation matrix of the features' Δ over the pairs, and its condition number.
 
     It also warns of constant and of highly correlated features. Correlations are NaN for a

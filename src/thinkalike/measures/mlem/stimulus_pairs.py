@@ -133,14 +133,14 @@ class StimulusPairs:
     def sums(
         self, features: Features, terms: Sequence[Term], fold_of: Int[Tensor, " k"]
     ) -> Float[Tensor, "s t u"]:
-        """Return the sums for a least-squares fit: of all pairs, then without each fold.
+        """Return the sums for a least-squares fit: over all pairs, then without each fold.
 
-        Entry (s, a, b) is the sum over the pairs of set s of the regressors of terms a and b, or
-        from b = t on of the regressor of term a and the squared distance of a layer.
+        Entry (s, a, b) is Σ x_a x_b over the pairs of set s, with x_a the regressor of term a of
+        the model. From b = t on it is Σ x_a y, with y the squared distance of the pair in a layer.
 
         Args:
             features: The features of all stimuli of the table.
-            terms: The t terms, the intercept first.
+            terms: The t terms of the model, the intercept first.
             fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
         if self.chosen is None:
@@ -177,20 +177,20 @@ class StimulusPairs:
     ) -> Float[Tensor, "v *b l"]:
         """Return Spearman's ρ of predicted and neural distances; NaN for constant predictions.
 
-        Pairs with the same Δ have the same prediction, so only the different predictions are
-        sorted.
+        Pairs with the same Δ, differences of features, have the same prediction, so only the
+        different predictions are sorted.
 
         Args:
-            variants: v versions of Δ of the pairs, feature by feature, such as as they are and
-                with features permuted.
-            terms: The terms, the intercept first.
+            variants: v versions of the Δ of the pairs, feature by feature, for instance with
+                different features permuted.
+            terms: The terms of the model, the intercept first.
             weights: The weights of the r terms after the intercept in each layer, for any number
                 of fits.
         """
         scores = []
         for differences in variants:
             patterns, pattern_of_pair = distinct_patterns(differences)
-            counts = torch.bincount(pattern_of_pair).double()
+            counts = torch.bincount(pattern_of_pair).double()  # pairs of each pattern
             rank_sums = self.ranks.new_zeros(len(self.ranks), len(counts))
             rank_sums.index_add_(1, pattern_of_pair, self.ranks)
 

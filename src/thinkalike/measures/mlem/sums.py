@@ -270,6 +270,7 @@ class _SumsOfAgreeing:
 
         @cache
         def squares(agree: Term, needed: Term) -> Tensor:
+            """Return the sum of squared distances over pairs of stimuli of one class, by set."""
             stimuli, keys, class_count = self.classes(agree, needed)
             rows = states
             row_norms = norms
@@ -480,11 +481,14 @@ def add_forms(
         return products
 
     def write(column: int, products: Iterable[Tensor]) -> None:
-        """Write the sums of each form times the term or layer of a column of the table.
+        """Write the sums of the terms of each form times the term or layer of one column.
+
+        If the column is a term, they are also written into its row.
 
         Args:
-            column: The column.
-            products: M D' M' of each form, (s, c, c) with the c columns of the form.
+            column: The index of the column: a term, or, after all terms, a layer.
+            products: M D' M' of each form, (s, c, c) with the c columns of the form, where D is
+                the form of the column's term or layer.
         """
         for form, product in zip(forms, products, strict=True):
             values = form.sums_with(product)
