@@ -194,9 +194,12 @@ class BatchNull:
         # Where every permutation leaves many rows in place, those that leave the fewest are used.
         moves_most_rows = share_in_place <= share_in_place.min().clamp(min=MOST_ROWS_IN_PLACE)
         permuted = self._permuted(self.layers, orders, values)
-        null = {pair: of_pair[1:][moves_most_rows].mean(0) for pair, of_pair in permuted.items()}
+        null = {}
+        for pair, values_of_pair in permuted.items():
+            values_of_permutations = values_of_pair[1:]
+            null[pair] = values_of_permutations[moves_most_rows].mean(0)
         if not measure.is_ratio:
-            room = min(float((measure.best - of_pair).abs().min()) for of_pair in null.values())
+            room = min(float((measure.best - mean).abs().min()) for mean in null.values())
             if room < LEAST_ROOM:
                 raise ValueError(
                     f"by chance alone two layers are as close as can be, at {measure.best:g}: "

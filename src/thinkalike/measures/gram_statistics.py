@@ -367,15 +367,16 @@ def left_out_statistics(
     for layer in rows:  # both are computed while the layer is in the cache
         norms.append(torch.linalg.vector_norm(layer, dim=1).double())
         sums_over_parts.append((layer @ (is_in_part @ layer).T).double())  # (n, p)
-    diagonals = [of_model.square() for of_model in model_pairs.by_model(norms)]  # (l, n)
-    to_parts = [of_model.mT for of_model in model_pairs.by_model(sums_over_parts)]  # (l, p, n)
+    # For each model the diagonals of its layers, (l, n), and row sums over parts, (l, p, n).
+    diagonals = [norms_of_layers.square() for norms_of_layers in model_pairs.by_model(norms)]
+    to_parts = [sums.mT for sums in model_pairs.by_model(sums_over_parts)]
 
     # For all rows, and without each part: all - 2 (part x all) + (part x part).
     products_of_sets = {}
-    for pair, of_parts in products.items():  # (p, p, l, m)
-        total = of_parts.sum((0, 1))
-        part_with_itself = of_parts.diagonal().movedim(-1, 0)
-        without = total - of_parts.sum(0) - of_parts.sum(1) + part_with_itself
+    for pair, products_of_parts in products.items():  # (p, p, l, m)
+        total = products_of_parts.sum((0, 1))
+        part_with_itself = products_of_parts.diagonal().movedim(-1, 0)
+        without = total - products_of_parts.sum(0) - products_of_parts.sum(1) + part_with_itself
         products_of_sets[pair] = torch.cat([total[None], without])
 
     all_rows = torch.ones_like(is_in_part[:1])

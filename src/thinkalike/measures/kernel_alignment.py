@@ -304,10 +304,10 @@ def hsics_without_parts(
     rows_without = n - part_indicators(sizes, rows[0], torch.float64).sum(1)
     row_counts = torch.cat([rows_without.new_full((1,), n), rows_without])[:, None, None]
     hsics = {}
-    for pair, of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
-        hsics[pair] = of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
+    for pair, hsics_of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
+        hsics[pair] = hsics_of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
     if estimator == "unbiased":
-        of_all_rows = {pair: of_pair[0] for pair, of_pair in hsics.items()}
+        of_all_rows = {pair: hsics_of_pair[0] for pair, hsics_of_pair in hsics.items()}
         rounding = statistics.of_all_rows().rounding(model_pairs, rows[0].dtype)
         _refuse_flat(of_all_rows, rounding, layers, model_pairs)
     return _in_feature_units(hsics, layers, model_pairs)
@@ -340,8 +340,8 @@ def hsics_within(
         for pair, hsics in all_hsics(statistics, estimator, group_count).items():
             totals[pair] = totals.get(pair, 0) + size * hsics
         rounding_of_size = statistics.rounding(model_pairs, rows[0].dtype, group_count)
-        for model, of_model in rounding_of_size.items():
-            rounding[model] = rounding.get(model, 0) + size * of_model
+        for model, rounding_of_model in rounding_of_size.items():
+            rounding[model] = rounding.get(model, 0) + size * rounding_of_model
         start = stop
     message = "given the token there is no variance but in single rows"
     _refuse_flat(totals, rounding, layers, model_pairs, message)
@@ -361,10 +361,10 @@ def _in_feature_units(
         model_pairs: Which of these layers each model has.
     """
     scales = model_pairs.by_model([layer.scale for layer in layers])
-    squares = [of_model.square() for of_model in scales]
+    squares = [scales_of_model.square() for scales_of_model in scales]
     return {
-        (source, target): of_pair * torch.outer(squares[source], squares[target])
-        for (source, target), of_pair in hsics.items()
+        (source, target): hsics_of_pair * torch.outer(squares[source], squares[target])
+        for (source, target), hsics_of_pair in hsics.items()
     }
 
 

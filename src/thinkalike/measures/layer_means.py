@@ -147,7 +147,8 @@ class LayerMeans(Accumulator):
             ):
                 pairs_once = model_pairs._replace(pairs=list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, groups, pairs_once, self.permutations)
-                nulls = null.of({pair: of_pair[0] for pair, of_pair in values.items()})
+                values_of_all_rows = {pair: of_parts[0] for pair, of_parts in values.items()}
+                nulls = null.of(values_of_all_rows)
             depends_on_row_count = not (measure.is_ratio or measure.is_unbiased)
             if batch.number % BATCHES_PER_BIAS == 0 and depends_on_row_count:
                 biases = bias_of_documents(self.measure, layers, rows, model_pairs, values)

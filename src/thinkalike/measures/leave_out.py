@@ -61,7 +61,8 @@ def values_without_each_part(
         For each part, the values by pair of models.
     """
     nan_values = {
-        pair: torch.full_like(of_pair, torch.nan) for pair, of_pair in values_of_all.items()
+        pair: torch.full_like(values_of_pair, torch.nan)
+        for pair, values_of_pair in values_of_all.items()
     }
     rows_of_parts = part_of_row.argsort(stable=True).split(sizes_of_parts(part_of_row))
     values_without: list[Mapping[Pair, Tensor]] = []
@@ -118,9 +119,9 @@ def bias_of_documents(
         sizes = sizes_of_parts(random_part_of_row)
         values_by_pair = measure_of_rows.compare_without_parts(sorted_layers, model_pairs, sizes)
         # Entry 0 is the value of all rows.
-        without_rows = {pair: of_pair[1:] for pair, of_pair in values_by_pair.items()}
+        without_rows = {pair: of_parts[1:] for pair, of_parts in values_by_pair.items()}
     else:
-        values_of_all = {pair: of_pair[0] for pair, of_pair in values.items()}
+        values_of_all = {pair: values_of_pair[0] for pair, values_of_pair in values.items()}
         without_parts = values_without_each_part(
             measure, random_part_of_row, rows, model_pairs, values_of_all
         )
@@ -129,7 +130,7 @@ def bias_of_documents(
             for pair in values
         }
     biases = {}
-    for pair, of_pair in values.items():
-        without_documents = of_pair[1:]
+    for pair, values_of_pair in values.items():
+        without_documents = values_of_pair[1:]
         biases[pair] = (without_documents - without_rows[pair]).mean(0)
     return biases

@@ -147,7 +147,7 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         n = len(layers[0])
         products_of_all = products(layers, model_pairs, is_symmetric=True)
         row_sums = model_pairs.by_model([layer.sum(0) for layer in layers])  # (l, n)
-        correlations = {pair: [of_all] for pair, of_all in products_of_all.items()}
+        correlations = {pair: [product] for pair, product in products_of_all.items()}
         start = 0
         for size in sizes:
             stop = start + size
@@ -158,8 +158,8 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
 
             # The sums of the remaining rows over the remaining columns.
             sums_left = []
-            for of_all, of_part in zip(row_sums, part_sums, strict=True):
-                without_part = of_all - of_part
+            for sums_of_all, sums_of_part in zip(row_sums, part_sums, strict=True):
+                without_part = sums_of_all - sums_of_part
                 sums_left.append(torch.cat([without_part[:, :start], without_part[:, stop:]], 1))
             totals_left = [sums.sum(1) for sums in sums_left]
 
@@ -182,7 +182,7 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
                 correlation = hsic / torch.outer(norms[source], norms[target])
                 correlations[source, target].append(correlation)
             start = stop
-        return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
+        return {pair: torch.stack(values) for pair, values in correlations.items()}
 
 
 class _Ranks(NamedTuple):
@@ -271,8 +271,8 @@ class TokenRSA(LayerMeasure[_Ranks]):
             [layer.doubled for layer in layers], model_pairs, is_symmetric=True
         )
         return {
-            (source, target): of_pair / torch.outer(norms[source], norms[target])
-            for (source, target), of_pair in products_of_ranks.items()
+            (source, target): products_of_pair / torch.outer(norms[source], norms[target])
+            for (source, target), products_of_pair in products_of_ranks.items()
         }
 
     def compare_without_parts(
@@ -292,8 +292,8 @@ class TokenRSA(LayerMeasure[_Ranks]):
             The correlations (1 + parts, l, m) for each pair of models.
         """
         n = len(layers[0].doubled)
-        of_all_rows = self.compare_all(layers, model_pairs)
-        correlations = {pair: [of_pair] for pair, of_pair in of_all_rows.items()}
+        values_of_all_rows = self.compare_all(layers, model_pairs)
+        correlations = {pair: [values] for pair, values in values_of_all_rows.items()}
         row_numbers = torch.arange(n, device=layers[0].norm.device)
         start = 0
         for size in sizes:
@@ -302,10 +302,10 @@ class TokenRSA(LayerMeasure[_Ranks]):
             first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
             pairs = rows[first] * n + rows[second]
             ranks = model_pairs.by_model([layer.among(pairs) for layer in layers])
-            for (source, target), of_pair in correlations.items():
+            for (source, target), values in correlations.items():
                 if n - size >= FEWEST_RANKED_ROWS:
-                    of_pair.append(ranks[source] @ ranks[target].T)
+                    values.append(ranks[source] @ ranks[target].T)
                 else:
-                    of_pair.append(of_pair[0] * torch.nan)
+                    values.append(values[0] * torch.nan)
             start = stop
-        return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
+        return {pair: torch.stack(values) for pair, values in correlations.items()}

@@ -177,7 +177,7 @@ def _solved_on_used(
 ) -> Float[Tensor, "b f"]:
     """Return for b systems the w with G w = t on the used columns, and 0 for the others.
 
-    The used columns of each system are independent.
+    The used columns of each system must be independent.
     """
     solutions: Tensor = torch.linalg.solve(_system_of_used(gram, is_used), target * is_used)
     return solutions.where(is_used, 0)

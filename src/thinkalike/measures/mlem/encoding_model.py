@@ -288,7 +288,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         for index, layer in enumerate(states):
             distances.append(NeuralDistances.of(layer, self.distance, f"layer {index}"))
         if len(rows) < len(values):
-            distances = [of_layer.take(rows) for of_layer in distances]
+            distances = [distances_of_layer.take(rows) for distances_of_layer in distances]
         pairs = StimulusPairs(distances)
         if divides_pairs:
             pairs = StimulusPairs(distances, chosen=pairs.flat, targets=pairs.targets())
@@ -526,18 +526,20 @@ def level_weights(
         features: The features of the training stimuli.
         single: Whether there is a single layer, so that matrices have no axis of layers.
     """
-    of_features = []
+    weights_of_features = []
     for (feature, *_), weight_slice in weight_slices(fitted.terms):
         size = features.weighted_levels[feature]
         if not size:
             continue
         first, second = torch.triu_indices(size, size, 1)
         # The last weight is that of a new level, which no training stimulus has.
-        of_pairs = fitted.weights[:, weight_slice.start : weight_slice.stop - 1]  # (l, pairs)
+        known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
+        weights_of_pairs = fitted.weights[:, known_pairs]  # (l, pairs)
         matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
-        matrix[:, first, second] = of_pairs
-        matrix[:, second, first] = of_pairs
-        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.training_levels[feature]])
+        matrix[:, first, second] = weights_of_pairs
+        matrix[:, second, first] = weights_of_pairs
+        missing_value = weights_of_pairs.new_tensor([torch.nan])
+        values = torch.cat([missing_value, encoder.training_levels[feature]])
 
         # Level 0 is a missing value, which is left out unless a stimulus has it.
         has_missing = (features.levels[:, feature] == 0).any()
@@ -546,5 +548,5 @@ def level_weights(
         values = values[first_level:]
         names = [level_of(value, encoder.columns.levels[feature]) for value in values.tolist()]
         weights = matrix[0] if single else matrix
-        of_features.append(LevelWeights(feature, values, weights, names))
-    return of_features
+        weights_of_features.append(LevelWeights(feature, values, weights, names))
+    return weights_of_features

@@ -101,22 +101,22 @@ class Features:
             feature: f.
             rows, columns: The indices of the stimuli of either set; None: all stimuli.
         """
-        of_rows = self
+        row_stimuli = self
         if rows is not None:
-            of_rows = self.take(rows)
-        of_columns = self
+            row_stimuli = self.take(rows)
+        column_stimuli = self
         if columns is not None:
-            of_columns = self.take(columns)
-        row_levels = of_rows.levels[:, feature, None]
-        column_levels = of_columns.levels[:, feature]
+            column_stimuli = self.take(columns)
+        row_levels = row_stimuli.levels[:, feature, None]
+        column_levels = column_stimuli.levels[:, feature]
         if self.weighted_levels[feature]:
             return pair_codes(row_levels, column_levels, self.weighted_levels[feature])
         is_different = _are_different(row_levels, column_levels)
         if not self.scaled[feature]:
             return is_different
         distance = _scaled_distance(
-            of_rows.positions[:, feature, None],
-            of_columns.positions[:, feature],
+            row_stimuli.positions[:, feature, None],
+            column_stimuli.positions[:, feature],
             self.ranges[feature],
         )
         return distance * is_different
@@ -530,12 +530,12 @@ def predict(
     """
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
     for term, weight_slice in weight_slices(terms):
-        of_term = weights[..., weight_slice]
+        weights_of_term = weights[..., weight_slice]
         if is_all_level_pairs(term):
-            weight_of_code = pad(of_term, (1, 0))  # code 0, of equal levels, has weight 0
+            weight_of_code = pad(weights_of_term, (1, 0))  # code 0, of equal levels, has weight 0
             total += weight_of_code.index_select(-1, differences[term[0]].long())
         else:
-            total += of_term * (differences[term[0]] * differences[term[1]])
+            total += weights_of_term * (differences[term[0]] * differences[term[1]])
     return total
 
 

@@ -305,10 +305,10 @@ def level_path(
                 continue
             sizes_of_feature = used_sizes[:, None, weight_slice]
             shares = sizes_of_feature / sizes_of_feature.sum(-1, keepdim=True).clamp(min=1)
-            of_feature = weights[..., weight_slice]
-            mean = (of_feature * shares).sum(-1, keepdim=True)
+            weights_of_feature = weights[..., weight_slice]
+            mean = (weights_of_feature * shares).sum(-1, keepdim=True)
             is_known = used[:, None, weight_slice]
-            weights[..., weight_slice] = torch.where(is_known, of_feature, mean)
+            weights[..., weight_slice] = torch.where(is_known, weights_of_feature, mean)
         path.append(weights)
     return torch.stack(path)
 
@@ -338,9 +338,9 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
     ridge = torch.diag_embed(sizes)
     for term, weight_slice in weight_slices(terms):
         if is_all_level_pairs(term):
-            of_feature = sizes[:, weight_slice]
-            total = of_feature.sum(1).clamp(min=1)[:, None, None]
-            products = of_feature[:, :, None] * of_feature[:, None]
+            sizes_of_feature = sizes[:, weight_slice]
+            total = sizes_of_feature.sum(1).clamp(min=1)[:, None, None]
+            products = sizes_of_feature[:, :, None] * sizes_of_feature[:, None]
             ridge[:, weight_slice, weight_slice] -= products / total
     return ridge
 
@@ -360,10 +360,10 @@ def pair_sizes(
     """
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
     for (feature, *_), weight_slice in weight_slices(terms):
-        of_levels = counts[feature]
-        level_count = of_levels.shape[1]
+        level_counts = counts[feature]
+        level_count = level_counts.shape[1]
         if level_count:
             first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
-            sizes[:, known_pairs] = of_levels[:, first] + of_levels[:, second]
+            sizes[:, known_pairs] = level_counts[:, first] + level_counts[:, second]
     return sizes

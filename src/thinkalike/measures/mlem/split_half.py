@@ -82,8 +82,8 @@ def split_half_reference(
     _, cell_of = cell_of[stimuli].unique(return_inverse=True)
     distances = []
     for layer in layers:
-        of_layer = NeuralDistances.of(torch.as_tensor(layer).cpu(), distance)
-        distances.append(of_layer.take(stimuli))
+        distances_of_layer = NeuralDistances.of(torch.as_tensor(layer).cpu(), distance)
+        distances.append(distances_of_layer.take(stimuli))
 
     # All stimuli, and those without each part of the groups in turn.
     group_count = int(owners.max()) + 1
@@ -92,13 +92,15 @@ def split_half_reference(
     without_parts = [part_of != part_number for part_number in range(part_count)]
     remaining = torch.stack([torch.ones_like(without_parts[0]), *without_parts])
 
-    of_divisions = []
+    references_of_divisions = []
     for _ in counted(range(splits), "division for split-half references"):
         half_of_group = torch.randperm(group_count, generator=generator) % 2
         half = half_of_group[owners]
-        of_layers = [_references_of_layer(layer, cell_of, half, remaining) for layer in distances]
-        of_divisions.append(torch.stack(of_layers, 1))
-    values = torch.stack(of_divisions).mean(0)  # (1 + parts, l)
+        references_of_layers = [
+            _references_of_layer(layer, cell_of, half, remaining) for layer in distances
+        ]
+        references_of_divisions.append(torch.stack(references_of_layers, 1))
+    values = torch.stack(references_of_divisions).mean(0)  # (1 + parts, l)
     for index, value in enumerate(values[0]):
         if value.isnan():
             reason = _why_no_reference(distances[index], cell_of)

@@ -99,9 +99,12 @@ class StimulusPairs:
         Args:
             features: The features of all stimuli of the table.
         """
-        of_stimuli = features.take(self.index)
-        feature_numbers = range(len(features.scaled))
-        return [of_stimuli.difference(feature).flatten()[self.flat] for feature in feature_numbers]
+        features_of_stimuli = features.take(self.index)
+        differences = []
+        for feature in range(len(features.scaled)):
+            matrix = features_of_stimuli.difference(feature)  # of all stimuli with all stimuli
+            differences.append(matrix.flatten()[self.flat])
+        return differences
 
     def permuted(
         self,
@@ -159,14 +162,14 @@ class StimulusPairs:
             features: The features of all stimuli of the table.
             fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
-        of_stimuli = features.take(self.index)
+        features_of_stimuli = features.take(self.index)
         if self.chosen is None:
-            return level_counts(of_stimuli, fold_of)
+            return level_counts(features_of_stimuli, fold_of)
         set_count = 1
         if fold_of.any():  # several folds: all pairs, and all but those of each fold
             set_count += int(fold_of.max()) + 1
         single_fold = torch.zeros_like(self.index)
-        counts_of_features = level_counts(of_stimuli, single_fold)
+        counts_of_features = level_counts(features_of_stimuli, single_fold)
         return [counts.expand(set_count, -1) for counts in counts_of_features]
 
     def score(

@@ -87,16 +87,16 @@ def normal_equations(
     for index, term in enumerate(terms):
         if not is_level_pair(term) and not _is_scaled(features, term):
             indicators.append(index)
-    of_indicators = sums_by_level(
+    sums_of_indicators = sums_by_level(
         features, layers, [terms[index] for index in indicators], fold_of
     )
     if len(indicators) == len(terms):
-        return of_indicators
+        return sums_of_indicators
 
     width = len(terms) + len(layers)
-    sums = of_indicators.new_zeros(len(of_indicators), len(terms), width)
+    sums = sums_of_indicators.new_zeros(len(sums_of_indicators), len(terms), width)
     rows = torch.tensor(indicators)[:, None]
-    sums[:, rows, [*indicators, *range(len(terms), width)]] = of_indicators
+    sums[:, rows, [*indicators, *range(len(terms), width)]] = sums_of_indicators
     add_forms(sums, features, layers, terms, fold_of)
     return sums
 
@@ -476,9 +476,10 @@ def add_forms(
 
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
         """Return for each form M = Σ_i z_i z'_i, its columns z times other columns z', by set."""
-        of_folds = [columns[rows].T @ other_columns[rows] for rows in stimuli]
-        products: Sequence[Tensor] = sums_over_sets(torch.stack(of_folds)).split(widths, 1)
-        return products
+        products_of_folds = [columns[rows].T @ other_columns[rows] for rows in stimuli]
+        products = sums_over_sets(torch.stack(products_of_folds))  # (s, all columns, m)
+        products_of_forms: Sequence[Tensor] = products.split(widths, 1)
+        return products_of_forms
 
     def write(column: int, products: Iterable[Tensor]) -> None:
         """Write the sums of the terms of each form times the term or layer of one column.
@@ -506,9 +507,10 @@ def add_forms(
             levels = features.levels[:, term[0]]
             by_level = _by_level(levels, int(levels.max()) + 1, columns, fold_of)
             products = []
-            for of_form in by_level.split(widths, 2):  # (s, levels, c)
-                total = of_form.sum(1)
-                products.append(total[:, :, None] * total[:, None] - of_form.mT @ of_form)
+            for sums_of_form in by_level.split(widths, 2):  # (s, levels, c)
+                total = sums_of_form.sum(1)
+                product_of_totals = total[:, :, None] * total[:, None]
+                products.append(product_of_totals - sums_of_form.mT @ sums_of_form)
             write(index, products)
 
     # times squared distances: ‖v_i‖² + ‖v_j‖² - 2 v_i · v_j
@@ -589,9 +591,9 @@ def sums_by_pair(
         for rows in stimuli[a].split(max(1, pairs_at_once // len(columns))):
             is_pair = (rows[:, None] < columns) | (a != b)  # within a fold, each pair once
             differences = [features.difference(f, rows, columns) for f in feature_numbers]
-            of_terms = [regressor[is_pair] for regressor in regressors(differences, terms)]
-            of_layers = [layer.block(rows, columns)[is_pair] for layer in layers]
-            between[a, b] += _products(of_terms, of_layers)
+            term_values = [regressor[is_pair] for regressor in regressors(differences, terms)]
+            squared_distances = [layer.block(rows, columns)[is_pair] for layer in layers]
+            between[a, b] += _products(term_values, squared_distances)
     total = between.sum((0, 1))
     if fold_count == 1:
         return total[None]
@@ -633,21 +635,21 @@ def sums_of_given_pairs(
             len(terms), len(terms) + len(targets), dtype=torch.float64, device=fold_of.device
         )
         for pairs in pairs_of_fold.split(_pairs_at_once(terms)):
-            of_terms = regressors([column[pairs] for column in differences], terms)
-            sums += _products(of_terms, list(targets[:, pairs]))
+            term_values = regressors([column[pairs] for column in differences], terms)
+            sums += _products(term_values, list(targets[:, pairs]))
         sums_of_folds.append(sums)
     return sums_over_sets(torch.stack(sums_of_folds))
 
 
-def _products(of_terms: list[Tensor], of_layers: list[Tensor]) -> Float[Tensor, "t u"]:
+def _products(term_values: list[Tensor], squared_distances: list[Tensor]) -> Float[Tensor, "t u"]:
     """Return the sums over some pairs of the regressor of each term times that of each term.
 
     In further columns it is times the squared distance of each layer.
 
     Args:
-        of_terms: The regressor of each of t terms at the pairs.
-        of_layers: The squared distances of the pairs in each of l layers; u = t + l.
+        term_values: The regressor of each of t terms at the pairs.
+        squared_distances: The squared distances of the pairs in each of l layers; u = t + l.
     """
-    regressors_of_terms = torch.stack(of_terms)  # (t, pairs)
-    columns = torch.cat([regressors_of_terms, torch.stack(of_layers)])  # (u, pairs)
-    return regressors_of_terms @ columns.T
+    term_rows = torch.stack(term_values)  # (t, pairs)
+    columns = torch.cat([term_rows, torch.stack(squared_distances)])  # (u, pairs)
+    return term_rows @ columns.T
