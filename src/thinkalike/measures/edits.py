@@ -491,6 +491,7 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape
     size_of_y = float(y.float().square().mean().sqrt())
+    # The largest singular value of independent rounding errors, and of independent changes.
     rounding = eps * size_of_y * (math.sqrt(n) + math.sqrt(m))
     edge = float(change.square().mean().sqrt()) * (math.sqrt(n) + math.sqrt(m))
 

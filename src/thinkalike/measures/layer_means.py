@@ -236,9 +236,13 @@ class LayerMeans(Accumulator):
         return states
 
     def estimate_arguments(self, states: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the arguments of a `LayerPairEstimate`, from what `gathered` returns."""
+        """Return the arguments of a `LayerPairEstimate`: values with intervals, null, and counts.
+
+        Args:
+            states: What is stored of all batches, by name, see `gathered`.
+        """
         depth = self.source_layers
-        joint = self._estimate(self.finished(states), states)  # (l + m, l + m)
+        joint = self._estimate(self.mean_values(states), states)  # (l + m, l + m)
         across = joint[:depth, depth:]
         arguments: dict[str, Any] = {
             "across": across,
@@ -249,6 +253,7 @@ class LayerMeans(Accumulator):
             **sizes_of_documents(states["documents"]),
         }
         if "null" in states:
+            # "moved" has for each batch with a null its number, and its permuted documents.
             first_batch = int(states["moved"][:, 0].argmin())
             _, documents_moved = states["moved"][first_batch]
             arguments["chance"] = chance_of(
@@ -260,6 +265,7 @@ class LayerMeans(Accumulator):
                 sign=1 if self.measure.higher_is_closer else -1,
             )
         if "used" in states:
+            # "used" has for each batch how many rows were in groups of one token, and all rows.
             used, rows = states["used"].sum(0)
             arguments["rows_used"] = float(used / rows)
         return arguments
@@ -271,12 +277,12 @@ class LayerMeans(Accumulator):
         where the measure refused the rows without some part.
         """
         states = self.gathered()
-        values = self.finished(states)
+        values = self.mean_values(states)
         estimate = self._estimate(values, states).value
         joint = torch.cat([estimate[None], values[1:]])
         return joint[:, : self.source_layers, self.source_layers :]
 
-    def finished(self, states: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
+    def mean_values(self, states: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the mean values over all batches, then those without each part of the documents.
 
         Values are of every two of the k = l + m layers. Those without parts are left out, a = 1,

@@ -359,7 +359,11 @@ def _compare_outputs(
     targets: Targets,
     chunk: int | None,
 ) -> OutputMatch:
-    """Return what `compare_outputs` returns, chunk by chunk of tokens, to bound the memory."""
+    """Compare k outputs with a reference at each of n tokens, chunk by chunk to bound the memory.
+
+    The arguments and the result are those of `compare_outputs`: the loss, the KL from the
+    reference, and whether the most likely token is the same.
+    """
     chunk = chunk or logit_rows_per_chunk(reference, finish)
     chunks = list(
         zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)

@@ -211,7 +211,7 @@ class CKA(LayerMeans):
             **self.estimate_arguments(states),
             leverages=states["leverages"].amax(0),
             hsics=states["values"][:, 0],
-            without=self.finished(states)[1:, :depth, depth:],
+            without=self.mean_values(states)[1:, :depth, depth:],
             aggregate=self.aggregate,
             is_unbiased=self.is_unbiased,
         )

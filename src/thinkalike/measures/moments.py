@@ -167,7 +167,7 @@ class Moments:
         for layer, mean in means.items():
             rows[layer] = rows[layer] - mean
 
-        total = self.n + n
+        total = self.n + n  # rows
         delta = {layer: mean - means_before[layer] for layer, mean in means.items()}
         for first, second in self._products:  # one by one: all pairs' products may be gigabytes
             added = rows[first].T @ rows[second]

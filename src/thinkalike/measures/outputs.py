@@ -128,9 +128,8 @@ def _divergence_sums(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what the Jensen-Shannon divergence of r rows needs of their logits x and y.
 
-    For P = exp(x - max x) and Q = exp(y - max y) of a row these are their sums S and T,
-    w = S / (S + T), and with M = log((1 - w) P + w Q) first Σ P (log P - M) / S +
-    Σ Q (log Q - M) / T.
+    Let P = exp(x - max x) and Q = exp(y - max y) of a row, S and T their sums, w = S / (S + T) and
+    M = log((1 - w) P + w Q).
 
     Args:
         x: The logits of the source.
@@ -138,7 +137,7 @@ def _divergence_sums(
         memory: Intermediate results are written there, unless there are gradients.
 
     Returns:
-        Four tensors (r): the sum with M, S, T and w.
+        Σ P (log P - M) / S + Σ Q (log Q - M) / T, S, T and w of each row, (r,) each.
     """
     out: list[Tensor | None] = [None] * len(memory)
     if not x.requires_grad and not y.requires_grad:

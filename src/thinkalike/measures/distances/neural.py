@@ -159,7 +159,7 @@ class NeuralDistances:
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
         """Return the distances among the stimuli with these indices, in this order."""
         states = self.states[index]
-        if self.distance == GIVEN_DISTANCES:
+        if self.distance == GIVEN_DISTANCES:  # `states` is the matrix of distances itself
             states = states[:, index]
         error = None if self.error is None else self.error[index]
         return NeuralDistances(states, self.distance, self.is_integral, error)

@@ -199,7 +199,8 @@ def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
 
     There are r = f (f + 1) / 2 coordinates, and their norm is the Frobenius norm of W.
     """
-    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)  # solves r = f (f + 1) / 2
+    # r = f (f + 1) / 2, solved for f
+    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)
     rows, columns = torch.triu_indices(f, f, 1, device=entries.device)
     off_diagonal = entries[..., f:] / 2**0.5
     matrix = torch.diag_embed(entries[..., :f])

@@ -79,11 +79,11 @@ class Features:
         """
         device = self.levels.device
         order = order.to(device)
-        moves = torch.zeros(len(self.scaled), dtype=torch.bool)
-        moves[[*features]] = True
-        moves = moves.to(device)
-        levels = self.levels[order].where(moves, self.levels)
-        positions = self.positions[order].where(moves, self.positions)
+        is_permuted = torch.zeros(len(self.scaled), dtype=torch.bool)  # for each feature
+        is_permuted[[*features]] = True
+        is_permuted = is_permuted.to(device)
+        levels = self.levels[order].where(is_permuted, self.levels)
+        positions = self.positions[order].where(is_permuted, self.positions)
         return replace(self, levels=levels, positions=positions)
 
     def difference(
@@ -262,6 +262,7 @@ class FeatureEncoder:
         positions = []
         ranges = []
         for feature, column in enumerate(values.T):
+            # Level 0 is kept for missing values, whose entries are set below.
             levels.append(self._levels(feature, column.nan_to_num(0.0)) + 1)
             positions_of_feature = torch.full_like(column, torch.nan)
             extent = 1.0
