@@ -75,7 +75,7 @@ class ShiftTests(NamedTuple):
 
 
 def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]]) -> ShiftTests:
-    """Test the mean shift of each token against those of random changes of the same size.
+    """Test how far the log-probability of each token moved, against random changes of the model.
 
     The shift of a token is the mean of log q - log p over some text, less that of the median
     token: probabilities add up to 1, so that a few tokens that rise lower all others. It is

@@ -205,7 +205,11 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
     """Return the edit between two tensors of different shapes.
 
     It is "added" if indices were appended at the end of one axis, "removed" if some were taken out
-    of one axis and all remaining entries are equal, and "resized" in any other case.
+    of one axis, in both cases with all other entries as they were, and "resized" otherwise.
+
+    Args:
+        base: The tensor before.
+        changed: The tensor after.
     """
     lengths = zip(base.shape, changed.shape, strict=False)
     axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]

@@ -164,7 +164,7 @@ def jackknife(
 def without_parts(
     sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
 ) -> Float[Tensor, " r *s"]:
-    """Return the sum of all documents but those of one part, for each part that has documents.
+    """Return the total without the documents of one part, for each part that has documents.
 
     If there are too few documents for an interval, the result is empty, r = 0.
 

@@ -26,6 +26,12 @@ def stimulus_folds(
     word, all stimuli of a group are in one fold: group after group, the largest first, goes into
     the fold that is smallest so far.
 
+    Args:
+        n: How many stimuli there are.
+        folds: How many folds there are.
+        seed: The seed of the random order.
+        groups: The group of each stimulus; None: each is one.
+
     Raises:
         ValueError: There are fewer than two folds, or fewer stimuli or groups than folds.
     """

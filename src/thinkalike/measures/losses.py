@@ -149,6 +149,10 @@ def token_kl(
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
     """Return finish(states), the logits of states, in float32 or a wider dtype.
 
+    Args:
+        states: The last residuals.
+        finish: The final norm and the unembedding.
+
     Raises:
         ValueError: `finish` does not take the states, or does not return logits for them.
     """
@@ -158,6 +162,10 @@ def logits_of(states: Tensor, finish: Finish) -> Tensor:
 
 def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Tensor, "*k n v"]:
     """Return finish(states), the logits of states, in the dtype that `finish` returns.
+
+    Args:
+        states: The last residuals.
+        finish: The final norm and the unembedding, which a user may have written.
 
     Raises:
         ValueError: `finish` does not take the states, or does not return logits for them.
@@ -187,8 +195,12 @@ def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Te
 def logit_rows_per_chunk(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
     """Return for how many tokens logits are computed at a time, so that memory is bounded.
 
-    It is `CHUNK`, or fewer where `CHUNK_LOGITS` logits are those of fewer tokens. The size of the
+    It is `CHUNK` tokens, or fewer if these have more than `CHUNK_LOGITS` logits. The size of the
     vocabulary comes from the logits of the first state.
+
+    Args:
+        states: The last residuals.
+        finish: The final norm and the unembedding.
     """
     with torch.no_grad():
         first_state = states.detach().reshape(-1, states.shape[-1])[:1]  # (1, d)
@@ -234,7 +246,10 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int
     ) -> Tensor:
-        """Return the loss (k, n) of each state, and save its gradient (k, n, d) for `backward`."""
+        """Return the loss (k, n) of each state, and save its gradient (k, n, d) for `backward`.
+
+        The arguments are those of `_losses`.
+        """
         values, gradient = _losses(
             states.detach(), finish, loss_of_chunk, chunk, needs_gradient=True
         )

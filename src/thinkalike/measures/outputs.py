@@ -42,7 +42,7 @@ def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Te
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return for which share of rows the largest logit is that of another token, in [0, 1].
+    """Return the share of rows in which X and Y are largest at different tokens, in [0, 1].
 
     X and Y are the logits of two models with one vocabulary. See Klabunde et al. (2024) and Madani
     et al. (2004, "prediction disagreement"). It has no gradient.

@@ -68,7 +68,7 @@ def rows_of(
 
 
 def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
-    """Return the flat indices at which a mask is True, those of the tokens that count, rising.
+    """Return the flat indices of the tokens that count, at which a mask is True, in rising order.
 
     They are computed once for all layers: to index by a mask waits for a GPU each time.
 

@@ -302,6 +302,10 @@ def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tens
     Times the relative precision of the states it bounds how far rounding moves a state, in the
     unit of the distance. It is ∞ or NaN for a constant state under correlation, which is refused
     later.
+
+    Args:
+        states: The states, or the distances of a precomputed matrix.
+        distance: The distance, see `NeuralDistances`.
     """
     if distance == "manhattan":
         return states.abs().sum(1)

@@ -105,7 +105,7 @@ def in_ascending_order(
 def ranks_of_levels(
     levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"], most: int | None = None
 ) -> Float[Tensor, "*b n"]:
-    """Return the mid-ranks, from 1, of values of which only the levels, their order, are known.
+    """Return the mid-ranks, from 1, of values that are given by their order, as levels.
 
     Args:
         levels: Whole numbers from 0 in the order of the values, equal for equal values; some

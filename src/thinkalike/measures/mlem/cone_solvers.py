@@ -58,6 +58,10 @@ def _by_block_pivots(
     columns whose weight should grow are taken in, and used ones with a weight of 0 or less are
     dropped. Systems with dependent columns, and those that are not optimal within `MOST_EXCHANGES`
     rounds, are not solved.
+
+    Args:
+        gram: G of each system, with a diagonal of 1, or 0 for a column that is zero.
+        target: t of each system.
     """
     count, size = target.shape
     solution = torch.zeros_like(target)
@@ -104,6 +108,10 @@ def _unconstrained(
     Weights of unused columns are 0. The solution of a system with dependent columns is
     meaningless: the identity stands in for its Cholesky factor, so that all b systems can be
     solved at once.
+
+    Args:
+        gram, target: G and t of each system.
+        is_used: Which columns each system uses.
     """
     factor, has_failed = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
     smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
@@ -121,6 +129,9 @@ def _by_active_sets(
 
     In each round, the unused column of the greatest slope t - G w is taken in, and then all
     columns whose weight reaches 0 on the way to the new solution are dropped.
+
+    Args:
+        gram, target: G and t of each system.
     """
     weights = torch.zeros_like(target)
     is_used = torch.zeros_like(target, dtype=torch.bool)
@@ -177,7 +188,9 @@ def _solved_on_used(
 ) -> Float[Tensor, "b f"]:
     """Return for b systems the w with G w = t on the used columns, and 0 for the others.
 
-    The used columns of each system must be independent.
+    Args:
+        gram, target: G and t of each system.
+        is_used: Which columns each system uses; they must be independent.
     """
     solutions: Tensor = torch.linalg.solve(_system_of_used(gram, is_used), target * is_used)
     return solutions.where(is_used, 0)

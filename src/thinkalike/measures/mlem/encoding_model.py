@@ -419,6 +419,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         They are 0 and the mean under "mean", the least and the greatest under "minmax", and 0 and
         1 under "none".
 
+        Args:
+            fitted: The fitted weights, with the mean squared distance of the pairs.
+            pairs: The pairs of the fit, with their distances in each layer.
+
         Raises:
             ValueError: All distances of a layer are equal, unless the scale is "none".
         """

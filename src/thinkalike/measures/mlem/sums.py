@@ -642,9 +642,9 @@ def sums_of_given_pairs(
 
 
 def _products(term_values: list[Tensor], squared_distances: list[Tensor]) -> Float[Tensor, "t u"]:
-    """Return the sums over some pairs of the regressor of each term times that of each term.
+    """Return Σ x_a x_b over some pairs, with x_a and x_b the regressors of every two terms a, b.
 
-    In further columns it is times the squared distance of each layer.
+    Further columns are Σ x_a y, with y the squared distance of a pair in each layer.
 
     Args:
         term_values: The regressor of each of t terms at the pairs.
