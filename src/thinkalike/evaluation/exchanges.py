@@ -160,8 +160,8 @@ def _screen_parts(
 
     Returns:
         The state that `exchange_parts` saves and fills: "tried", the names of the parts that are
-        to be exchanged; "entering", how far each part moves the output of its block; and "without"
-        and "alone", which are still empty.
+        to be exchanged; "entering", how far each part moves the output of its block, without parts
+        after the last block; and "without" and "alone", which are still empty.
     """
     entering = {}
     parts_of_blocks = []

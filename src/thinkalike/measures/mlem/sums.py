@@ -188,7 +188,7 @@ class _SumsOfAgreeing:
     The sets are all stimuli and, if there are several folds, all stimuli but those of each fold.
     Methods take `agree`, the features whose levels are equal within a class of stimuli, and
     `needed`, the features whose values must not be ignored: stimuli with an ignored value of one
-    of them are left out. Each result is computed once.
+    of them are left out.
 
     Args:
         levels: The levels of each stimulus.
@@ -196,7 +196,7 @@ class _SumsOfAgreeing:
     """
 
     def __init__(self, levels: Int[Tensor, "n f"], fold_of: Int[Tensor, " n"]):
-        """Store the levels and folds, and make each of the methods below keep its results."""
+        """Store the levels and folds; `classes`, `counts` and `pairs` keep their results."""
         self.levels = levels.long()
         self.fold_of = fold_of
         self.fold_count = int(fold_of.max()) + 1
