@@ -26,7 +26,7 @@ from similarity import every_measure, of_outputs
 from torch import Tensor
 
 from thinkalike.measures import CKAMeasure, LayerMeans, LayerMeasure, MutualKNN
-from thinkalike.measures.contract import AnyMeasure, Blocks, Pair
+from thinkalike.measures.contract import AnyMeasure, ModelPairs, Pair
 
 CHUNK = 20  # simulations that are kept together
 LEVEL = 0.05
@@ -72,7 +72,7 @@ class HeldOutR2(LayerMeasure[Halves]):
     def compare(self, first: Halves, second: Halves) -> Tensor:
         return held_out_r2(first, second)
 
-    def moved(self, prepared: Halves, order: Tensor) -> Halves:
+    def reordered(self, prepared: Halves, order: Tensor) -> Halves:
         return halves(prepared.rows[order])
 
 
@@ -88,9 +88,9 @@ class OneBatch(LayerMeans):
     """Without the interval, which takes most of the time."""
 
     def _without_parts(
-        self, measure: LayerMeasure, layers: Sequence[Any], rows: Any, blocks: Blocks
+        self, measure: LayerMeasure, layers: Sequence[Any], rows: Any, model_pairs: ModelPairs
     ) -> dict[Pair, Tensor]:
-        return {pair: each.expand(11, *each.shape) for pair, each in measure.compare_all(layers, blocks).items()}
+        return {pair: each.expand(11, *each.shape) for pair, each in measure.compare_all(layers, model_pairs).items()}
 
     def _dependence(self, *_: Any) -> dict[Pair, Tensor]:
         return {}

@@ -44,7 +44,7 @@ from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.document_means import mean_over_documents
-from thinkalike.evaluation.forks import PartMove, beyond_forks, fork, part_moves, rate_for, with_module
+from thinkalike.evaluation.forks import PartMove, beyond_forks, fork, learning_rate_for_norm, part_moves, with_module
 from thinkalike.instruments.diff.instrument import FORK_TOKENS
 from thinkalike.instruments.diff.null import RUNS
 from thinkalike.instruments.diff.null_runs import FORKS, NullRuns
@@ -130,7 +130,10 @@ class Court:
     def beyond(self, changed: FrozenModel, norm: float) -> tuple[torch.Tensor, float]:
         """Return how far each part is beyond the forks, scaled to a norm, and p."""
         scale = torch.tensor(norm / NORM)
-        null = [[PartMove(scale * own.weights, own.largest + float(scale.log())) for own in run] for run in self.forks]
+        null = [
+            [PartMove(scale * own.weights, own.log_singular_value + float(scale.log())) for own in run]
+            for run in self.forks
+        ]
         return beyond_forks(part_moves(self.base, changed, self.parts), null)
 
     def kl(self, *changes: tuple[float, Delta]) -> torch.Tensor:
@@ -195,7 +198,9 @@ def alarms(court: Court) -> None:
         """Return the shares of draws in which KL, and a part, is beyond 19 forks."""
         recipe: dict[str, Any] = {}
         if steps != STEPS[0]:
-            rate = court.number(f"rate of {steps} steps", lambda: rate_for(court.base, court.text, NORM, steps))
+            rate = court.number(
+                f"rate of {steps} steps", lambda: learning_rate_for_norm(court.base, court.text, NORM, steps)
+            )
             recipe = {"steps": steps, "rate": rate}
         own = range(200, 210) if recipe else POOL
         forked, every = [moves_of(seed, **recipe) for seed in own], [moves_of(seed) for seed in POOL]

@@ -43,7 +43,7 @@ from thinkalike.data.splits import training_texts
 from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_by_layer
 from thinkalike.instruments.ruler.words import Words, r2_of_layers
 from thinkalike.measures import CKAMeasure, MutualKNN
-from thinkalike.measures.contract import AnyMeasure, Blocks, LayerMeasure, joined
+from thinkalike.measures.contract import AnyMeasure, LayerMeasure, ModelPairs, joint_matrix
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.massive_rows import massive
 from thinkalike.measures.residual import ResidualStates
@@ -487,8 +487,8 @@ class OtherMeasures:
 def likeness(measure: LayerMeasure, source: Any, target: Any) -> float:
     """Return a measure of two prepared layers, of which more is closer."""
     with_themselves = [(0, 0), (0, 1), (1, 1)] if measure.is_ratio else [(0, 1)]
-    values = measure.compare_all([source, target], Blocks([[0], [1]], with_themselves))
-    value = measure.finish(joined(values, (0, 1)))[0, 1] if measure.is_ratio else values[0, 1][0, 0]
+    values = measure.compare_all([source, target], ModelPairs([[0], [1]], with_themselves))
+    value = measure.ratios(joint_matrix(values, (0, 1)))[0, 1] if measure.is_ratio else values[0, 1][0, 0]
     return float(value) if measure.higher_is_closer else -float(value)
 
 

@@ -43,7 +43,8 @@ REASONS = {
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
         outputs.compare_without_parts accumulator.add ridge.of ridge._fits
         forks.part_moves changes.compare_batches
-        forks._largest_square changes.token_distances changes.kl frozen._run batches.pool features.differences
+        forks._largest_squared_singular_value changes.token_distances changes.kl
+        frozen._run batches.pool features.differences
         changes.signed_permutation changes._signs_along
         parts.moved batches._batch batches._residuals batches.residuals_of batches.select
         batches.run word_states.states_of_words word_states._states_at stimuli.states_of_stimuli

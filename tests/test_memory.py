@@ -18,7 +18,7 @@ from conftest import break_off, step_data
 from thinkalike import memory as places
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
-from thinkalike.evaluation.moments import rows_of_moments
+from thinkalike.evaluation.moments import batch_rows_of_moments
 from thinkalike.evaluation.stitched_losses import document_sums, largest_report_batch
 from thinkalike.memory import (
     FRAGMENTATION,
@@ -407,5 +407,5 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     assert few[1] == 1
     assert few[0] < 40
     assert share(1e3) == (1, 1), "it is tried"
-    assert rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e9, 0.0)) == 64, "of 32 tokens"
-    assert rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e6, 0.0)) == 4
+    assert batch_rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e9, 0.0)) == 64, "of 32 tokens"
+    assert batch_rows_of_moments(*module.models, PAIRS, tiny.token_rows(rows), Budget(1e6, 0.0)) == 4

@@ -65,16 +65,16 @@ def test_measures_are_compared_by_hand_as_they_are_all_at_once():
     """`compare`, which a reader follows, gives what `compare_all` does, which jobs call."""
     import torch
 
-    from thinkalike.measures.contract import Blocks, each_pair
+    from thinkalike.measures.contract import ModelPairs, compare_one_by_one
 
     generator = torch.Generator().manual_seed(0)
     layers = [torch.randn(30, 6, generator=generator, dtype=torch.float64) for _ in range(3)]
-    blocks = Blocks([[0, 1, 2]], [(0, 0)])
+    model_pairs = ModelPairs([[0, 1, 2]], [(0, 0)])
     for entry in layer_measures():
         measure = entry.load()()
         prepared = measure.prepared(layers, ["a", "b", "c"])
-        at_once = measure.compare_all(prepared, blocks)[0, 0]
-        by_hand = each_pair(measure.compare, prepared, blocks, measure.is_symmetric)[0, 0]
+        at_once = measure.compare_all(prepared, model_pairs)[0, 0]
+        by_hand = compare_one_by_one(measure.compare, prepared, model_pairs, measure.is_symmetric)[0, 0]
         torch.testing.assert_close(at_once.double(), by_hand.double(), rtol=1e-9, atol=1e-9)
 
 

@@ -16,7 +16,14 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
-from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, fork, part_moves, rate_for
+from thinkalike.evaluation.forks import (
+    PartMove,
+    beyond_forks,
+    comparable_with_forks,
+    fork,
+    learning_rate_for_norm,
+    part_moves,
+)
 from thinkalike.instruments.diff.outcome import worst
 from thinkalike.instruments.diff.screen import APART, lines
 from thinkalike.models.load import load_model
@@ -248,9 +255,9 @@ def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
     assert not any(weight.requires_grad for weight in part.module.parameters())
     assert base.fingerprint() == before
     assert fork(base, TOKENS, 0.5, seed=0, steps=8).fingerprint() == whole.fingerprint() != before
-    rate = rate_for(base, TOKENS, 0.5, 8)
+    rate = learning_rate_for_norm(base, TOKENS, 0.5, 8)
     assert norms(base, fork(base, TOKENS, 0.5, 0, rate=rate, steps=8))[0] == pytest.approx(0.5, rel=1e-4)
-    assert 0.1 < rate / rate_for(base, TOKENS, 1.0, 8) < 0.9
+    assert 0.1 < rate / learning_rate_for_norm(base, TOKENS, 1.0, 8) < 0.9
 
 
 def forks_of_noise(count, seed, parts=6, width=24):
@@ -294,7 +301,7 @@ def test_moves_are_those_of_the_weights():
     own, other = (dict(model.module.layers[2].mlp.named_parameters()) for model in (base, changed))
     changes = [other[name] - weight for name, weight in own.items()]
     largest = [torch.linalg.matrix_norm(each, 2).log() for each in changes if each.dim() == 2]
-    assert found["MLP 2"].largest == pytest.approx(float(sum(largest)) / len(largest), abs=1e-5)
+    assert found["MLP 2"].log_singular_value == pytest.approx(float(sum(largest)) / len(largest), abs=1e-5)
     assert torch.equal(found["MLP 2"].weights, torch.cat([each.flatten() for each in changes]))
     assert found["MLP 1"].weights.abs().max() == 0
 

@@ -12,7 +12,7 @@ import torch.multiprocessing
 from torchmetrics import MetricCollection
 
 from thinkalike.measures import CKA, cka, gram_statistics, hsic0, hsic1, leverage, permuted_rows
-from thinkalike.measures.contract import Blocks
+from thinkalike.measures.contract import ModelPairs
 from thinkalike.measures.gram_statistics import Tiling, all_hsics, dense_statistics, linear_statistics
 from thinkalike.measures.kernel_alignment import CKAMeasure
 
@@ -625,9 +625,9 @@ def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device
         [[(hsic1 if estimator == "unbiased" else hsic0)(x @ x.T, y @ y.T) for y in rows] for x in rows]
     )
     rows = [x.to(device) for x in rows]
-    blocks = Blocks([[0, 1, 2]], [(0, 0)])
-    dense = dense_statistics([x @ x.T for x in rows], blocks)
-    for statistics in (linear_statistics(rows, blocks), dense):
+    model_pairs = ModelPairs([[0, 1, 2]], [(0, 0)])
+    dense = dense_statistics([x @ x.T for x in rows], model_pairs)
+    for statistics in (linear_statistics(rows, model_pairs), dense):
         torch.testing.assert_close(all_hsics(statistics, estimator)[0, 0].cpu(), expected, rtol=0, atol=1e-10)
 
 

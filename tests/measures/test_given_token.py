@@ -59,7 +59,7 @@ def test_groups_are_the_rows_of_each_token_that_has_enough():
     tokens = torch.tensor([5, 2, 5, 9, 2, 5, 7, 7, 2, 7])
     groups = RowGroups.of(tokens, 3)
     assert groups.shapes == [(3, 3)]
-    blocks = next(groups.blocks(tokens[groups.order]))
+    blocks = next(groups.split_by_size(tokens[groups.order]))
     assert sorted(blocks[:, 0].tolist()) == [2, 5, 7]
     assert (blocks == blocks[:, :1]).all()
     assert sorted(groups.order.tolist()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]

@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.distance import pdist
 
 from thinkalike.measures import MLEM, feature_importance, splits, stimulus_folds
-from thinkalike.measures.mlem.features import distinct
+from thinkalike.measures.mlem.features import distinct_patterns
 
 LEVELS = (4, 3, 5, 6)
 KINDS = ["nominal", "nominal", "numeric", "nominal"]
@@ -189,8 +189,8 @@ def held_out(table, y, alpha, train, test):
 def test_scores_of_all_pairs_are_those_of_patterns(params, monkeypatch):
     table, states = drawn(40, missing=0.05)
     model, found = MLEM(**PARAMS | params, folds=2), []
-    for way in (distinct, lambda all_pairs: (list(all_pairs), torch.arange(len(all_pairs[0])))):
-        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.distinct", way)
+    for way in (distinct_patterns, lambda all_pairs: (list(all_pairs), torch.arange(len(all_pairs[0])))):
+        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.distinct_patterns", way)
         options = {"folds": 2, "permutations": 1, "interactions": [(0, 2)]}
         found.append(feature_importance(model, table, [states, states**2], **options))
     torch.testing.assert_close(found[0].drops, found[1].drops, rtol=0, atol=1e-12)

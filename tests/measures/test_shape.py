@@ -29,7 +29,7 @@ from thinkalike.measures import (
     svcca,
     unit_matching,
 )
-from thinkalike.measures.contract import Blocks, joined
+from thinkalike.measures.contract import ModelPairs, joint_matrix
 from thinkalike.measures.distances.of_layers import DistanceCorrelation, TokenRSA
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.neighbours import MutualKNN
@@ -41,9 +41,9 @@ N = 40
 def in_blocks(measure, sources, targets):
     """The likenesses of two lists of prepared layers; ratios are taken of relative likenesses."""
     layers = [*sources, *targets]
-    blocks = Blocks([range(len(sources)), range(len(sources), len(layers))], [(0, 0), (0, 1), (1, 1)])
-    found = joined(measure.compare_all(layers, blocks), (0, 1))
-    found = measure.finish(found) if measure.is_ratio else found
+    model_pairs = ModelPairs([range(len(sources)), range(len(sources), len(layers))], [(0, 0), (0, 1), (1, 1)])
+    found = joint_matrix(measure.compare_all(layers, model_pairs), (0, 1))
+    found = measure.ratios(found) if measure.is_ratio else found
     return found[: len(sources), len(sources) :]
 
 
@@ -98,7 +98,7 @@ def test_rows_of_a_prepared_layer_move_as_rows_do(measure):
     x, y = pair(e=6)
     order = torch.randperm(N)
     first, second = measure.prepared([x, y], "xy")
-    moved = in_blocks(measure, [first], [measure.moved(second, order)])[0, 0]
+    moved = in_blocks(measure, [first], [measure.reordered(second, order)])[0, 0]
     assert float(moved) == pytest.approx(float(measure.of(x, y[order])), abs=1e-9)
     assert float(moved) != pytest.approx(float(measure.of(x, y)), abs=1e-4), "control"
 

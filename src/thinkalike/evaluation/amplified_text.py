@@ -19,8 +19,9 @@ class AmplifiedText:
 
     Attributes:
         tokens: The tokens that follow each beginning.
-        lead: The mean of log q - log p over these tokens, in nats per token: how much more the
-            changed model expects the text than the base does.
+        lead: The mean of log q - log p over these tokens, in nats per token, with p and q their
+            probabilities in the base and in the changed model: how much more the changed model
+            expects the text.
     """
 
     tokens: Int[Tensor, "b steps"]
@@ -35,16 +36,18 @@ def amplified_text(
     factors: Sequence[float],
     steps: int,
 ) -> AmplifiedText:
-    """Continue texts greedily by the amplified difference, see `amplified_choice`.
+    """Continue texts by tokens that amplify how a changed model differs from its base.
 
-    Each step is a whole pass of both models over all texts. Shorter texts are filled up behind
-    their end, where a model that reads forwards does not look.
+    Each next token maximises log q + α (log q - log p), see `amplified_choice`. Each step is a
+    whole pass of both models over all texts. Shorter texts are padded at their end, which causal
+    models do not see.
 
     Args:
-        base: The base, which reads forwards.
-        changed: The changed model, of the same tokenizer; the base itself: its greedy text.
-        beginnings: The tokens of each beginning, at least one.
-        factors: The factor of each beginning.
+        base: The base, a causal language model.
+        changed: The changed model, of the same tokenizer. If it is the base itself, the text is
+            the base's greedy continuation.
+        beginnings: The token ids of each beginning, at least one.
+        factors: The factor α of each beginning.
         steps: How many tokens follow.
     """
     lengths = torch.tensor([len(beginning) for beginning in beginnings])
@@ -54,31 +57,31 @@ def amplified_text(
     for row, beginning in enumerate(beginnings):
         tokens[row, : len(beginning)] = torch.tensor(beginning)
 
-    chosen = []
-    leads = []
+    chosen_tokens = []
+    leads = []  # log q - log p of each chosen token
     for step in range(steps):
         ends = lengths + step
-        read = tokens[:, : int(ends.max())]
-        base_logs = log_probabilities_after(base, read, ends)
+        tokens_so_far = tokens[:, : int(ends.max())]
+        base_logs = log_probabilities_after(base, tokens_so_far, ends)
         changed_logs = base_logs
         if changed is not base:
-            changed_logs = log_probabilities_after(changed, read, ends)
-        choice = amplified_choice(base_logs, changed_logs, factor_of_row)
-        tokens[rows, ends] = choice
-        chosen.append(choice)
-        leads.append((changed_logs - base_logs)[rows, choice])
-    return AmplifiedText(torch.stack(chosen, 1), torch.stack(leads, 1).mean(1))
+            changed_logs = log_probabilities_after(changed, tokens_so_far, ends)
+        chosen = amplified_choice(base_logs, changed_logs, factor_of_row)
+        tokens[rows, ends] = chosen
+        chosen_tokens.append(chosen)
+        leads.append((changed_logs - base_logs)[rows, chosen])
+    return AmplifiedText(torch.stack(chosen_tokens, 1), torch.stack(leads, 1).mean(1))
 
 
 def log_probabilities_after(
     model: FrozenModel, tokens: Int[Tensor, "b t"], lengths: Int[Tensor, " b"]
 ) -> Float[Tensor, "b v"]:
-    """Return the log-probabilities of what follows the first tokens of each row.
+    """Return the log-probabilities of the token after the first `lengths` tokens of each row.
 
     Args:
-        model: A language model that reads forwards.
-        tokens: The rows.
-        lengths: How many tokens of each row are read.
+        model: A causal language model.
+        tokens: The token ids of the rows.
+        lengths: How many tokens of each row count, at least one; further ones are ignored.
     """
     states = model.head(tokens, model.n_layers - 1)
     rows = torch.arange(len(tokens), device=states.device)

@@ -16,21 +16,31 @@ CPU_BATCH_TOKENS = 2048
 
 
 def tokens_per_batch(device: torch.device) -> int:
-    """Return how many tokens a model on a device reads together if memory allows."""
+    """Return how many tokens a model reads in one batch on this device, if memory allows."""
     if device.type == "cpu":
         return min(CPU_BATCH_TOKENS, BATCH_TOKENS)
     return BATCH_TOKENS
 
 
 def rows_per_batch(rows: TokenRows, batch_tokens: int | None = None) -> int:
-    """Return how many rows have at most `batch_tokens` together; None: `BATCH_TOKENS`."""
+    """Return how many rows of text have at most `batch_tokens` tokens together, at least one.
+
+    Args:
+        rows: All rows, of one length; not more are returned.
+        batch_tokens: How many tokens are read together; None: `BATCH_TOKENS`.
+    """
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS
     return max(min(batch_tokens // rows.context, len(rows)), 1)
 
 
 def halve_until(fits: Callable[[int], bool], largest: int) -> int:
-    """Return the first of largest, largest / 2, ... that fits into memory; 1 if none does."""
+    """Return the first of largest, largest // 2, largest // 4, ... that fits; 1 if none does.
+
+    Args:
+        fits: Returns whether a batch of this size fits into memory.
+        largest: The greatest size that is tried.
+    """
     size = largest
     while size > 1 and not fits(size):
         size //= 2

@@ -63,7 +63,7 @@ class BatchStates:
     """What the base predicts after each token but the last of each row."""
 
     def first_rows(self, count: int) -> BatchStates:
-        """Return a batch of the first `count` rows, with what both models make of them."""
+        """Return the batch of only the first `count` rows, with their states and predictions."""
         predictions = count * (self.tokens.shape[1] - 1)
         return BatchStates(
             self.tokens[:count],
@@ -75,13 +75,16 @@ class BatchStates:
     def kl(
         self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
     ) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ model) in nats after each token but the last of each row, on the CPU.
+        """Return KL(base ‖ model) of the predictions after each token but the last of each row.
+
+        It is in nats, on the CPU.
 
         Args:
-            model: The base or the changed model, possibly with an exchanged part.
-            start: The first block whose output may differ from `states`; negative if the embedding
-                may differ.
-            states: The model's states before block 0 and after each block.
+            model: The base or the changed model, usually with a part of the other one.
+            start: The first block whose output may differ from `states`, so that earlier ones are
+                not run again; negative if the embedding may differ.
+            states: What the model's states before block 0 and after each block would be without
+                the other model's part.
         """
         predictions = self.predictions(model, start, states)
         return divergence(self.base_log_probabilities, predictions).cpu()
@@ -89,13 +92,14 @@ class BatchStates:
     def predictions(
         self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
     ) -> Float[Tensor, "n v"]:
-        """Return what a model predicts after each token but the last of each row, in logarithms.
+        """Return the log-probabilities of a model after each token but the last of each row.
 
         Args:
-            model: The base or the changed model, possibly with an exchanged part.
-            start: The first block whose output may differ from `states`; negative if the embedding
-                may differ.
-            states: The model's states before block 0 and after each block.
+            model: The base or the changed model, usually with a part of the other one.
+            start: The first block whose output may differ from `states`, so that earlier ones are
+                not run again; negative if the embedding may differ.
+            states: What the model's states before block 0 and after each block would be without
+                the other model's part.
         """
         if start < 0:  # the tokens are embedded again
             last = model.head(self.tokens, model.n_layers - 1)
@@ -108,12 +112,13 @@ class BatchStates:
 def compare_batches(
     base: FrozenModel, changed: FrozenModel, rows: TokenRows, first: int
 ) -> Iterator[tuple[BatchStates, Change]]:
-    """Yield batches of rows with what both models make of them, and what the change does.
+    """Run both models on all rows, and yield each batch with their states, and how they differ.
 
     Args:
         base, changed: The models, of one vocabulary and depth.
         rows: The rows of text.
-        first: The row at which a batch begins: no batch has rows both before it and from it on.
+        first: The index of a row at which a new batch begins, so that the rows before it and those
+            from it on are in different batches.
     """
     batch_rows = max(LOGITS_AT_ONCE // (base.vocabulary * rows.context), 1)
     batches: list[Tensor] = []
@@ -127,8 +132,8 @@ def compare_batches(
         changed_states = changed.residuals(token_ids, layers)
         base_logs = log_probabilities(base, base_states[-1])
         changed_logs = log_probabilities(changed, changed_states[-1]).to(base_logs.device)
-        following = token_ids[:, 1:].flatten().to(base.device)
-        per_token = token_changes(base_logs, changed_logs, following)
+        next_tokens = token_ids[:, 1:].flatten().to(base.device)
+        per_token = token_changes(base_logs, changed_logs, next_tokens)
         distances = []
         for base_state, changed_state in zip(base_states, changed_states, strict=True):
             distances.append(token_distances(base_state, changed_state))
@@ -141,9 +146,9 @@ def compare_batches(
 
 
 def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n v"]:
-    """Return the log-probabilities of what follows each token but the last of each row.
+    """Return the log-probabilities of the next token after each token but the last of each row.
 
-    They are in float32, with n = b (t - 1) tokens and a vocabulary of v.
+    They are in float32, for n = b (t - 1) tokens and a vocabulary of v.
 
     Args:
         model: The model, whose final norm and unembedding are used.
@@ -154,7 +159,7 @@ def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Flo
 
 
 def token_distances(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Float[Tensor, " n"]:
-    """Return ‖y - x‖ / ‖x‖ of the states of each token but the last of each row."""
+    """Return ‖y - x‖ / ‖x‖ of the states of each token but the last of each row, on the CPU."""
     flat_x = x[:, :-1].flatten(0, 1).double()
     flat_y = y[:, :-1].flatten(0, 1).to(x.device).double()
     return relative_distance(flat_x, flat_y).cpu()
@@ -168,14 +173,14 @@ def perturbed(
     seed: int,
     random_change: RandomChange = signed_permutation,
 ) -> Iterator[FrozenModel]:
-    """Change parts of the base at random while open, as much as in the changed model.
+    """Within this context, parts of the base are changed at random, as much as in another model.
 
     Args:
-        base: The model, which is yielded and has its own weights again in the end.
-        changed: The model that says how large the change of each weight is.
+        base: The model, which is yielded, and which has its own weights again afterwards.
+        changed: The changed model, whose weights minus the base's are the change of each weight.
         parts: The parts that are changed.
         seed: The seed of the random changes.
-        random_change: Returns a random change as large as the one that it is given.
+        random_change: Takes the change of a weight, and returns a random one of the same size.
     """
     generator = seeded(seed)
     with moved(base, changed, parts, lambda name, change: random_change(change, generator)):

@@ -13,10 +13,15 @@ from thinkalike.measures.sample_size import effective_number
 
 
 def interval_columns(column: str, estimate: Estimate) -> dict[str, Any]:
-    """Return a column of values and the columns of their intervals, by name, as plain numbers.
+    """Return the columns of a table that hold an estimate, by name.
 
-    These end in `_low` and `_high`, and in `_uncorrected` if the estimate has uncorrected values.
-    An estimate of a single value gives numbers, one of several gives lists.
+    With the name "x" they are x, x_low and x_high, the value and the ends of its interval, and
+    x_uncorrected if a bias was subtracted. An estimate of several values gives lists, one for each
+    column; an estimate of one value gives numbers.
+
+    Args:
+        column: The name of the column of values.
+        estimate: The values with their intervals.
     """
     columns = {
         column: estimate.value,
@@ -30,10 +35,10 @@ def interval_columns(column: str, estimate: Estimate) -> dict[str, Any]:
 def mean_columns(
     column: str, sums: Shaped[Tensor, "*b documents"], counts: Shaped[Tensor, " documents"]
 ) -> dict[str, Any]:
-    """Return a column of means per token, with 95 % intervals over documents.
+    """Return the columns of means per token and of their 95 % intervals over documents, by name.
 
     Args:
-        column: The name of the column.
+        column: The name of the column of means; those of the ends have `_low` and `_high` added.
         sums: The sum of a value over the tokens of each document.
         counts: How many tokens each document has.
     """
@@ -41,9 +46,9 @@ def mean_columns(
 
 
 def document_counts(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
-    """Return the number of documents that have tokens, and their effective sample size.
+    """Return the columns with the number of documents that have tokens, and what they are worth.
 
-    The latter is how many documents of equal length they are worth.
+    "effective_sample_size" is how many documents of equal length would give intervals as narrow.
 
     Args:
         counts: How many tokens each document has.

@@ -21,16 +21,16 @@ def mean_over_documents(
     together: bool = False,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
-    """Return means over n tokens with intervals over documents.
+    """Return means over n tokens with bootstrap intervals over documents.
 
-    Fewer than `FEWEST_GROUPS` documents give intervals without ends.
+    The intervals are (-∞, ∞) for fewer than `FEWEST_GROUPS` documents.
 
     Args:
-        values: The values of the tokens.
+        values: The values of the tokens, of several quantities along the first axes.
         documents: The document of each token; each number below the largest occurs.
         level: The coverage of the intervals.
         together: Whether the intervals hold for all means simultaneously.
-        bounds: The least and the greatest value that a token can have, where the ends stop.
+        bounds: The least and the greatest value that a token can have; intervals end there.
     """
     document_count = int(documents.max()) + 1
     if document_count < FEWEST_GROUPS:

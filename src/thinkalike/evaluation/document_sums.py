@@ -25,11 +25,12 @@ class DocumentSums(dict[str, Tensor]):
     def add(
         self, documents: Int[Tensor, " n"], values_by_name: Mapping[str, Float[Tensor, "*b n"]]
     ) -> None:
-        """Add the values of some tokens.
+        """Add the values of some tokens to the sums of their documents.
 
         Args:
             documents: The document of each token. Tokens whose document is negative are left out.
-            values_by_name: The values of the tokens.
+            values_by_name: The values of the tokens for each name; a new name begins with sums
+                of 0.
         """
         has_document = documents >= 0
         for name, values in values_by_name.items():

@@ -30,7 +30,7 @@ class PartChanges(NamedTuple):
     """What one part does at each of n tokens; None where it was not exchanged."""
 
     entering: Float[Tensor, " n"] | None
-    """‖y - x‖ / ‖x‖ after the block of the base that got this part."""
+    """‖y - x‖ / ‖x‖ of the states x that a block of the base returns, and y with this part."""
 
     without: Float[Tensor, " n"] | None
     """KL(base ‖ changed model with the base's part) in nats."""
@@ -40,9 +40,9 @@ class PartChanges(NamedTuple):
 
 
 def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
-    """Return the first rows of the text, of about `SCREENING_TOKENS` tokens, at least one row.
+    """Return the first rows of the first batch, of about `SCREENING_TOKENS` tokens.
 
-    They are at most those of the first batch.
+    This is at least one row, and at most the whole batch.
     """
     context = batches[0].tokens.shape[1]
     return batches[0].first_rows(max(SCREENING_TOKENS // context, 1))
@@ -51,13 +51,13 @@ def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
 def _kl_alone(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ base with the changed part) of each predicted token, in nats.
+    """Return KL(base ‖ base with one part of the changed model) of each predicted token, in nats.
 
     Args:
         batch: The states of both models on some rows.
-        base: The base model, which is left as it was.
+        base: The base model, which has its own part again afterwards.
         changed: The changed model.
-        part: The part that is exchanged; blocks before its layer are not run again.
+        part: The part, such as the MLP of a block. Blocks before it are not run again.
     """
     with exchanged(base, changed, part):
         return batch.kl(base, part.layer, batch.base)
@@ -66,9 +66,13 @@ def _kl_alone(
 def _kl_without(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return KL(base ‖ changed model with the base's part) of each predicted token, in nats.
+    """Return KL(base ‖ changed model with one part of the base) of each predicted token, in nats.
 
-    The arguments are those of `_kl_alone`; here the changed model is run.
+    Args:
+        batch: The states of both models on some rows.
+        base: The base model.
+        changed: The changed model, which has its own part again afterwards.
+        part: The part, such as the MLP of a block. Blocks before it are not run again.
     """
     with exchanged(changed, base, part):
         return batch.kl(changed, part.layer, batch.changed)
@@ -77,14 +81,15 @@ def _kl_without(
 def _distance_entering(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return how far each state after a block moves when one part of it is the changed model's.
+    """Return how far a part of the changed model moves the output of the base's block.
 
-    For a part of the embedding, it is the state that enters block 0.
+    It is ‖y - x‖ / ‖x‖ of each token, with x the state after the block and y that after the block
+    with this part. For a part of the embedding, it is the state that enters block 0.
 
     Args:
         batch: Tokens, and the states of the base on them: `batch.base[l]` enters block l.
         base: The base.
-        changed: The model that the part is taken from.
+        changed: The model from which the part is taken.
         part: The part that is exchanged.
     """
     with exchanged(base, changed, part):
@@ -105,17 +110,17 @@ def exchange_parts(
     state: dict[str, Any] | None = None,
     save: Callable[[dict[str, Any]], None] = lambda state: None,
 ) -> dict[Part, PartChanges]:
-    """Return what each part that differs does.
+    """Return what each part that differs does, by exchanging it between both models.
 
     Args:
         base: The base model.
         changed: The changed model, with the same parts.
         parts: The parts that differ.
         batches: The states of both models on all of the text.
-        most_parts: Of more parts of blocks, those with the greatest KL alone at few tokens are
-            exchanged on all of the text.
-        state: What an earlier run saved; None: there is none.
-        save: Called with the state after each part.
+        most_parts: How many parts of blocks are exchanged on all of the text. If more differ,
+            these are the parts with the greatest KL, alone in the base, at few tokens.
+        state: What an earlier run saved, to go on from there; None: there is none.
+        save: Called with what was computed so far, after each part.
     """
     if state is None:
         state = _screen_parts(base, changed, parts, batches, most_parts)
@@ -148,12 +153,15 @@ def _screen_parts(
     batches: Sequence[BatchStates],
     most_parts: int,
 ) -> dict[str, Any]:
-    """Return the state of `exchange_parts` before any part was exchanged on all of the text.
+    """Return which parts are to be exchanged on all of the text, and what each does to its block.
 
-    It is a dictionary of four entries: "tried", the names of the parts to exchange; "entering",
-    what each part does to the states of its block; and "without" and "alone", which are empty yet.
-    Of more than `most_parts` parts of blocks, those with the least KL alone at few tokens are not
-    tried; all parts outside of blocks are.
+    If more than `most_parts` parts of blocks differ, those that change the base's predictions
+    least at few tokens are left out. Parts outside of blocks are all exchanged.
+
+    Returns:
+        The state that `exchange_parts` saves and fills: "tried", the names of the parts that are
+        to be exchanged; "entering", how far each part moves the output of its block, without parts
+        after the last block; and "without" and "alone", which are still empty.
     """
     entering = {}
     parts_of_blocks = []
@@ -179,14 +187,13 @@ def _screen_parts(
 def output_at(
     model: FrozenModel, sites: Sites, hook_point: Place, states: Sequence[Float[Tensor, "b t d"]]
 ) -> Float[Tensor, "b t d"]:
-    """Return the output of a model at a hook point.
+    """Return the output of attention, of an MLP or of a head of a model, by running its block.
 
-    The output of a head is what it adds to that of attention. Only the block of the hook point
-    runs.
+    The output of a head is what it adds to the output of attention.
 
     Args:
         model: The model.
-        sites: Its sites, which capture outputs.
+        sites: Its hook points, which capture outputs.
         hook_point: A site of a block, or a head of its attention.
         states: The model's states before block 0 and after each block.
     """
@@ -224,9 +231,14 @@ class _OutputExchange:
     def greatest(
         self, batch: BatchStates, hook_points: Sequence[Place], count: int
     ) -> list[Place]:
-        """Return the `count` hook points with the greatest mean KL alone, the greatest first.
+        """Return the hook points whose exchange changes the base most, the greatest first.
 
-        They are fewer if there are not as many.
+        They have the greatest mean KL(base ‖ base with the changed model's output).
+
+        Args:
+            batch: Some rows with the states of both models.
+            hook_points: The hook points among which to choose.
+            count: How many are returned; all, if there are fewer.
         """
         mean_kl = {}
         for hook_point in hook_points:
@@ -234,7 +246,7 @@ class _OutputExchange:
         return sorted(hook_points, key=lambda hook_point: -mean_kl[hook_point])[:count]
 
     def shared_layers(self, site: str) -> list[int]:
-        """Return the blocks that have a site in both models."""
+        """Return the indices of the blocks with this site, such as "mlp_out", in both models."""
         changed_layers = self.changed_sites.layers(site)
         return [layer for layer in self.base_sites.layers(site) if layer in changed_layers]
 
@@ -243,7 +255,7 @@ class _OutputExchange:
 def exchange_outputs(
     base: FrozenModel, changed: FrozenModel, batches: Sequence[BatchStates], most_outputs: int
 ) -> dict[Place, PartChanges]:
-    """Return what the exchange of one output does: of attention, of an MLP, or of a head.
+    """Return what each output does, of attention, an MLP or a head, by exchanging it.
 
     The output of one model, with all that comes from the blocks before, replaces that of the
     other. A site that the blocks of one model lack, as where an adapter stands around attention,

@@ -25,7 +25,7 @@ STEP_TOKENS = 2048
 """How many tokens a step of a fork reads."""
 
 FIRST_RATE = 3e-4
-"""The learning rate of a fork if none is given, and of the first try of `rate_for`."""
+"""The learning rate of a fork if none is given, and of the first try to find one for a norm."""
 
 COMPARED_WEIGHTS = 2**16
 """At most so many weights of a tensor are compared between changes."""
@@ -43,14 +43,21 @@ class PartMove(NamedTuple):
     weights: Float[Tensor, " n"]
     """changed - base, at most `COMPARED_WEIGHTS` of each tensor."""
 
-    largest: float
+    log_singular_value: float
     """The mean, over the matrices of changed - base, of the log of the largest singular value."""
 
 
 def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> list[PartMove]:
-    """Return how each part was changed, in the order of the parts.
+    """Return how the weights of each part were changed, in the order of the parts.
 
-    Of a tensor of more than `COMPARED_WEIGHTS` weights, only every second, third, ... one is kept.
+    Args:
+        base: The model before.
+        changed: The model after.
+        parts: The parts, such as the attention or the MLP of a block.
+
+    Returns:
+        For each part changed - base, of which every second, third, ... weight is kept in tensors
+        of more than `COMPARED_WEIGHTS`, and the mean log of its largest singular values.
     """
     moves = []
     for part in parts:
@@ -60,7 +67,7 @@ def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -
         matrices = [change.flatten(1) for change in differences if change.dim() > 1]
         if not matrices:
             matrices = [change[None] for change in differences]  # a vector is a matrix of one row
-        squares = [_largest_square(matrix) for matrix in matrices]
+        squares = [_largest_squared_singular_value(matrix) for matrix in matrices]
         log_singular_value = float(torch.stack(squares).log().mean()) / 2  # log √s = log s / 2
 
         samples = []
@@ -71,10 +78,10 @@ def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -
     return moves
 
 
-def _largest_square(matrix: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
-    """Return the square of the largest singular value of a matrix, at least `SMALLEST_SQUARE`.
+def _largest_squared_singular_value(matrix: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
+    """Return the square of the largest singular value of a matrix A, at least `SMALLEST_SQUARE`.
 
-    It is the largest eigenvalue of the smaller of A Aᵀ and Aᵀ A.
+    It is the largest eigenvalue of A Aᵀ, or of Aᵀ A if this is smaller.
     """
     rows, columns = matrix.shape
     wide = matrix if rows <= columns else matrix.T
@@ -85,39 +92,40 @@ def _largest_square(matrix: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
 def beyond_forks(
     changed: Sequence[PartMove], forks: Sequence[Sequence[PartMove]]
 ) -> tuple[Float[Tensor, " p"], float]:
-    """Return how far the change of each of p parts is beyond those of forks, and a p-value.
+    """Return how far each part changed beyond what further training does, and a p-value.
 
-    A part is described by two statistics: how far its change is from the mean change of all runs,
-    which is what forks share, and the largest singular values of the change, which are large where
-    training moved it in few directions. `beyond_null` compares both with those of the forks.
-    Another rate, batch size or weight decay than that of the forks moves most
-    parts farther or less far. So a part is told apart by how far it moved compared with the
-    remaining parts.
+    Forks are copies of the base that were trained further on its own text, which tells how parts
+    change without any aim. The change of a part is described by two statistics: its distance from
+    the mean change of all runs, and its largest singular values, which are large where training
+    moved it in few directions. `beyond_null` compares both with those of the forks. A learning
+    rate, batch size or weight decay different from that of the forks makes most parts move farther
+    or less far, so what counts is how far a part moved compared with the remaining parts.
 
     Args:
-        changed: How each of p parts of the changed model moved.
-        forks: For each of two or more forks, how the same parts moved.
+        changed: How each of p parts of the changed model was changed.
+        forks: For each of two or more forks, how the same parts were changed.
 
     Returns:
-        The excess of each part, and the p-value of the farthest one.
+        How far each part is beyond the forks, see `beyond_null`, and the p-value of the farthest.
     """
     statistics = []
-    for moves in zip(changed, *forks, strict=True):
+    for moves in zip(changed, *forks, strict=True):  # of one part in all runs
         weights = torch.stack([move.weights for move in moves])  # (runs, n)
         distances = (weights - weights.mean(0)).double().norm(dim=1)
         log_distances = distances.clamp(min=SMALLEST_DISTANCE).log()
-        largest = torch.tensor([move.largest for move in moves], dtype=torch.float64)
-        statistics.append(torch.stack([log_distances, largest], 1))
+        log_singular_values = [move.log_singular_value for move in moves]
+        largest_singular_values = torch.tensor(log_singular_values, dtype=torch.float64)
+        statistics.append(torch.stack([log_distances, largest_singular_values], 1))
     by_run = torch.stack(statistics, 1)  # (runs, p, 2)
     beyond, p_value = beyond_null(by_run[0], by_run[1:])
     return beyond, float(p_value)
 
 
 def comparable_with_forks(base: FrozenModel, parts: Sequence[Part]) -> list[Part]:
-    """Return the parts whose movement can be compared with that of forks.
+    """Return the parts whose change can be compared with what further training does to them.
 
-    These are parts of blocks, such as attention and MLPs. How far embeddings and norms move
-    depends on the optimiser's settings more than on the text.
+    These are parts of blocks, such as attention and MLPs, but no norms. How far embeddings and
+    norms move depends on the optimiser's settings more than on the text.
     """
     comparable = []
     for part in parts:
@@ -128,12 +136,13 @@ def comparable_with_forks(base: FrozenModel, parts: Sequence[Part]) -> list[Part
 
 
 def with_module(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
-    """Return a model that has another module of the same architecture, which is frozen in place.
+    """Return a copy of a model with another PyTorch module, such as one with different weights.
 
     Args:
         model: The model; it is not changed.
-        module: The module in place of its own.
-        name: The name of the model that is returned.
+        module: The module of the copy, of the same architecture. It is set to evaluation mode and
+            its weights are frozen, in place.
+        name: The name of the copy.
     """
     changed = copy(model)
     changed.module = module.eval().requires_grad_(False)
@@ -152,7 +161,7 @@ def fork(
     steps: int = 40,
     paths: Sequence[str] = ("",),
 ) -> FrozenModel:
-    """Return a copy of a model that was trained further.
+    """Return a copy of a model that was trained further, as a control for other changes of it.
 
     The optimiser is AdamW without weight decay, at a rate that falls linearly to 0, on batches of
     random rows.
@@ -181,16 +190,19 @@ def fork(
     return with_module(base, module, f"fork {seed}")
 
 
-def rate_for(base: FrozenModel, rows: Int[Tensor, "rows t"], norm: float, steps: int) -> float:
-    """Return the learning rate at which forks of this many steps move by about this norm.
+def learning_rate_for_norm(
+    base: FrozenModel, rows: Int[Tensor, "rows t"], norm: float, steps: int
+) -> float:
+    """Return the learning rate at which further training changes weights by about a given norm.
 
-    It is found in two tries, each of which scales the rate by how much too short the move was.
+    It is found in two tries. After each, the rate is multiplied by the wanted norm over the norm
+    of the change.
 
     Args:
-        base: The model.
+        base: The model; copies of it are trained.
         rows: The text, as rows of t token ids.
         norm: The norm that the change of all weights should have.
-        steps: How many steps a fork takes.
+        steps: How many steps the training takes.
     """
     rate = FIRST_RATE
     for _ in range(2):
@@ -209,10 +221,10 @@ def _train_weights(
     rate: float,
     steps: int,
 ) -> float:
-    """Train weights of a module in place, and return the norm of their change.
+    """Train weights of a language model by AdamW, in place, and return the norm of their change.
 
     Args:
-        base: The model whose copy the module is; it says the device.
+        base: The model of which the module is a copy; tokens are put on its device.
         module: Takes token ids to logits.
         weights: The weights that are trained.
         rows: The text, as rows of t token ids.

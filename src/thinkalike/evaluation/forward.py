@@ -17,21 +17,21 @@ from thinkalike.models.frozen import FrozenModel
 def next_token_losses(
     model: FrozenModel, states: Sequence[Float[Tensor, "b t d"]], tokens: Int[Tensor, "b t"]
 ) -> list[Float[Tensor, "b u"]]:
-    """Return the cross-entropy in nats of all tokens of a row but the first (u = t - 1).
+    """Return the cross-entropy in nats of the u = t - 1 tokens of each row after the first.
 
     Args:
-        model: What turns states into predictions.
-        states: Several sets of states after the last block.
+        model: The model whose final norm and unembedding turn states into predictions.
+        states: Several sets of states after the last block, such as of several stitched models.
         tokens: The token ids of the rows.
 
     Returns:
         The losses for each set of states.
     """
-    following = tokens[:, 1:].to(model.device)
-    predicting = torch.stack([state[:, :-1] for state in states])  # (sets, b, u, d)
-    following_of_each_set = following.repeat(len(states), 1, 1).flatten()
-    losses = token_loss(predicting.flatten(0, 2), model.finish, following_of_each_set)
-    return list(losses.view(len(states), *following.shape))
+    next_tokens = tokens[:, 1:].to(model.device)
+    states_before = torch.stack([state[:, :-1] for state in states])  # (sets, b, u, d)
+    next_tokens_of_all_sets = next_tokens.repeat(len(states), 1, 1).flatten()
+    losses = token_loss(states_before.flatten(0, 2), model.finish, next_tokens_of_all_sets)
+    return list(losses.view(len(states), *next_tokens.shape))
 
 
 def states_of_both(
@@ -43,10 +43,12 @@ def states_of_both(
 ) -> tuple[list[Float[Tensor, "b s _"]], list[Float[Tensor, "b t _"]]]:
     """Return states of the source and of the target at some layers, from one pass of each model.
 
-    The states of the source are those of its own tokens, see `TokenRows.align`.
+    The states of the source are those of its own tokens, which may be others than the target's;
+    `TokenRows.align` gives them at the target's tokens.
 
     Args:
-        source: Anything with `residuals`. If it is the target, there is one pass for both.
+        source: A model, or anything that has `residuals` as models do. If it is the target, there
+            is one pass for both.
         target: The target.
         rows: The rows, of the tokens of both models.
         source_layers, target_layers: The layers whose states are returned, in this order.
@@ -66,14 +68,15 @@ def states_of_both(
 def last_states(
     target: FrozenModel, entering: Sequence[tuple[int, Float[Tensor, "b t d"]]]
 ) -> list[Float[Tensor, "b t d"]]:
-    """Run states from within a model to its end; every block runs once for all of them.
+    """Return the states after the last block, for states that enter a model at different blocks.
 
-    States are joined along the batch from the block on at which they enter.
+    They replace the output of a block, as those of a stitch do. Each later block runs once: states
+    join the batch when their block is reached.
 
     Args:
         target: The model.
-        entering: Pairs of a block and the states that stand for its output, in any order; at least
-            one.
+        entering: Pairs of the index of a block and the states that replace its output, in any
+            order; at least one.
 
     Returns:
         The states after the last block, in the order of `entering`.
@@ -89,23 +92,24 @@ def last_states(
         running.append(state.to(target.device, target.dtype))
         next_block = block + 1
     finished = target.advance(torch.cat(running), next_block, target.n_layers)
-    finished_in_order = finished.chunk(len(running))
-    return [finished_in_order[order.index(index)] for index in range(len(entering))]
+    finished_by_block = finished.chunk(len(running))  # in the order of their blocks
+    return [finished_by_block[order.index(index)] for index in range(len(entering))]
 
 
 def states_onwards(
     target: FrozenModel, entering: Sequence[tuple[int, Float[Tensor, "b t d"]]]
 ) -> list[list[Float[Tensor, "b t d"]]]:
-    """Run states from within a model to its end, and return them after every block.
+    """Return the states after every later block, for states that enter a model at some blocks.
 
-    Every block runs once for all states that have entered before it.
+    Every block runs once, for all states that have entered before it.
 
     Args:
         target: The model.
-        entering: Pairs of a block and the states that stand for its output; at least one.
+        entering: Pairs of the index of a block and the states that replace its output; at least
+            one.
 
     Returns:
-        For each of `entering`, its states, then those after each later block.
+        For each pair its states, then those after each later block.
     """
     trajectories = []
     for _, state in entering:

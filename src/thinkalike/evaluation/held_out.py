@@ -54,10 +54,12 @@ def masked_losses(
     special_ids = torch.tensor(tokenizer.all_special_ids, device=device)
     is_special = torch.isin(tokens, special_ids)
     is_hidden = (hiding < HIDDEN_SHARE) & ~is_special
-    visible = torch.where(is_hidden & (action < MASKED_BELOW), tokenizer.mask_token_id, tokens)
-    visible = torch.where(is_hidden & (action >= RANDOM_FROM), random_tokens, visible)
+    is_masked = is_hidden & (action < MASKED_BELOW)
+    is_random = is_hidden & (action >= RANDOM_FROM)
+    input_tokens = torch.where(is_masked, tokenizer.mask_token_id, tokens)
+    input_tokens = torch.where(is_random, random_tokens, input_tokens)
 
-    logits = model(visible)[0]
+    logits = model(input_tokens)[0]
     losses = cross_entropy(logits[is_hidden], tokens[is_hidden], reduction="none")
     return losses, is_hidden
 
@@ -67,8 +69,14 @@ def _predicted_losses(
 ) -> tuple[Float[Tensor, " n"], Bool[Tensor, "b t"]]:
     """Return the losses in nats of the tokens that a model predicts, and which tokens these are.
 
-    They are all tokens of a row but the first, or those that `masked_losses` hides. Both results
-    are on the CPU, the losses in the order of the tokens.
+    For a causal model they are all tokens of a row but the first. For a masked language model,
+    such as BERT, they are the tokens that are hidden at random. Both results are on the CPU, the
+    losses in the order of the tokens.
+
+    Args:
+        model: The model.
+        tokens: The token ids of rows of text.
+        generator: Draws which tokens are hidden.
 
     Raises:
         ModelError: The model predicts neither next nor hidden tokens.
@@ -89,10 +97,10 @@ def _predicted_losses(
 
 @torch.no_grad()
 def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
-    """Return the loss on the report's rows of a corpus, in nats per token.
+    """Return the loss of a language model on the evaluation text of a corpus, in nats per token.
 
-    A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same
-    each time.
+    A masked language model, such as BERT, predicts tokens that are hidden at random, the same in
+    each call.
 
     Returns:
         `loss` with `loss_low` and `loss_high`, its interval over documents; `unigram_entropy` of

@@ -48,7 +48,7 @@ def state_moments(
     rows_of_means = 0  # how many rows `means` still takes
     if means is not None:
         rows_of_means = max(MOST_TOKENS // rows.context, 1)
-    batch_rows = rows_of_moments(source, target, layer_pairs, rows, budget)
+    batch_rows = batch_rows_of_moments(source, target, layer_pairs, rows, budget)
     for batch in halved_rows.batches(batch_rows, "batch of closed forms"):
         source_states, target_states = states_of_both(
             source, target, batch, source_layers, target_layers
@@ -68,22 +68,21 @@ def state_moments(
     return moments
 
 
-def rows_of_moments(
+def batch_rows_of_moments(
     source: StateSource,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
     rows: TokenRows,
     budget: Budget,
 ) -> int:
-    """Return how many rows `state_moments` reads together.
+    """Return how many rows of text `state_moments` reads together, at least one.
 
-    Memory holds the states of all layers and two copies of them in float64. Rows are as many as
-    fit, at least one, or fewer if a device is best at fewer.
+    They are as many as fit into memory, with the states of all layers and two copies of them in
+    float64, but not more than are efficient on the device.
 
     Args:
-        source: The model whose states are one half of the moments.
-        target: The model whose states are the other half.
-        layer_pairs: The layers of both whose states are read together.
+        source, target: The models.
+        layer_pairs: The layers of both models whose states are read together.
         rows: All rows.
         budget: The memory that may be used.
     """

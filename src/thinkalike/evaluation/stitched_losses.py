@@ -138,10 +138,10 @@ def document_sums(
 
 
 def _add_predicted(sums: DocumentSums, documents: Tensor, losses: Mapping[str, Tensor]) -> None:
-    """Add the losses of all tokens but the first of each row, which nothing predicts.
+    """Add the losses of all tokens but the first of each row, which nothing predicts, to the sums.
 
     Args:
-        sums: The sums, which are changed.
+        sums: The sums by document, which are changed in place.
         documents: The document of each token, (b, t).
         losses: The losses of the predicted tokens by name, (*p, b, t - 1).
     """
@@ -154,7 +154,14 @@ def _states_of_control(
 ) -> list[Tensor]:
     """Return the states that the maps of a control read, (b, t, d) for each layer pair.
 
-    Those in place of the source are at the target's tokens, as the source's own are.
+    A control maps states of another model than the source. All are at the target's tokens.
+
+    Args:
+        control: The control, which says whether its model reads the tokens and layers of the
+            source or of the target.
+        target: The target, whose states the batch has already.
+        layer_pairs: The source's and the target's layer of each map.
+        batch: The rows, with the states of both models.
     """
     if control.replaces == "source":
         source_layers = [layer for layer, _ in layer_pairs]
@@ -257,16 +264,16 @@ def _stitch_losses(
 def _relative_distance(
     states: Float[Tensor, "b u e"], reference: Float[Tensor, "b u e"]
 ) -> Float[Tensor, "b u"]:
-    """Return ‖s - r‖ / ‖r‖ of each state s and its reference r."""
+    """Return ‖s - r‖ / ‖r‖ of each state s and its reference r, in float32."""
     difference = states.float() - reference.float()
     return difference.norm(dim=-1) / reference.float().norm(dim=-1)
 
 
 @torch.no_grad()
 def target_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " documents"]:
-    """Return the sum of a target's losses over the predicted tokens of each document.
+    """Return the sum of a language model's losses over the predicted tokens of each document.
 
-    This is `target` of `document_sums`.
+    The predicted tokens are all but the first of each row. `document_sums` calls this `target`.
     """
     sums = DocumentSums(rows.documents)
     batch_rows = rows_per_batch(rows, tokens_per_batch(model.device))

@@ -26,9 +26,13 @@ ContextCode = Callable[[Tensor, int], Tensor]
 
 
 def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
-    """Return current token + vocabulary * previous token.
+    """Return a code for each token and the one before it: token + vocabulary * previous token.
 
-    Before the first token of a row, the previous one counts as `vocabulary`.
+    The first token of a row has no previous one, and the number `vocabulary` in its place.
+
+    Args:
+        rows: The token ids of rows of text.
+        vocabulary: How many token ids there are.
     """
     no_token = torch.full_like(rows[:, :1], vocabulary)
     previous = torch.cat([no_token, rows[:, :-1]], 1)
@@ -54,43 +58,51 @@ class _RunningMeans:
     """
 
     def __init__(self, codes: Int[Tensor, " c"], layers: int):
+        """Begin with no states; means of a layer get their width with its first states."""
         self._codes = codes
         self._counts = torch.zeros(len(codes))
         self._means: list[Tensor] = [torch.empty(0)] * layers  # (c, d) once there are states
 
     def _indices(self, codes: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return the index of each code among those that are kept; -1 for any other code."""
+        """Return the index of each code among the codes that have means; -1 for other codes."""
         indices = torch.searchsorted(self._codes, codes).clamp(max=len(self._codes) - 1)
         return torch.where(self._codes[indices] == codes, indices, -1)
 
     def update(self, codes: Int[Tensor, " n"], states: Sequence[Float[Tensor, "n d"]]) -> None:
-        """Add the states of some tokens, one tensor for each layer.
+        """Add the states of n tokens to the running mean of their code, in each layer.
 
-        With m the mean of n₁ states, that of n₂ more is m + Σ(x - m) / (n₁ + n₂).
+        If m is the mean of n₁ states, the mean with n₂ further states x is
+        m + Σ(x - m) / (n₁ + n₂). Tokens with a code that is not kept are left out.
+
+        Args:
+            codes: The code of each token.
+            states: The states of the tokens in each layer.
         """
         indices = self._indices(codes)
         is_kept = indices >= 0
-        distinct, inverse, counts = indices[is_kept].unique(
+        # The codes that occur among these tokens, as indices, and which of them each token has.
+        occurring, which_code, token_counts = indices[is_kept].unique(
             return_inverse=True, return_counts=True
         )
-        self._counts[distinct] += counts
+        self._counts[occurring] += token_counts
         for layer, state in enumerate(states):
             if not len(self._means[layer]):
                 self._means[layer] = state.new_zeros(len(self._codes), state.shape[1])
-            means = self._means[layer][distinct]
-            deviations = state[is_kept] - means[inverse]
-            sums = torch.zeros_like(means).index_add_(0, inverse, deviations)
-            self._means[layer][distinct] = means + sums / self._counts[distinct, None].to(means)
+            means = self._means[layer][occurring]
+            deviations = state[is_kept] - means[which_code]
+            sums = torch.zeros_like(means).index_add_(0, which_code, deviations)
+            total_counts = self._counts[occurring, None].to(means)
+            self._means[layer][occurring] = means + sums / total_counts
 
     def lookup(
         self, codes: Int[Tensor, " n"], layer: int, default: Float[Tensor, "n d"]
     ) -> Float[Tensor, "n d"]:
-        """Return the mean state of each code at a layer, or `default` where it has no states.
+        """Return the mean state of n tokens' codes at a layer, or `default` for codes without one.
 
         Args:
-            codes: The codes.
+            codes: The code of each token, such as the token's id or that of a pair of tokens.
             layer: The index of the layer among those that have means.
-            default: The state of each code that has no mean.
+            default: For each token, what is returned if no state was averaged for its code.
         """
         indices = self._indices(codes)
         valid_indices = indices.clamp(min=0)
@@ -122,6 +134,7 @@ class TokenMeans:
         fit: Int[Tensor, "rows t"],
         report: Int[Tensor, "some u"],
     ):
+        """Find the codes that occur in `report`, and take the means of their states in `fit`."""
         self.layers = list(dict.fromkeys(layers))
         self.d_model = model.d_model
         self.n_layers = model.n_layers
@@ -138,7 +151,13 @@ class TokenMeans:
 
     @torch.no_grad()
     def read(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
-        """Add the states of the first `MOST_TOKENS` tokens of rows."""
+        """Run the model on rows, and add their states to the means.
+
+        Args:
+            model: The model whose states are averaged.
+            fit: The rows; only the first `MOST_TOKENS` tokens are read, or the first row if it is
+                longer.
+        """
         context = fit.shape[1]
         rows = fit[: max(MOST_TOKENS // context, 1)].long().cpu()
         batch_rows = max(tokens_per_batch(model.device) // context, 1)
@@ -147,7 +166,12 @@ class TokenMeans:
                 self.update(batch, model.residuals(batch, self.layers))
 
     def update(self, rows: Int[Tensor, "b t"], states: Sequence[Float[Tensor, "b t d"]]) -> None:
-        """Add the states of rows, one tensor for each of `layers`."""
+        """Add the states of rows to the means of their tokens, or of their other contexts.
+
+        Args:
+            rows: The token ids.
+            states: The states of these tokens at each of `layers`.
+        """
         token_ids = rows.long().cpu()
         flat_states = [state.flatten(0, 1).float().cpu() for state in states]
         for context_code, means in zip(self.context_codes, self._means, strict=True):
@@ -157,13 +181,13 @@ class TokenMeans:
     def residuals(
         self, rows: Int[Tensor, "b t"], layers: Sequence[int]
     ) -> list[Float[Tensor, "b t d"]]:
-        """Return, for each token, its mean state at each of these layers.
+        """Return the mean state of each token at each of these layers, in place of its states.
 
-        A token without a mean gets that of the less specific code, and the mean of all tokens in
-        the end.
+        For bigram means it is the mean state of the token and the previous one, or that of the
+        token if this pair did not occur. A token that did not occur has the mean of all tokens.
 
         Args:
-            rows: Rows of tokens; those that the report does not have get less specific means.
+            rows: The token ids. Tokens that `report` does not have count as not occurring.
             layers: Blocks, each of them one of those after which states were averaged.
         """
         token_ids = rows.long().cpu()
@@ -180,7 +204,7 @@ class TokenMeans:
 
     @property
     def tokens(self) -> TokenMeans:
-        """The means of the current token alone, from the same pass."""
+        """The means by the current token alone, which share their memory with these."""
         view = copy(self)
         view._means = self._means[: len(TokenMeans.context_codes)]
         return view

@@ -185,6 +185,10 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 if not TYPE_CHECKING:  # a type checker should report a name that does not exist
 
     def __getattr__(name: str) -> Any:
+        """Import a name of this package when it is first used, and keep it.
+
+        Functions of tensors are wrapped such that they take arrays, tables and lists, too.
+        """
         if name not in _HOMES:
             raise AttributeError(f"module 'thinkalike.measures' has no attribute '{name}'")
         attribute = getattr(import_module(f"thinkalike.measures.{_HOMES[name]}"), name)

@@ -23,25 +23,27 @@ from thinkalike.measures.contract import Batch, States
 CONDITIONS = ("none", "token")
 
 
-def from_everyone(state: Tensor, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
-    """Return the state of each process of a group, of any shape.
+def states_of_processes(
+    state: Tensor, group: distributed.ProcessGroup | None = None
+) -> list[Tensor]:
+    """Return the state of a metric in each process of a group, whatever their shapes.
 
-    torchmetrics' function of this purpose wants the same number of axes of each. Processes without
-    any batch are left out.
+    Processes without any batch are left out. torchmetrics' own function for this requires that all
+    states have the same number of axes.
 
     Args:
-        state: The state of this process.
+        state: The state in this process.
         group: The processes; None: all.
     """
-    everyone: list[Tensor] = [state] * distributed.get_world_size(group)
-    distributed.all_gather_object(everyone, state, group)
-    return without_empty([tensor.to(state.device) for tensor in everyone])
+    states: list[Tensor] = [state] * distributed.get_world_size(group)
+    distributed.all_gather_object(states, state, group)  # fills `states`
+    return without_empty([tensor.to(state.device) for tensor in states])
 
 
 def without_empty(states: Sequence[Tensor]) -> list[Tensor]:
-    """Leave out the states of processes without any batch, which have a default dtype.
+    """Return the states that have entries; if none has, the first one alone.
 
-    The first state is returned, alone, if all are empty.
+    A process without any batch has an empty state in a default dtype.
     """
     filled = [state for state in states if len(state)]
     if not filled:
@@ -74,8 +76,10 @@ class Accumulator(Metric):
         conditional_on: str = "none",
         **kwargs: Any,
     ):
+        """Store the settings, and begin each state as an empty list, with an entry per batch."""
         check_choice("conditional_on", conditional_on, CONDITIONS)
-        super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
+        options = {"dist_sync_fn": states_of_processes, "compute_with_cache": False}
+        super().__init__(**(options | kwargs))
         self.source_layers = source_layers
         self.target_layers = target_layers
         self.conditional_on = conditional_on
@@ -88,7 +92,11 @@ class Accumulator(Metric):
         return len(self.numbers) > 0
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Add one batch as `update` does, and return the estimate of this batch alone."""
+        """Add one batch as `update` does, and return the estimate of this batch alone.
+
+        The states are lists with an entry for each batch, so a copy without the earlier entries is
+        a metric of the new batch.
+        """
         lengths_before = {name: len(state) for name, state in self.metric_state.items()}
         self.update(*args, **kwargs)
         batch_alone = self.clone()
@@ -99,20 +107,23 @@ class Accumulator(Metric):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> object:
-        """Take over the batches of a `state_dict`, whose lists stay as they are."""
-        copied = dict(state_dict)
+        """Replace the batches of this metric by those of a `state_dict`, which is not changed.
+
+        A state is a list with a tensor for each batch. If several processes saved it, it is a
+        single tensor with a row for each batch, which is split here; "documents", which has a row
+        for each token, becomes a list of one tensor.
+        """
+        own_states = dict(state_dict)
         for name in self.metric_state:
-            state = copied[name]
+            state = own_states[name]
             if isinstance(state, Tensor) and not len(state):
-                copied[name] = []
+                own_states[name] = []
             elif isinstance(state, Tensor):
-                # Several processes leave one tensor: a row for each batch, but a single piece of
-                # the documents, which are of all rows.
-                piece = len(state) if name == "documents" else 1
-                copied[name] = list(state.split(piece))
+                rows_of_entry = len(state) if name == "documents" else 1
+                own_states[name] = list(state.split(rows_of_entry))
             else:
-                copied[name] = list(state)
-        return super().load_state_dict(copied, strict, assign)
+                own_states[name] = list(state)
+        return super().load_state_dict(own_states, strict, assign)
 
     @takes_arrays
     def update(
@@ -124,7 +135,7 @@ class Accumulator(Metric):
         groups: Int[Tensor, " ..."] | None = None,
         documents: Int[Tensor, " ..."] | None = None,
     ) -> None:
-        """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
+        """Add one batch: the states of the same tokens, or rows, in both models.
 
         Args:
             source, target: The states of each layer, (b, t, d) or (n, d); widths and dtypes may
@@ -133,10 +144,10 @@ class Accumulator(Metric):
             number: The number of this batch in the whole run; by default the next one. Processes
                 that share a run, and metrics that are merged, need it.
             groups: The token of each state, (b, t) or (n,), for conditional_on="token" only.
-            documents: The number of the document of each state, or of whatever else its rows
-                depend on each other in, the same in all batches; by default each row is one.
-                Intervals leave out those of one `number % 10` at a time, see `numbered_by_part`,
-                and nulls move them as blocks.
+            documents: The number of the document of each state, or of another group whose rows
+                depend on each other; by default each row is its own document. A document has the
+                same number in all batches. Intervals leave out the documents of one number % 10
+                at a time, see `numbered_by_part`, and nulls permute whole documents.
 
         Raises:
             ValueError: Arguments do not fit, or the measure refuses a layer. Nothing is added.
@@ -149,7 +160,11 @@ class Accumulator(Metric):
         """Add a batch, or raise a ValueError and add nothing; see `update`."""
 
     def next_number(self, number: int | None) -> int:
-        """Return the number of a batch: this one, or the next one if it is None."""
+        """Return the number of a new batch: the given one, or one more than the largest so far.
+
+        Args:
+            number: The number that `update` was given; None: it was given none.
+        """
         if number is not None:
             return number
         if not len(self.numbers):
@@ -157,7 +172,14 @@ class Accumulator(Metric):
         return int(dim_zero_cat(self.numbers).max()) + 1
 
     def check(self, source: States, target: States, groups: Tensor | None) -> None:
-        """Raise a ValueError unless a batch has the announced layers, and groups where needed."""
+        """Raise a ValueError unless a batch has as many layers as this metric was made for.
+
+        Also if it has no groups although rows are compared within them, or has superfluous ones.
+
+        Args:
+            source, target: The states of each layer.
+            groups: The token of each state, if rows are compared within tokens.
+        """
         announced = (self.source_layers, self.target_layers)
         counts = (len(source), len(target))
         if counts != announced:
@@ -174,12 +196,13 @@ class Accumulator(Metric):
     def add(
         self, number: int, documents: Int[Tensor, " n"], **states: Shaped[Tensor, " ..."]
     ) -> None:
-        """Append what a batch leaves to the lists of stored states, without gradients.
+        """Append the results of a batch to the stored lists, without gradients.
 
         Args:
             number: The number of the batch.
             documents: The document of each of its rows.
-            states: A tensor for each of some of `batch_states`.
+            states: Tensors by their names, each of which is one of `batch_states`; names may be
+                left out.
         """
         self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
         batch_number = torch.full((1,), number, device=self.device)
@@ -188,10 +211,10 @@ class Accumulator(Metric):
             getattr(self, name).append(state.detach()[None].to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
-        """Return what all batches left, by name: a row for each batch, in order of number.
+        """Return what is stored of all batches, by name: a row for each batch, in order of number.
 
-        "documents" has a number for each row of all batches, and what only some batches left has a
-        row for each of these, in the order in which they came.
+        "documents" has instead a number for each row of all batches. A state that only some
+        batches stored has a row for each of these, in the order in which they came.
 
         Raises:
             ValueError: There is no batch, or two batches have the same number.

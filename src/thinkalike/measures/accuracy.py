@@ -18,10 +18,12 @@ from thinkalike.measures.sample_size import FEWEST_GROUPS, effective_number
 def balanced_folds(
     labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int
 ) -> Int[Tensor, " n"]:
-    """Return the fold, from 0, of each stimulus: groups stay together, levels are spread evenly.
+    """Return the fold, from 0, of each stimulus, such that labels are spread evenly over folds.
+
+    All stimuli of a group are in one fold.
 
     Args:
-        labels: The level of each stimulus.
+        labels: The class of each stimulus.
         groups: The group of each stimulus, such as its sentence.
         folds: How many folds there are.
         seed: The seed of the random folds.
@@ -46,16 +48,19 @@ def balanced_folds(
 def without_each_part(
     values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "*b r"]:
-    """Return the sum of all n values, and the sums without each part of the groups.
+    """Return the sum of n values, and then the sums without each part of the groups in turn.
 
-    There are r = 1 + `JACKKNIFE_PARTS` sums, or one more than there are groups if these are fewer.
+    Groups are divided into `JACKKNIFE_PARTS` parts; fewer groups are a part each.
 
     Args:
         values: The values, along the last axis.
-        groups: The group of each of them.
+        groups: The group of each value.
+
+    Returns:
+        The r = 1 + parts sums, along the last axis.
     """
-    part_of = numbered_by_part(groups) % JACKKNIFE_PARTS
-    sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
+    part_of_value = numbered_by_part(groups) % JACKKNIFE_PARTS
+    sums = sum_by_document(values, part_of_value, int(part_of_value.max()) + 1)
     total = sums.sum(-1, keepdim=True)
     return torch.cat([total, total - sums], -1)
 
@@ -75,10 +80,13 @@ class Jackknifed:
     worth: float
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the values with `jackknife` intervals; NaN for fewer than `FEWEST_GROUPS` parts.
+        """Return the values with jackknife intervals, whose ends are NaN for too few parts.
 
-        Unequal parts say less about the spread, so Student's t is that of as many parts as they
-        are worth.
+        The intervals are wider if parts are unequal: the degrees of freedom of Student's t are one
+        less than the number of equal parts that they are worth.
+
+        Args:
+            level: The probability with which an interval covers the value.
         """
         if self.replicates.shape[-1] < FEWEST_GROUPS:
             return interval_around(self.value, torch.nan)
@@ -86,13 +94,14 @@ class Jackknifed:
         return jackknife(self.value, self.replicates.movedim(-1, 0), level=level, t=t)
 
     def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
-        """Return (a - above) / (b - above) of these values a and one other, b, of the same groups.
+        """Return (a - above) / (b - above), with its interval, for these values a and a value b.
 
-        It is NaN where the interval of b is not above `above`: the divisor may then be about 0.
+        For instance, how much of the accuracy above chance that b reaches is left in a. It is NaN
+        if the lower end of b's interval is not above `above`, as the divisor may then be about 0.
 
         Args:
             other: The single value b, jackknifed over the same parts.
-            above: What both count from, such as chance.
+            above: The value from which both are counted, such as chance.
             level: The probability with which the interval covers the share.
         """
         if other.interval(level).low <= above:
@@ -124,9 +133,10 @@ def balanced_accuracies(
     sentences: Int[Tensor, " n"],
     levels: int,
 ) -> list[Accuracy]:
-    """Return the balanced accuracy of each of c conditions on the same stimuli and parts.
+    """Return the balanced accuracy of each of c conditions, jackknifed over the same sentences.
 
-    It is the mean recall over the levels that occur; without a part, a level may not.
+    It is the mean recall over the levels, the classes of the stimuli. Where a part of the
+    sentences is left out, it is over the levels that still occur.
 
     Args:
         right: Whether the answer to each stimulus was right in each condition, or the share of
@@ -136,11 +146,13 @@ def balanced_accuracies(
         levels: How many levels there are.
     """
     has_level = torch.nn.functional.one_hot(labels, levels).double().T  # (levels, n)
+    # Entry 0 of the last axis is of all sentences, the others are without each part.
     level_sizes = without_each_part(has_level, sentences)  # (levels, 1 + parts)
     occurs = level_sizes > 0
     right_of_level = without_each_part(right.double()[:, None] * has_level, sentences)
     recalls = right_of_level / level_sizes.masked_fill(~occurs, 1)  # (c, levels, 1 + parts)
-    means = recalls.sum(1) / occurs.sum(0)  # over the levels that occur without a part
+    means = recalls.sum(1) / occurs.sum(0)  # (c, 1 + parts)
     sizes = level_sizes.sum(0)
-    worth = effective_number(sizes[0] - sizes[1:])
+    part_sizes = sizes[0] - sizes[1:]
+    worth = effective_number(part_sizes)
     return [Accuracy(values[0], values[1:], worth, levels) for values in means]

@@ -40,11 +40,11 @@ class ShiftSum:
         self.shift: Float[Tensor, " v"] = torch.zeros(vocabulary)
 
     def add(self, base: Float[Tensor, "n v"], changed: Float[Tensor, "n v"]) -> None:
-        """Add a batch.
+        """Add the predictions of both models after n tokens of text.
 
         Args:
-            base: Log-probabilities log p of what follows each of n tokens.
-            changed: Log-probabilities log q of what follows the same tokens.
+            base: The base's log-probabilities log p of the v tokens that may follow each of them.
+            changed: The changed model's log-probabilities log q of the same.
         """
         shift = changed - base
         self.count += len(shift)
@@ -75,15 +75,15 @@ class ShiftTests(NamedTuple):
 
 
 def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]]) -> ShiftTests:
-    """Test the mean shift of each token against those of random changes of the same size.
+    """Test how far the log-probability of each token moved, against random changes of the model.
 
     The shift of a token is the mean of log q - log p over some text, less that of the median
     token: probabilities add up to 1, so that a few tokens that rise lower all others. It is
-    compared with the r ≥ 2 runs of a null by t = (shift - mean) / (s √(1 + 1/r)), where s is the
-    standard deviation of the runs, at least the median one of all tokens, with r - 1 degrees of
-    freedom. Where there are several nulls, the one with the greatest p-value counts: a token is
-    told apart only if it exceeds each of them (intersection-union test, Berger 1982). The rates of
-    false discoveries are those of Benjamini & Hochberg (1995) over all tokens.
+    compared with the r ≥ 2 runs of a null by t = (shift - mean of the runs) / (s √(1 + 1/r)), with
+    r - 1 degrees of freedom. s is the standard deviation of the runs, or the median one of all
+    tokens if that is larger. If there are several nulls, the greatest p-value counts, so that a
+    token must exceed each of them (intersection-union test, Berger 1982). False discovery rates
+    are those of Benjamini & Hochberg (1995) over all tokens.
 
     Args:
         shift: The mean shift of each token, in nats.
@@ -101,8 +101,8 @@ def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]
         error = spread * math.sqrt(1 + 1 / len(runs))
         beyond_by_null.append(beyond)
         p_by_null.append(two_sided(beyond, error, len(runs) - 1))
-    p, least_certain = torch.stack(p_by_null).max(0)
-    beyond = torch.stack(beyond_by_null).gather(0, least_certain[None])[0]
+    p, null_of_greatest_p = torch.stack(p_by_null).max(0)  # for each token
+    beyond = torch.stack(beyond_by_null).gather(0, null_of_greatest_p[None])[0]
     return ShiftTests(beyond, p, false_discovery_rates(p))
 
 
@@ -112,12 +112,13 @@ def amplified_choice(
     factors: Float[Tensor, " b"],
     plausible: float = PLAUSIBLE_NATS,
 ) -> Int[Tensor, " b"]:
-    """Return the token that the amplified difference makes most likely, for each of b texts.
+    """Return for each of b texts the next token that amplifies how a changed model differs.
 
-    It is argmax of log q + α (log q - log p) over the tokens with log q ≥ max log q - plausible.
-    α = 0 is the greedy choice of the changed model. The score is that of DExperts (Liu et al.
-    2021), where the changed model is the expert and the base the anti-expert. The restriction to
-    plausible tokens is that of contrastive decoding (Li et al. 2022).
+    With p the probabilities of a base and q those of the changed model, it maximises
+    log q + α (log q - log p) over the tokens with log q ≥ max log q - plausible. α = 0 is the
+    greedy choice of the changed model. The score is that of DExperts (Liu et al. 2021), where the
+    changed model is the expert and the base the anti-expert. The restriction to plausible tokens
+    is that of contrastive decoding (Li et al. 2022).
 
     Args:
         base: Log-probabilities log p of what follows each text.

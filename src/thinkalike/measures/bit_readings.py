@@ -29,44 +29,54 @@ LEAST_STEP = 1e-12
 INTERVAL_STEP = 0.02
 
 
-def next_bits(values: Sequence[float], known: Mapping[int, Sequence[float]]) -> int | None:
-    """Return the bits of the calibration point to measure next.
+def next_bits(
+    values: Sequence[float], measured_copies: Mapping[int, Sequence[float]]
+) -> int | None:
+    """Return to how many bits the next copy of a model is to be rounded, to measure it.
 
-    None says that every value already lies between two neighbouring points, or beyond the
-    first or the last of `BITS_OF_COPIES`.
+    Each of several values, such as one per layer, is to be bracketed by those of two copies with
+    neighbouring bits, of `BITS_OF_COPIES`. More bits give larger values. None if each value is
+    bracketed, or lies below the first copy or above the last.
 
     Args:
-        values: The values that are to be read.
-        known: For the bits of each copy measured so far, its value beside each of `values`.
+        values: The values that are to be bracketed.
+        measured_copies: For each copy measured so far, by its bits, what was measured of it: a
+            number to compare with each of `values`.
     """
     for index, value in enumerate(values):
-        below = [bits for bits, point in known.items() if point[index] <= value]
-        low = max(below, default=0)
-        above = [bits for bits, point in known.items() if point[index] > value and bits > low]
-        high = min(above, default=math.inf)
+        bits_below = []
+        bits_above = []
+        for bits, values_of_copy in measured_copies.items():
+            if values_of_copy[index] <= value:
+                bits_below.append(bits)
+            elif values_of_copy[index] > value:
+                bits_above.append(bits)
+        low = max(bits_below, default=0)
+        high = min((bits for bits in bits_above if bits > low), default=math.inf)
 
-        between = [bits for bits in BITS_OF_COPIES if low < bits < high]
-        if not between:
-            continue
-        if not known:
+        candidates = [bits for bits in BITS_OF_COPIES if low < bits < high]
+        if not candidates:
+            continue  # this value is bracketed
+        if not measured_copies:
             return FIRST_BITS
-        # One step up from the point below; where no point is below, one step down.
-        return between[0] if low else between[-1]
+        # The next more bits than those of the copy below; without one, the next fewer.
+        has_copy_below = low > 0
+        return candidates[0] if has_copy_below else candidates[-1]
     return None
 
 
 def reading_of(
     value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
 ) -> Float[Tensor, " r"]:
-    """Return where a value stands among the calibration points, in the unit of their marks.
+    """Return the mark at which the calibration points would reach a value, interpolated linearly.
 
-    Values between two points are interpolated linearly. The points are first made to rise with
-    their marks: a point below one of a lower mark takes its value. A value outside of all points
-    reads as the first or the last mark.
+    A calibration point is a copy of a model with a known change, such as rounding to 4 bits, its
+    mark. Points should rise with their marks: a point that is below an earlier one takes its
+    value. A value outside of all points reads as the first or the last mark.
 
     Args:
-        value: A value with its replicates, as of `HeldOut.shares`.
-        marks: The marks of the calibration points, in rising order.
+        value: A value and then its jackknife replicates, each of which is read by itself.
+        marks: The marks of the k calibration points, in rising order.
         points: The value of each calibration point, with the same replicates.
     """
     rising = points.cummax(0).values
@@ -83,15 +93,17 @@ def reading_of(
 def reading_interval(
     value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
 ) -> Estimate:
-    """Return the reading of a value, with the readings where it does not differ from the points.
+    """Return the bits that `reading_of` reads for a value, with a 95 % interval.
 
-    The interval holds the marks at which the interval of the difference of value and points holds
-    0 (Fieller 1954), so that it is right where points lie close to each other, or the value lies
-    below all of them. Points are interpolated linearly, and beyond the outer marks they are
-    extrapolated.
+    For every candidate number of bits between the first and the last of `BITS_OF_COPIES`, the
+    value that a copy of so many bits would have is interpolated linearly between the calibration
+    points, or extrapolated from the outer two. The interval spans the reading and all candidates
+    whose difference from the value has an interval that holds 0 (Fieller 1954).
 
     Args:
-        value, marks, points: See `reading_of`.
+        value: The value and then its jackknife replicates.
+        marks: The bits of the k calibration points, in rising order.
+        points: The value of each calibration point, with the same replicates.
     """
     candidates = torch.arange(
         BITS_OF_COPIES[0],
@@ -101,9 +113,10 @@ def reading_interval(
         device=value.device,
     )
     known_marks = torch.tensor(marks).to(candidates)
+    # A point whose value is below that of an earlier one is replaced by that point.
     rising = points[points[:, 0].cummax(0).indices]
 
-    # the calibration points below and above each candidate
+    # The indices of the calibration points around each candidate; the outer two beyond the ends.
     below = torch.bucketize(candidates, known_marks[1:-1])
     above = below + 1
     width = known_marks[above] - known_marks[below]
@@ -113,5 +126,5 @@ def reading_interval(
     holds_zero = (difference.low <= 0) & (difference.high >= 0)
 
     reading = reading_of(value[:1], marks, points[:, :1])
-    inside = torch.cat([candidates[holds_zero], reading])
-    return Estimate(reading[0], inside.min(), inside.max())
+    not_excluded = torch.cat([candidates[holds_zero], reading])
+    return Estimate(reading[0], not_excluded.min(), not_excluded.max())

@@ -177,7 +177,9 @@ def bootstrap_interval(
 
 
 def _checked_bounds(bounds: object) -> tuple[float, float]:
-    """Return the least and the greatest value of a token as floats; either may be infinite.
+    """Return `bounds`, the least and the greatest value that a token can have, as two floats.
+
+    Either may be infinite.
 
     Raises:
         ValueError: The bounds are not two rising numbers.
@@ -196,7 +198,15 @@ def _checked_bounds(bounds: object) -> tuple[float, float]:
 
 
 def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: float) -> None:
-    """Raise a ValueError if a mean lies beyond the bounds of its terms by more than rounding."""
+    """Raise a ValueError if a mean lies outside of the bounds of single values.
+
+    Rounding may take it outside by a small share of the largest mean.
+
+    Args:
+        means: The means.
+        least: The least value that a token can have; may be -∞.
+        greatest: The greatest value that a token can have; may be ∞.
+    """
     if not means.numel():
         return
     slack = RELATIVE_ROUNDING * means.abs().max()
@@ -215,34 +225,36 @@ def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: flo
 def _resampled(
     residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"], drawn: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
-    """Return the mean in each resample minus that of all documents, and its standard error.
+    """Return the mean per token in each resample, minus that of all documents, and its error.
 
-    The error is √(Σ d e²) with e = (s - r n) / Σ d n, where r is the ratio in the resample and d
-    is how often the resample has each document. Products of sums and counts give it without
-    resamples x documents x entries in memory.
+    With s the sum of the values of a document, n its tokens, d how often a resample has it and R
+    the mean per token of all documents, ε = s - R n is the residual of a document and the mean of
+    a resample differs from R by m = Σ d ε / Σ d n. Its standard error is
+    √(Σ d (ε - m n)²) / Σ d n. The square is expanded, so that matrix products give it without a
+    tensor of resamples x documents x entries.
 
     Args:
-        residuals: s - R n of each document, with R the ratio of all documents.
-        counts: The tokens n of each document.
-        drawn: How often each resample has each document.
+        residuals: ε of each document.
+        counts: n of each document.
+        drawn: d of each document in each resample.
     """
-    total = drawn @ counts
-    mean = residuals @ drawn.T / total
+    total = drawn @ counts  # Σ d n, (r,)
+    mean = residuals @ drawn.T / total  # m, (*b, r)
     spread = residuals.square() @ drawn.T + mean * mean * (counts.square() @ drawn.T)
-    crossed = (residuals * counts) @ drawn.T
-    spread = spread - mean * crossed - mean * crossed
+    crossed = (residuals * counts) @ drawn.T  # Σ d ε n
+    spread = spread - mean * crossed - mean * crossed  # - 2 m Σ d ε n
     return mean, (spread / (total * total)).clamp(min=0).sqrt()
 
 
 def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:
     """Return how often each of n units is drawn in each of r resamples of n with replacement.
 
-    They are whole numbers in float64, on the CPU, that sum to n in each resample.
+    The counts of a resample are whole numbers that sum to n. They are in float64, on the CPU.
     """
-    draws = torch.randint(n, (resamples, n), generator=generator)
-    one_per_draw = torch.ones(draws.shape).double()
+    drawn_units = torch.randint(n, (resamples, n), generator=generator)
+    ones = torch.ones(drawn_units.shape).double()
     counts = torch.zeros(resamples, n, dtype=torch.float64)
-    return counts.scatter_add_(1, draws, one_per_draw)
+    return counts.scatter_add_(1, drawn_units, ones)
 
 
 def documents_and_seeds_interval(

@@ -126,28 +126,32 @@ def _with_jackknife_interval(
     value: Float[Tensor, ""],
     seed: int,
 ) -> Estimate:
-    """Return the value with its jackknife interval over groups.
+    """Return the value with its jackknife interval, which leaves out tenths of the groups.
 
-    The interval is (-∞, ∞) where groups are worth too few of equal size.
+    Leaving out as many rows at random shows how much the value depends on the number of rows. The
+    interval is (-∞, ∞) if the groups are worth too few of equal size.
 
     Args:
-        function, X, Y: See `calibrate`.
-        numbers: The number of the group of each row, by `numbered_by_part`.
+        function: The user's function of the rows of two layers.
+        X, Y: The rows of both layers.
+        numbers: The number of the group of each row; number % `JACKKNIFE_PARTS` is its part.
         value: The value for all rows.
-        seed: The seed of the parts of rows that are drawn at random, for the bias.
+        seed: The seed of the parts of random rows.
     """
     _, counts = numbers.unique(return_counts=True)
     part_of_row = numbers % JACKKNIFE_PARTS
     order = torch.randperm(len(part_of_row), generator=seeded(seed)).to(part_of_row.device)
-    scattered_part_of_row = part_of_row[order]
-    replicates: list[float] = []
-    scattered: list[float] = []
+    random_part_of_row = part_of_row[order]
+    without_groups: list[float] = []
+    without_random_rows: list[float] = []
     if effective_number(counts) >= FEWEST_GROUPS_IF_BIASED:
-        replicates = _values_without_parts(function, X, Y, part_of_row)
-        scattered = _values_without_parts(function, X, Y, scattered_part_of_row)
-    reference = torch.tensor(scattered, dtype=torch.float64).mean(0)
+        without_groups = _values_without_parts(function, X, Y, part_of_row)
+        without_random_rows = _values_without_parts(function, X, Y, random_part_of_row)
     return jackknife(
-        value, torch.tensor(replicates, dtype=torch.float64), reference, is_drawn=True
+        value,
+        replicates=torch.tensor(without_groups, dtype=torch.float64),
+        reference=torch.tensor(without_random_rows, dtype=torch.float64).mean(0),
+        is_drawn=True,
     )
 
 
@@ -180,12 +184,15 @@ def _p_of_groups(
     rows: Int[Tensor, " m"],
     seeds: list[int],
 ) -> float:
-    """Return the p-value by permutations of groups of equal length.
+    """Return the p-value of the function's value when whole groups of Y change places at random.
+
+    Only groups of equal length are exchangeable, so as many rows of each group are compared.
 
     Args:
-        function, X, Y: See `calibrate`.
+        function: The user's function of the rows of two layers.
+        X, Y: The rows of both layers.
         numbers: The number of the group of each row.
-        rows: The indices of as many rows of each group.
+        rows: The indices of the rows that are compared, as many of each group.
         seeds: The seed of each permutation.
     """
     x = X[rows]
@@ -200,10 +207,10 @@ def _p_of_groups(
 
 
 def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, "m e"]) -> float:
-    """Return what a user's function returns for copies of some rows.
+    """Return what a user's function returns for copies of these rows, as a float.
 
     Raises:
-        ValueError: It is not a finite number.
+        ValueError: It returns something that is not a finite number.
     """
     value = function(X.clone(), Y.clone())
     number = float("nan")

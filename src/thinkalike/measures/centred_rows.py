@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.powers_of_two import size_of
+from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, all_alike, common_dtype
 
 # What is wrong with the rows of a layer; 0 is nothing.
@@ -36,10 +36,10 @@ class CentredRows(NamedTuple):
 
 
 def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """Return the share of the row that is farthest from the mean.
+    """Return the share that the row farthest from the mean has in the variance.
 
-    It is maxᵢ kᵢ / Σᵢ kᵢ with kᵢ = ‖xᵢ - μ‖², in [1/n, 1]. Near 1, one massive token decides what
-    CKA says.
+    It is maxᵢ kᵢ / Σᵢ kᵢ with kᵢ = ‖xᵢ - μ‖², in [1/n, 1]. Near 1, a single row, such as a token
+    with massive activations, decides the value of CKA.
 
     Raises:
         ValueError: A value is not finite, or all rows are the same.
@@ -51,18 +51,21 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Return the rows as `centre_all` gives them, at least in float32.
+    """Return the rows of a layer less their typical point, divided by their typical norm.
+
+    They are in float32 or a wider dtype.
 
     Raises:
-        ValueError: There are no rows or no columns, or see `refuse_flaws`.
+        ValueError: There are no rows or no columns, a value is not finite, or all rows are the
+            same up to rounding. The error calls the layer `name`.
     """
     if not features.numel():
         raise ValueError(
             f"{name} has shape {tuple(features.shape)}: give one row and one column or more"
         )
-    rows = centre(features.to(common_dtype([features])), name)
-    refuse_flaws([rows])
-    return rows
+    layer = centre(features.to(common_dtype([features])), name)
+    refuse_flaws([layer])
+    return layer
 
 
 def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
@@ -73,14 +76,14 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
 def centre_all(
     features: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool = False
 ) -> list[CentredRows]:
-    """Return the rows of layers, shifted and scaled.
+    """Return the rows of each layer less their typical point, divided by their typical norm.
 
-    HSIC does not depend on the shift, so it is chosen for its digits. Under the plain mean one
-    massive token would leave a large offset in every other row; weights 1 / (kᵢ + mean k), with kᵢ
-    the squared distance of row i from the mean, leave it out. Rows may be of any size, as they are
-    divided by a power of two first. The result is differentiable as far as a measure can tell that
-    depends on neither shift nor scale. Flaws are looked at later, by `refuse_flaws`, so that a GPU
-    need not be waited for at every layer.
+    HSIC does not depend on the shift, which is chosen to lose no digits. After subtracting the
+    plain mean, a massive token would leave a large offset in all other rows. So the typical point
+    is a mean with weights 1 / (kᵢ + mean k), where kᵢ is the squared distance of row i from the
+    plain mean. Rows may be of any size, as they are divided by a power of two first. Shift and
+    scale are constants for gradients. Flaws are recorded, and `refuse_flaws` raises them later, so
+    that a GPU need not be waited for at every layer.
 
     Args:
         features: The layers.
@@ -89,7 +92,7 @@ def centre_all(
             much as a pass over it.
     """
     with torch.no_grad():
-        size = size_of(features, (1, 2))
+        size = power_of_two_unit(features, (1, 2))
     unit = size[:, None, None]
     if in_place:
         rows = features.div_(unit)
@@ -121,10 +124,10 @@ def centre_all(
 def centre_groups(
     groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features"
 ) -> CentredRows:
-    """Return the rows of groups, shifted about the typical point of each group, with one scale.
+    """Return rows less the typical point of their group, divided by the typical norm of all rows.
 
-    The shift keeps digits, as in `centre_all`. The rows are in the order of the groups, and rows
-    of no group are left out. It has no gradient.
+    See `centre_all` for the typical point. The rows are in the order of the groups, and rows of no
+    group are left out. It has no gradient.
 
     Args:
         groups: The groups of rows.
@@ -132,12 +135,14 @@ def centre_groups(
         name: What errors call the layer.
     """
     rows = features[groups.order]
-    size = size_of(rows)
+    size = power_of_two_unit(rows)
     rows /= size
 
     offset = rows.new_zeros(())
     distances = rows.new_empty(len(rows))
-    for block, block_distances in zip(groups.blocks(rows), groups.blocks(distances), strict=True):
+    for block, block_distances in zip(
+        groups.split_by_size(rows), groups.split_by_size(distances), strict=True
+    ):
         mean = block.mean(1, keepdim=True)
         offset = offset + block.shape[1] * mean.square().sum()
         block -= mean
@@ -145,7 +150,9 @@ def centre_groups(
 
     spread = distances.mean()
     flaw = flaw_of(spread, offset / len(rows), features.dtype)
-    for block, block_distances in zip(groups.blocks(rows), groups.blocks(distances), strict=True):
+    for block, block_distances in zip(
+        groups.split_by_size(rows), groups.split_by_size(distances), strict=True
+    ):
         weights = 1 / (block_distances + spread)
         block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
     scale = spread.sqrt()
@@ -173,10 +180,11 @@ def flaw_of(
 
 
 def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:
-    """Raise a ValueError for the first layer that is not finite, or the same up to rounding.
+    """Raise a ValueError for the first layer with a value that is not finite, or with equal rows.
 
     Args:
-        layers: The layers; a GPU is waited for once for all of them.
+        layers: The layers, whose flaws were recorded when they were centred. They are read
+            together, as each read makes a GPU wait.
         alike: How the error says that rows are the same.
     """
     reasons = {

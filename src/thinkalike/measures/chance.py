@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import AnyMeasure, BatchRows, Blocks, Pair, joined
+from thinkalike.measures.contract import AnyMeasure, BatchRows, ModelPairs, Pair, joint_matrix
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.permutations import balanced_rows, permuted_rows, permuted_within
 from thinkalike.measures.row_groups import RowGroups
@@ -82,14 +82,14 @@ def chance_of(
     Args:
         estimate: The values with their intervals.
         null: The mean value of each layer pair by chance.
-        tested: The value that is tested, and then that of each permutation, in the axis a.
+        tested: In the axis a, the value that p-values are for, and then that of each permutation.
         documents: How many documents change places.
         best: The value of a layer with itself.
         sign: 1 if larger values are closer, and -1 for a distance.
     """
 
     def calibrated(value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
-        """Return where a value lies from chance, 0, to the best possible, 1."""
+        """Return the value on a scale from 0, chance, to 1, the best possible value."""
         return (value - null) / (best - null)
 
     value = calibrated(estimate.as_found)
@@ -119,8 +119,8 @@ def chance_of(
 def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Return the p-value (1 + #{null > value} + u) / (1 + p), u drawn from 0..#{null = value}.
 
-    u is a pseudo-random number that depends on nothing but the values of the null. Where all
-    values tie, p is 1. It is NaN where a value is not finite.
+    So ties are broken at random, by a hash of the null's values, which gives the same u in each
+    run. If all null values tie with the value, p is 1. It is NaN where a value is not finite.
 
     Args:
         null: The values of p permutations, larger ones being closer; its remaining axes broadcast
@@ -128,17 +128,18 @@ def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[T
         value: The values that are tested.
     """
     smallest = torch.finfo(null.dtype).tiny
-    tie = TIE_SHARE * null.abs().amax(0).clamp(min=smallest)
-    above = (null > value + tie).sum(0)
-    ties = ((null - value).abs() <= tie).sum(0)
+    tolerance = TIE_SHARE * null.abs().amax(0).clamp(min=smallest)  # of equal values
+    count_above = (null > value + tolerance).sum(0)
+    tie_count = ((null - value).abs() <= tolerance).sum(0)
 
-    # A hash of the null's values, which breaks ties the same way in each run.
+    # Hash each permutation's value with its index, so that their order matters.
     index = torch.arange(len(null), device=null.device).view(-1, *[1] * (null.ndim - 1))
-    code = (null / tie).round().long() + index * SPLITMIX_STEP
-    ties_above = splitmix(splitmix(code).sum(0)) % (1 + ties)
-    ties_above = ties_above.where(ties < len(null), ties)
-    p = (1 + above + ties_above).double() / (1 + len(null))
-    return p.where((value + tie).isfinite(), torch.nan)
+    codes = (null / tolerance).round().long() + index * SPLITMIX_STEP
+    hashes = splitmix(splitmix(codes).sum(0))
+    u = hashes % (1 + tie_count)
+    u = u.where(tie_count < len(null), tie_count)
+    p = (1 + count_above + u).double() / (1 + len(null))
+    return p.where((value + tolerance).isfinite(), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -148,26 +149,26 @@ class BatchNull:
     All layer pairs see the same permutations, so that the closest of them has a null as well.
 
     Attributes:
-        measure: The measure; given the token, the measure within the groups.
-        layers: What the measure prepared of the rows of each different layer.
+        measure: The measure, which compares rows of the same token only if there are such groups.
+        layers: The different layers of the batch as this measure prepared them.
         rows: The rows of the batch.
-        within: The groups of rows of one token; None if all rows are compared.
-        blocks: The layers of each model, and which models are compared.
+        token_groups: The groups of rows of one token; None if all rows are compared.
+        model_pairs: Which of these layers each model has, and which models are compared.
         permutations: How many permutations are drawn.
     """
 
     measure: AnyMeasure
     layers: Sequence[Any]
     rows: BatchRows
-    within: RowGroups | None
-    blocks: Blocks
+    token_groups: RowGroups | None
+    model_pairs: ModelPairs
     permutations: int
 
     def of(self, values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, dict[str, Tensor]]:
         """Return the null of each pair of models.
 
         Args:
-            values: What the measure says of each pair of models, before `LayerMeasure.finish`.
+            values: What the measure says of each pair of models, before `LayerMeasure.ratios`.
 
         Returns:
             For each pair of models "null", the mean value by chance, (l, m); "tested", the value
@@ -179,96 +180,103 @@ class BatchNull:
         """
         measure = self.measure
         documents = self.rows.documents
-        if self.within is None:
-            owners = documents.cpu()
-            groups = RowGroups.whole(len(owners), owners.device)
+        if self.token_groups is None:
+            document_of_row = documents.cpu()
+            groups = RowGroups.whole(len(document_of_row), document_of_row.device)
         else:
-            owners = documents[self.within.order].cpu()
-            groups = self.within
+            document_of_row = documents[self.token_groups.order].cpu()
+            groups = self.token_groups
 
         orders = torch.stack(
-            [permuted_within(owners, groups, seed) for seed in range(self.permutations)]
+            [permuted_within(document_of_row, groups, seed) for seed in range(self.permutations)]
         )
-        share_in_place = (orders == torch.arange(len(owners))).double().mean(1)
-        # Where every permutation leaves many rows in place, the best ones have to do.
+        share_in_place = (orders == torch.arange(len(document_of_row))).double().mean(1)
+        # Where every permutation leaves many rows in place, those that leave the fewest are used.
         moves_most_rows = share_in_place <= share_in_place.min().clamp(min=MOST_ROWS_IN_PLACE)
         permuted = self._permuted(self.layers, orders, values)
-        null = {pair: of_pair[1:][moves_most_rows].mean(0) for pair, of_pair in permuted.items()}
+        null = {}
+        for pair, values_of_pair in permuted.items():
+            values_of_permutations = values_of_pair[1:]
+            null[pair] = values_of_permutations[moves_most_rows].mean(0)
         if not measure.is_ratio:
-            room = min(float((measure.best - of_pair).abs().min()) for of_pair in null.values())
+            room = min(float((measure.best - mean).abs().min()) for mean in null.values())
             if room < LEAST_ROOM:
                 raise ValueError(
                     f"by chance alone two layers are as close as can be, at {measure.best:g}: "
                     "give more rows, on a command line by measure.tokens_per_batch"
                 )
 
-        tested, document_count = self._tested(owners, permuted, values)
+        tested, document_count = self._exchangeable_values(document_of_row, permuted, values)
         moved = torch.tensor(document_count)
         return {
             pair: {"null": null[pair], "tested": tested[pair], "moved": moved}
-            for pair in self.blocks.pairs
+            for pair in self.model_pairs.pairs
         }
 
-    def _tested(
+    def _exchangeable_values(
         self,
-        owners: Int[Tensor, " kept"],
+        document_of_row: Int[Tensor, " kept"],
         permuted: ValuesByPair,
         values: Mapping[Pair, Float[Tensor, "_ _"]],
     ) -> tuple[ValuesByPair, int]:
-        """Return values that are exchangeable by chance, for p, and how many documents move.
+        """Return the values for p-values, and how many documents change places.
 
-        The number of documents is 0 where they are too few for a p-value.
+        Entry 0 is the value that is tested, the others are those of permutations, or of random
+        signs within groups of one token. Under chance all of them are exchangeable. The number of
+        documents is 0 where they are too few for a p-value.
 
         Args:
-            owners: The document of each row that is compared.
+            document_of_row: The document of each row that is compared.
             permuted: The values of all rows, and those with documents permuted.
-            values: See `of`.
+            values: What the measure says of each pair of models without a permutation.
         """
-        document_count = len(owners.unique())
-        if self.within:
-            _, counts = owners.unique(return_counts=True)
+        document_count = len(document_of_row.unique())
+        if self.token_groups:
+            _, counts = document_of_row.unique(return_counts=True)
             if effective_number(counts) < FEWEST_GROUPS_IF_BIASED:
                 document_count = 0
-            return self._signed(owners, self.within), document_count
+            signed = self._values_with_random_signs(document_of_row, self.token_groups)
+            return signed, document_count
 
         # Only documents of equal length are exchangeable, so as many rows of each are compared.
-        rows_of_document = balanced_rows(owners)
-        is_balanced = rows_of_document.numel() == len(owners)
+        rows_of_document = balanced_rows(document_of_row)  # (documents, rows of each)
+        is_balanced = rows_of_document.numel() == len(document_of_row)
         if document_count < FEWEST_GROUPS or is_balanced:
             return permuted, document_count
         if rows_of_document.numel() < self.measure.fewest:
             return permuted, 0
         rows = self.rows.of(rows_of_document.flatten())
         layers = self.measure.prepared(rows.layers, rows.names, rows.order)
-        balanced_owners = rows.documents.cpu()
-        orders = torch.stack(
-            [permuted_rows(balanced_owners, seed) for seed in range(self.permutations)]
-        )
+        documents = rows.documents.cpu()
+        orders = torch.stack([permuted_rows(documents, seed) for seed in range(self.permutations)])
         balanced_values = self.measure.compare_all(
-            layers, self.blocks._replace(pairs=list(values))
+            layers, self.model_pairs._replace(pairs=list(values))
         )
         return self._permuted(layers, orders, balanced_values), len(rows_of_document)
 
-    def _signed(self, owners: Int[Tensor, " kept"], within: RowGroups) -> ValuesByPair:
-        """Return the values of each pair of models under random signs, given the token.
+    def _values_with_random_signs(
+        self, document_of_row: Int[Tensor, " kept"], token_groups: RowGroups
+    ) -> ValuesByPair:
+        """Return how similarities within groups of one token correlate between layers.
 
-        Entry 0 of the first axis is the value that is tested, the others those of the null; see
-        `signed_similarities`.
+        Entry 0 of the first axis is the correlation, the others are those with a random sign for
+        each document, the null distribution; see `signed_similarities`.
 
         Args:
-            owners: The document of each row, in the order of the groups.
-            within: The groups of rows of one token.
+            document_of_row: The document of each row, in the order of the groups.
+            token_groups: The groups of rows of one token.
         """
         similarities = [self.measure.similarities(layer) for layer in self.layers]
         device = similarities[0][0].device
-        owners_by_size = list(within.blocks(owners.to(device)))
-        signed = {}
-        for source, target in self.blocks.pairs:
-            sides = (self.blocks.models[source], self.blocks.models[target])
-            signed[source, target] = signed_similarities(
-                similarities, sides, owners_by_size, self.permutations
+        documents_by_size = list(token_groups.split_by_size(document_of_row.to(device)))
+        layers_of_model = self.model_pairs.layers_of_model
+        values = {}
+        for source, target in self.model_pairs.pairs:
+            sides = (layers_of_model[source], layers_of_model[target])
+            values[source, target] = signed_similarities(
+                similarities, sides, documents_by_size, self.permutations
             )
-        return signed
+        return values
 
     def _permuted(
         self,
@@ -276,70 +284,81 @@ class BatchNull:
         orders: Int[Tensor, "p n"],
         values: Mapping[Pair, Float[Tensor, "_ _"]],
     ) -> ValuesByPair:
-        """Return the final value of each pair of models, and then those of all permutations.
+        """Return the values of each pair of models: without a permutation, then of each one.
 
         Args:
             layers: The prepared layers.
-            orders: The order of the rows of the second model, for each permutation.
-            values: What the measure says of each pair of models without a permutation.
+            orders: For each permutation, the order of the rows of the second model.
+            values: What the measure says of each pair of models without a permutation; for a
+                ratio, its numerators.
         """
-        pairs = self.blocks.pairs
+        pairs = self.model_pairs.pairs
         device = values[pairs[0]].device
         sources = list(dict.fromkeys(source for source, _ in pairs))
         targets = list(dict.fromkeys(target for _, target in pairs))
 
-        # All pairs of models are compared in one call, in which a layer that several of them have
-        # is moved once. Layers of sources stand first, and then those of targets, moved.
+        # All pairs of models are compared in one call, in which a layer that several targets have
+        # is permuted once. Layers of sources come first, and then the permuted ones of targets.
         source_layers = self._layers_of(sources)
         target_layers = self._layers_of(targets)
         models = []
         for source in sources:
-            indices = [source_layers.index(layer) for layer in self.blocks.models[source]]
+            indices = [
+                source_layers.index(layer) for layer in self.model_pairs.layers_of_model[source]
+            ]
             models.append(tuple(indices))
         for target in targets:
-            indices = [target_layers.index(layer) for layer in self.blocks.models[target]]
+            indices = [
+                target_layers.index(layer) for layer in self.model_pairs.layers_of_model[target]
+            ]
             models.append(tuple(len(source_layers) + index for index in indices))
         pairs_across = [
             (sources.index(source), len(sources) + targets.index(target))
             for source, target in pairs
         ]
-        across = Blocks(models, pairs_across)
+        across = ModelPairs(models, pairs_across)
 
         by_pair: dict[Pair, list[Tensor]] = {pair: [values[pair].double()] for pair in pairs}
-        unmoved = [layers[layer] for layer in source_layers]
+        prepared_sources = [layers[layer] for layer in source_layers]
         for order in counted(orders.to(device), "permutation"):
-            moved = [self.measure.moved(layers[layer], order) for layer in target_layers]
-            compared = self.measure.compare_all([*unmoved, *moved], across)
+            permuted_targets = []
+            for layer in target_layers:
+                permuted_targets.append(self.measure.reordered(layers[layer], order))
+            compared = self.measure.compare_all([*prepared_sources, *permuted_targets], across)
             for pair, pair_across in zip(pairs, pairs_across, strict=True):
                 by_pair[pair].append(compared[pair_across].double())
         return {
-            pair: self._finished(torch.stack(across_models), values, pair)
+            pair: self._as_ratios(torch.stack(across_models), values, pair)
             for pair, across_models in by_pair.items()
         }
 
     def _layers_of(self, models: Sequence[int]) -> list[int]:
-        """Return the different layers of some models, in rising order."""
-        return sorted({layer for model in models for layer in self.blocks.models[model]})
+        """Return the indices of all layers that some of these models have, in rising order."""
+        return sorted(
+            {layer for model in models for layer in self.model_pairs.layers_of_model[model]}
+        )
 
-    def _finished(
+    def _as_ratios(
         self,
         across_models: Float[Tensor, "a l m"],
         values: Mapping[Pair, Float[Tensor, "_ _"]],
         pair: Pair,
     ) -> Float[Tensor, "a l m"]:
-        """Return final values of the likenesses across two models.
+        """Return the values across two models; a measure that is no ratio has them already.
 
-        Only a ratio needs those within each model, which do not change with the order of the rows.
+        A ratio such as CKA is divided here. Its denominators come from the numerators within each
+        model, which do not change with the order of the rows.
 
         Args:
-            across_models: The likenesses across the models, of all rows and then of each
-                permutation.
-            values: The likenesses by pair of models without a permutation.
+            across_models: The numerators, or values, across the models: of the rows as they are,
+                and then of each permutation.
+            values: The numerators by pair of models without a permutation, also of each model with
+                itself.
             pair: The two models.
         """
         if not self.measure.is_ratio:
             return across_models
         count, depth, _ = across_models.shape
-        joint = joined(values, pair).double().repeat(count, 1, 1)  # (a, l + m, l + m)
+        joint = joint_matrix(values, pair).double().repeat(count, 1, 1)  # (a, l + m, l + m)
         joint[:, :depth, depth:] = across_models
-        return self.measure.finish(joint)[:, :depth, depth:]
+        return self.measure.ratios(joint)[:, :depth, depth:]

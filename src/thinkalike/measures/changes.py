@@ -87,23 +87,27 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
 def signed_permutation(
     change: Float[Tensor, "*s"], generator: torch.Generator
 ) -> Float[Tensor, "*s"]:
-    """Return a tensor with each axis in random order, and a random sign for each of its indices.
+    """Return the change of a weight with its indices along each axis permuted and given signs.
 
-    These maps are orthogonal: they change neither the Frobenius norm nor, of a matrix, a singular
-    value.
+    For a matrix, rows and columns are put in random order and multiplied by 1 or -1 at random.
+    These maps are orthogonal: they change neither the Frobenius norm nor a singular value.
+
+    Args:
+        change: The change of a weight; it is not changed.
+        generator: Draws orders and signs.
     """
     for axis, size in enumerate(change.shape):
         order = torch.randperm(size, generator=generator).to(change.device)
         signs = _signs_along(change, axis, generator)
-        change = change.index_select(axis, order).mul_(signs)
+        change = change.index_select(axis, order).mul_(signs)  # in a copy
     return change
 
 
 def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
-    """Return a tensor with a random sign for each index of each axis.
+    """Return the change of a weight with the indices of each axis multiplied by 1 or -1 at random.
 
-    Entries stay where they are and keep their size; the Frobenius norm and all singular values
-    stay as they are.
+    For a matrix, these are its rows and its columns. Entries keep their places and their absolute
+    values, and the matrix its singular values.
     """
     change = change.clone()
     for axis in range(change.dim()):
@@ -114,19 +118,26 @@ def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Flo
 def _signs_along(
     change: Float[Tensor, "*s"], axis: int, generator: torch.Generator
 ) -> Float[Tensor, "..."]:
-    """Return a random sign for each index of an axis, in a shape that multiplies the tensor."""
+    """Return 1 or -1 at random for each index of an axis, to be multiplied with the tensor.
+
+    For axis 0 of a matrix (n, m) the shape is (n, 1).
+    """
     signs = torch.randint(2, (change.shape[axis],), generator=generator).to(change) * 2 - 1
     axes_after = change.dim() - axis - 1
     return signs.view(-1, *[1] * axes_after)
 
 
 def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
-    """Return the share of null values that reach the value, in [1 / (r + 1), 1].
+    """Return the p-value (1 + #{null ≥ value}) / (1 + r), in [1 / (r + 1), 1].
 
-    The value itself is counted among them. The share is at most α with probability α if value and
-    null are exchangeable and α (r + 1) is whole (Phipson & Smyth 2010).
+    It is at most α with probability α if value and null are exchangeable and α (r + 1) is whole
+    (Phipson & Smyth 2010). Null values that are below the value by rounding alone count.
+
+    Args:
+        value: The values that are tested.
+        null: The same values in r runs of the null.
     """
-    # The first comparison is for infinite values, of which the second makes NaN.
+    # The first comparison is for infinite values, for which the second one is with NaN.
     reaches = (null >= value) | (null >= value - NULL_ROUNDING * value.abs())
     return (1 + reaches.sum(0)).double() / (1 + len(null))
 
@@ -134,8 +145,8 @@ def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[T
 def equivalence(low: float, high: float, margin: float) -> Verdict:
     """Say whether a value is within ± margin: two one-sided tests (Schuirmann 1987).
 
-    It is *equivalent* if the interval is inside the margin, which is false with probability α at
-    most, *not equivalent* if it is outside, and *undecided* if it contains an end of the margin.
+    It is *equivalent* if the interval is inside of ± margin, a verdict that is wrong with
+    probability α at most, *not equivalent* if it is outside, and otherwise *undecided*.
 
     Args:
         low, high: The ends of an interval of level 1 - 2 α.
@@ -151,13 +162,13 @@ def equivalence(low: float, high: float, margin: float) -> Verdict:
 def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     """Return the false discovery rate of each p-value, in [0, 1] (Benjamini & Hochberg 1995).
 
-    It is min over k ≥ i of p₍ₖ₎ m / k for the i-th smallest p-value p₍ᵢ₎. The rates are in the
-    order of the p-values.
+    For the i-th smallest of m p-values, p₍ᵢ₎, it is the minimum over k ≥ i of p₍ₖ₎ m / k. Entry j
+    of the result belongs to entry j of `p`.
     """
-    order = p.argsort(descending=True)
+    largest_first = p.argsort(descending=True)
     ranks = torch.arange(len(p), 0, -1, dtype=p.dtype, device=p.device)
-    rates = (p[order] * len(p) / ranks).cummin(0).values
-    return torch.empty_like(p).scatter_(0, order, rates)
+    sorted_rates = (p[largest_first] * len(p) / ranks).cummin(0).values
+    return torch.empty_like(p).scatter_(0, largest_first, sorted_rates)
 
 
 def excess(
@@ -165,11 +176,12 @@ def excess(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
-    t is (value - mean of the null's runs) / (s √(1 + 1/r)), with r - 1 degrees of freedom and s
-    the standard deviation of the r ≥ 2 runs, at least the median one of all groups. With
-    `FEWEST_GROUPS` groups or more, each run is taken less its median, and t is divided by λ =
-    median |t| / the median of Student's |t|, if that is more than 1 (genomic control, Devlin &
-    Roeder 1999), so that what happens to most groups is an excess of none.
+    The excess is value - mean of the null's r ≥ 2 runs, and t is excess / (s √(1 + 1/r)), with
+    r - 1 degrees of freedom. s is the standard deviation of the runs, or the median one of all
+    groups if that is larger. With `FEWEST_GROUPS` groups or more, the median over groups is first
+    subtracted from the values and from each run, and t is divided by λ = median |t| / the median
+    of Student's |t|, if λ > 1 (genomic control, Devlin & Roeder 1999). So a change that most
+    groups have in common is no excess of any of them.
 
     Args:
         values: The value of each group.
@@ -180,28 +192,32 @@ def excess(
     """
     from scipy.special import stdtrit
 
-    runs = torch.cat([values[None], null]).double()  # (1 + r, g)
+    runs = torch.cat([values[None], null]).double()  # (1 + r, g); run 0 is the tested one
     freedom = len(null) - 1
     has_many_groups = runs.shape[1] >= FEWEST_GROUPS
     if has_many_groups:
         runs = runs - runs.median(1, keepdim=True).values
-    beyond = runs[0] - runs[1:].mean(0)
+    excess_of_groups = runs[0] - runs[1:].mean(0)
     spread = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
     error = spread.clamp(min=spread.median())
     if has_many_groups:
-        median_of_student = float(stdtrit(freedom, 0.75))
-        inflation = (beyond / spread).abs().median() / median_of_student
+        median_of_student = float(stdtrit(freedom, 0.75))  # of |t|
+        inflation = (excess_of_groups / spread).abs().median() / median_of_student  # λ
         error = error * inflation.clamp(min=1)
-    p = two_sided(beyond, error, freedom).to(values.device)
-    return beyond, beyond / error, p
+    p = two_sided(excess_of_groups, error, freedom).to(values.device)
+    return excess_of_groups, excess_of_groups / error, p
 
 
 def above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
-    """Return for each of g groups the one-sided p-value of a value above those of a null.
+    """Return for each of g groups the one-sided p-value that its value is above the null.
 
-    As in `excess`, t = (value - mean of the r ≥ 2 runs) / (s √(1 + 1/r)) with s at least the
-    median one of all groups. The remaining groups do not matter, so that a change which moves all
-    of them is above the null in all of them.
+    t = (value - mean of the null's r ≥ 2 runs) / (s √(1 + 1/r)), with s the standard deviation of
+    the runs, or the median one of all groups if that is larger. Unlike in `excess`, what groups
+    have in common is not subtracted, so a change that moves all groups is above the null in all.
+
+    Args:
+        values: The value of each group.
+        null: The values of each group in r runs of the null.
     """
     runs = null.double()
     spread = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
@@ -216,18 +232,23 @@ def beyond_null(
 ) -> tuple[Float[Tensor, " g"], Float[Tensor, ""]]:
     """Return how far each of g groups is beyond r runs of a null, and the p-value of the farthest.
 
-    Each of k statistics is compared by (value - mean) / (s √(1 + 1/r)), with the mean and the
-    standard deviation s of the null's runs, s being at least the median one of all groups. With
-    `FEWEST_PEERS` groups or more, each run is taken less its median over groups, and each result z
-    becomes (z - mean of the remaining groups) / max(their standard deviation, 1): what happens to
-    all groups, or varies as much among all of them, tells none of them apart. The greatest of the
-    k statistics counts.
+    1. Each of k statistics of a group is compared with the null by
+       z = (value - mean) / (s √(1 + 1/r)), with the mean and the standard deviation s of the
+       null's runs; s is at least the median one of all groups.
+    2. With `FEWEST_PEERS` groups or more, what groups have in common is removed. Before step 1,
+       the median over groups is subtracted from each run. Afterwards z becomes
+       (z - mean of the remaining groups) / max(their standard deviation, 1).
+    3. How far a group is beyond the null is the greatest z of its k statistics.
 
-    Each run is compared with all remaining runs in this way, and the p-value is the rank of the
-    value's maximum over groups among theirs: exact if value and null are exchangeable, whatever
-    their distribution and dependence (Westfall & Young 1993).
+    The same is computed for each run of the null in place of the value, and the p-value is the
+    rank of the value's maximum over groups among those of the runs. It is exact if value and null
+    are exchangeable, whatever their distribution and dependence (Westfall & Young 1993).
+
+    Args:
+        values: The k statistics of each of g groups.
+        null: The same in r runs of the null.
     """
-    runs = torch.cat([values[None], null]).double()  # (1 + r, g, k)
+    runs = torch.cat([values[None], null]).double()  # (1 + r, g, k); run 0 is the value
     r = len(null)
     has_peers = runs.shape[1] >= FEWEST_PEERS
     if has_peers:
@@ -237,17 +258,17 @@ def beyond_null(
     variance = (mean_square_of_others - mean_of_others.square()).clamp(min=0) * r / (r - 1)
     spread = (variance * (1 + 1 / r)).sqrt()
     spread = torch.maximum(spread, spread.median(1, keepdim=True).values)
-    beyond = ((runs - mean_of_others) / spread).nan_to_num(0.0)
+    z = ((runs - mean_of_others) / spread).nan_to_num(0.0)
     if has_peers:
         peers = runs.shape[1] - 1
-        mean_of_peers = (beyond.sum(1, keepdim=True) - beyond) / peers
-        square_of_peers = (beyond.square().sum(1, keepdim=True) - beyond.square()) / peers
-        variance_of_peers = (square_of_peers - mean_of_peers.square()).clamp(min=0)
+        mean_of_peers = (z.sum(1, keepdim=True) - z) / peers
+        mean_square_of_peers = (z.square().sum(1, keepdim=True) - z.square()) / peers
+        variance_of_peers = (mean_square_of_peers - mean_of_peers.square()).clamp(min=0)
         variance_of_peers = variance_of_peers * peers / (peers - 1)
-        beyond = (beyond - mean_of_peers) / variance_of_peers.sqrt().clamp(min=1)
-    farthest_statistic = beyond.amax(2)  # (1 + r, g)
-    p = rank_p(farthest_statistic[0].max(), farthest_statistic[1:].amax(1))
-    return farthest_statistic[0], p
+        z = (z - mean_of_peers) / variance_of_peers.sqrt().clamp(min=1)
+    greatest_z = z.amax(2)  # (1 + r, g)
+    p = rank_p(greatest_z[0].max(), greatest_z[1:].amax(1))
+    return greatest_z[0], p
 
 
 class Directions(NamedTuple):
@@ -268,10 +289,10 @@ class Directions(NamedTuple):
 def directions_of_change(
     change: Float[Tensor, "n d"], half: Bool[Tensor, " n"], k: int = 3
 ) -> Directions:
-    """Return the first k ≤ d right singular vectors of the change y - x of states.
+    """Return the first k ≤ d principal directions of the change y - x of states, not centred.
 
-    The mean of the change is included. Each vector points to where the change is positive on
-    average.
+    They are its right singular vectors. The sign of each is chosen so that the change along it is
+    positive on average.
 
     Args:
         change: The change of each state.
@@ -282,11 +303,11 @@ def directions_of_change(
     values, vectors = _principal_directions(rows)
     directions = vectors[:k]
     mean_projection = (rows @ directions.T).mean(0)
-    signs = (mean_projection.sign() + 0.5).sign()  # of 0, 1
+    signs = (mean_projection.sign() + 0.5).sign()  # 1 for a mean of 0
     directions = directions * signs[:, None]
 
-    # The order of two directions of nearly equal size may differ in a half, so a few more are
-    # looked at.
+    # Two directions of nearly equal size may change places in a half, so k + 2 of its directions
+    # are looked at.
     cosines_of_halves = []
     for rows_of_half in (rows[half], rows[~half]):
         _, vectors_of_half = _principal_directions(rows_of_half)
@@ -299,9 +320,9 @@ def directions_of_change(
 def _principal_directions(
     rows: Float[Tensor, "m d"],
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
-    """Return the squared singular values in falling order, and the right singular vectors.
+    """Return the squared singular values of a matrix, falling, and its right singular vectors.
 
-    Row i of the second is the vector of value i.
+    Row i of the second result is the vector of value i.
     """
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     return values.flip(0).clamp(min=0), vectors.T.flip(0)  # rounding may leave values below 0
@@ -314,8 +335,8 @@ def two_sided(
 ) -> Float[Tensor, "*b"]:
     """Return the two-sided p-value of the hypothesis that a value is 0, by Student's t.
 
-    t is value / error; p is 1 where both are 0 up to rounding, and 0 where the error alone is. It
-    is in float64, on the CPU, and has no gradient.
+    t is value / error. If the error is 0 up to rounding, p is 1 for a value of 0 and 0 for any
+    other value. It is in float64, on the CPU, and has no gradient.
 
     Args:
         value: The value.

@@ -29,9 +29,10 @@ class AffineMap:
     bias: Float[Tensor, " e"]
 
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Return W x + b in the dtype of the states.
+        """Return W x + b for each state x, in the dtype of the states.
 
-        It is computed in the wider dtype of states and weights, as b may cancel large means.
+        It is computed in the wider one of the dtypes of states and weights, as b may cancel large
+        means.
         """
         wide = torch.promote_types(states.dtype, self.weight.dtype)
         weight = self.weight.to(states.device, wide)
@@ -39,7 +40,7 @@ class AffineMap:
         return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
 
     def __matmul__(self, first: AffineMap) -> AffineMap:
-        """Return the map that applies `first` and then this map."""
+        """Return the map that applies `first` and then this map: `second @ first`."""
         return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
 
     @property
@@ -56,7 +57,10 @@ class AffineMap:
         return float(significant[0] / significant[-1])
 
     def inverse(self) -> AffineMap:
-        """Return y ↦ W⁺ (y - b) in float64, where the pseudo-inverse W⁺ leaves out rounding."""
+        """Return the map y ↦ W⁺ (y - b) in float64, with W⁺ the pseudo-inverse of W.
+
+        Singular values that are only rounding count as 0.
+        """
         inverse = torch.linalg.pinv(self.weight.double(), rtol=SINGULAR_VALUE_ROUNDING)
         return AffineMap(inverse, -inverse @ self.bias.double())
 
@@ -86,11 +90,12 @@ def least_squares(
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
-    """Return the map of `least_squares` from the statistics of one layer pair.
+    """Return the W and b that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖², from sums over rows.
 
     Args:
-        statistics: The statistics, about the means; about 0 for a map without b.
-        ridge: The penalty beside the sum over rows, at least 0.
+        statistics: The means and centred products of x and y; products about 0 give a map with
+            b = 0.
+        ridge: The penalty, at least 0.
 
     Raises:
         ValueError: The ridge is not a number >= 0.
@@ -105,14 +110,15 @@ def reduced_rank(
     ridge: Ridge = 0.0,
     bias: bool = True,
 ) -> AffineMap:
-    """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
+    """Return the W of at most this rank, and b, that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
 
-    W = U U' W₁ with W₁ of full rank and U the top eigenvectors of W₁ (X'X + ridge I) W₁' = W₁ X'Y,
-    the products of the fitted values (Izenman 1975; with ridge Mukherjee & Zhu 2011).
+    W = U U' W₁, with W₁ the minimiser without a limit of the rank and U the top eigenvectors of
+    W₁ (X'X + ridge I) W₁' = W₁ X'Y, the products of the fitted values (Izenman 1975; with ridge
+    Mukherjee & Zhu 2011).
 
     Args:
         moments, pair, ridge, bias: See `least_squares`.
-        rank: The rank of W.
+        rank: The greatest rank that W may have.
 
     Raises:
         ValueError: The rank is not in 1..min(d, e); see also `least_squares`.
@@ -123,8 +129,8 @@ def reduced_rank(
         raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
     weight = _solve(statistics, _penalty(moments, pair, ridge, bias))
     fitted_products = weight @ statistics.xy
-    symmetric = (fitted_products + fitted_products.T) / 2
-    top = torch.linalg.eigh(symmetric).eigenvectors[:, -rank:]
+    symmetric = (fitted_products + fitted_products.T) / 2  # up to rounding it is symmetric already
+    top = torch.linalg.eigh(symmetric).eigenvectors[:, -rank:]  # U
     return _through_means(statistics, top @ (top.T @ weight))
 
 
@@ -161,7 +167,10 @@ def bias_only(moments: Moments | HalvedMoments, pair: LayerPair) -> AffineMap:
 
 
 def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -> PairStatistics:
-    """Return the statistics of a layer pair, about the means, or about 0 for a map without b."""
+    """Return the means and products of a layer pair: products about the means, or about 0.
+
+    They are about 0 for a map without a bias.
+    """
     statistics = moments.of(pair)
     if bias:
         return statistics
@@ -171,13 +180,15 @@ def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -
 def _penalty(
     moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None, bias: bool
 ) -> float:
-    """Return the ridge, or the one that is chosen over halves of the documents if it is None.
+    """Return the ridge; if it is None, the best one to predict one half of the documents.
+
+    It is chosen such that maps that were fitted on either half predict the other half best.
 
     Args:
-        moments: The moments; to choose, those of both halves.
+        moments: The moments of the states; to choose a ridge, those of both halves of documents.
         pair: The layer pair.
         ridge: The penalty, or None.
-        bias: Whether the map has a b.
+        bias: Whether the map has a constant b.
 
     Raises:
         ValueError: The ridge is None without `HalvedMoments`.
@@ -192,15 +203,19 @@ def _penalty(
 
 
 def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
-    """Return the map of this weight that takes the source's mean to the target's.
+    """Return the map x ↦ W x + b of a given W whose b takes the mean of x to the mean of y.
 
-    It has b = 0 for statistics about 0, whose means are 0.
+    Statistics about 0 have means of 0, so that b = 0.
     """
     return AffineMap(weight, statistics.mean_y - weight @ statistics.mean_x)
 
 
 def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
-    """Return W = Y'X (X'X + ridge I)⁺, (e, d), without the directions that are only rounding.
+    """Return W = Y'X (X'X + ridge I)⁺, without the directions of X that are only rounding.
+
+    Args:
+        statistics: `xx` is X'X and `xy` is X'Y.
+        ridge: The penalty.
 
     Raises:
         ValueError: The ridge is not a number >= 0.

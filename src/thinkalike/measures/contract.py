@@ -31,14 +31,14 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.powers_of_two import size_of
+from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
 from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
 from thinkalike.ranges import check_within
 
 # entries of each matrix on a CPU: those of all layers of two models stay in the cache
 ENTRIES_AT_ONCE = 2**16
-Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
+Pair = tuple[int, int]  # the indices of two models, which may be the same model
 Prepared = TypeVar("Prepared")  # what a measure makes of a layer
 
 Invariance = Literal[
@@ -56,48 +56,48 @@ SAME_SHAPE: frozenset[Invariance] = frozenset(
 BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
 
 
-class Blocks(NamedTuple):
+class ModelPairs(NamedTuple):
     """The layers of several models, and which models are compared.
 
     The values of two models are the same to the bit whichever other models are compared, because
     each pair is computed in the same steps, with operands of the same shapes.
 
     Attributes:
-        models: For each model, the indices of its layers in a list of all different layers.
+        layers_of_model: For each model, the indices of its layers in a list of all different
+            layers.
         pairs: The indices of the two models of each comparison.
     """
 
-    models: Sequence[Sequence[int]]
+    layers_of_model: Sequence[Sequence[int]]
     pairs: Sequence[Pair]
 
-    def by_model(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
+    def by_model(self, tensor_of_layer: Sequence[Tensor]) -> list[Tensor]:
         """Return for each model the tensors of its l layers, stacked: (l, *shape of one tensor).
 
         Args:
-            of_layers: A tensor for each of the different layers, in the order that the indices of
-                `models` refer to. All tensors of one model have the same shape.
+            tensor_of_layer: A tensor for each of the different layers, to which the indices in
+                `layers_of_model` refer. All tensors of one model have the same shape.
         """
         stacked = []
-        for layer_indices in self.models:
-            stacked.append(torch.stack([of_layers[index] for index in layer_indices]))
+        for layer_indices in self.layers_of_model:
+            stacked.append(torch.stack([tensor_of_layer[index] for index in layer_indices]))
         return stacked
 
 
-def joined(likenesses: Mapping[Pair, Float[Tensor, "_ _"]], pair: Pair) -> Float[Tensor, "k k"]:
-    """Return one matrix of the likenesses of all k = l + m layers of two models.
+def joint_matrix(values: Mapping[Pair, Float[Tensor, "_ _"]], pair: Pair) -> Float[Tensor, "k k"]:
+    """Return the values of every two of the k = l + m layers of two models, as one matrix.
 
-    The l layers of the first model come first, then the m layers of the second. The lower left
-    block is the upper right one, transposed.
+    The l layers of the first model come first, then the m layers of the second.
 
     Args:
-        likenesses: The matrices of layers by pair of models. They include both models with
-            themselves.
+        values: The values of layers by pair of models: of these two models, (l, m), and of each of
+            them with itself, (l, l) and (m, m).
         pair: The two models.
     """
     first, second = pair
-    across = likenesses[pair]  # (l, m)
-    upper_half = torch.cat([likenesses[first, first], across], 1)
-    lower_half = torch.cat([across.T, likenesses[second, second]], 1)
+    across = values[pair]  # (l, m)
+    upper_half = torch.cat([values[first, first], across], 1)
+    lower_half = torch.cat([across.T, values[second, second]], 1)
     return torch.cat([upper_half, lower_half])
 
 
@@ -111,10 +111,10 @@ class FastPaths(Generic[Prepared]):
         prepares_together: Whether layers of one shape can be prepared at once, by `prepare_all`.
         leaves_out_parts: Whether values without a part of the rows follow from sums, by
             `compare_without_parts`.
-        is_ratio: Whether values are ratios of likenesses, by `finish`; likenesses are summed over
-            batches first.
-        has_units: Whether a likeness grows with the squares of the sizes of both layers, which
-            `finish` divides out.
+        is_ratio: Whether a value is a ratio, as CKA is of HSICs. What compares layers then returns
+            numerators, which are averaged over batches before `ratios` divides them.
+        has_units: Whether a numerator grows with the squares of the sizes of both layers, which
+            `ratios` divides out.
         has_leverage: Whether a single row can decide a prepared layer, by `leverage`.
         compares_within_groups: Whether rows of one token can be compared among themselves, by
             `within`.
@@ -154,10 +154,10 @@ class FastPaths(Generic[Prepared]):
     def prepare_all(
         self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
     ) -> list[Prepared]:
-        """Return l layers prepared, in the order in which they come.
+        """Return what `prepare` returns for each of l layers, in their order.
 
-        A GPU, where launches cost more than passes over memory, gets all layers of one width at
-        once.
+        On a GPU, where launches cost more than passes over memory, all layers of one width are
+        prepared at once.
 
         Args:
             layers: The layers, stacked.
@@ -167,38 +167,42 @@ class FastPaths(Generic[Prepared]):
         raise NotImplementedError
 
     def compare_without_parts(
-        self, layers: Sequence[Prepared], blocks: Blocks, sizes: Sequence[int]
+        self, layers: Sequence[Prepared], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the likenesses of all rows, then those without each part of the rows.
+        """Return the values of layers with all rows, then those without each part of the rows.
 
-        They have the shape (1 + parts, l, m) for each pair of models in `blocks`.
+        They have the shape (1 + parts, l, m) for each pair of models in `model_pairs`. For a
+        ratio, they are its numerators.
 
         Args:
             layers: The prepared layers.
-            blocks: The layers of each model, and which models are compared.
+            model_pairs: The layers of each model, and which models are compared.
             sizes: How many rows each part has; the parts follow one another and cover all rows.
         """
         raise NotImplementedError
 
-    def finish(self, likenesses: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
-        """Return the values of all k layers with all k layers, from their likenesses.
+    def ratios(self, numerators: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
+        """Return the values of every two of k layers, such as CKA, from numerators, such as HSICs.
 
-        The likeness of each layer with itself, on the diagonal, is what values are relative to.
+        The denominators come from the diagonal, the numerators of each layer with itself.
         """
         raise NotImplementedError
 
     def leverage(self, prepared: Prepared) -> Float[Tensor, ""]:
-        """Return the largest share of a layer that a single row decides."""
+        """Return the greatest share that a single row has in the variance of a layer."""
         raise NotImplementedError
 
     def within(self, groups: RowGroups) -> AnyMeasure:
-        """Return the same measure among the rows of each group."""
+        """Return the measure that compares rows only with rows of the same group."""
         raise NotImplementedError
 
     def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
-        """Return the similarities of rows within groups, which `within` has set.
+        """Return how similar the rows of each group are to each other in one layer.
 
-        There is one tensor (g, s, s) for each size s of groups, with the g groups of that size.
+        This is for a measure that compares rows within groups, see `within`.
+
+        Returns:
+            For each size s of groups, the similarities (g, s, s) within its g groups.
         """
         raise NotImplementedError
 
@@ -258,15 +262,24 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         return ""
 
     def __post_init__(self) -> None:
-        for item in self.settings():
-            is_whole = isinstance(item.default, int)
+        """Raise a ValueError if a setting of the measure is outside of its declared range.
+
+        A setting whose default is a whole number must be a whole number.
+        """
+        for setting in self.settings():
+            is_whole = isinstance(setting.default, int)
             check_within(
-                item.name, getattr(self, item.name), item.metadata["range"], is_whole=is_whole
+                setting.name,
+                getattr(self, setting.name),
+                setting.metadata["range"],
+                is_whole=is_whole,
             )
 
     @abstractmethod
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Prepared:
-        """Return what `compare` takes of one layer, computed once however often it is compared.
+        """Return a layer in the form that `compare` takes, such as centred or as distances.
+
+        It is computed once for each layer, however many layers it is compared with.
 
         Args:
             layer: The rows of one layer, in float32 or float64.
@@ -275,21 +288,31 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @abstractmethod
     def compare(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
-        """Return the likeness of two prepared layers."""
+        """Return the value of two prepared layers; if the measure is a ratio, its numerator."""
 
-    def moved(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
-        """Return a prepared layer with its rows in another order; by default it is a tensor."""
+    def reordered(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
+        """Return a prepared layer whose row i is the former row order[i].
+
+        Where a prepared layer is not a tensor with rows along its first axis, a measure overrides
+        this.
+        """
         return prepared[order]  # type: ignore[index,no-any-return]
 
     def compare_all(
-        self, layers: Sequence[Prepared], blocks: Blocks
+        self, layers: Sequence[Prepared], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return the likenesses of the layers of models that are compared, by pair of models.
+        """Return the value of each of l layers of a model with each of m of another one.
 
-        By default two layers at a time, and each two of one model once if the measure is
-        symmetric.
+        For a ratio these are numerators. By default `compare` is called for two layers at a time.
+
+        Args:
+            layers: All different layers, prepared.
+            model_pairs: Which of these layers each model has, and which models are compared.
+
+        Returns:
+            A matrix for each pair of models.
         """
-        return each_pair(self.compare, layers, blocks, self.is_symmetric)
+        return compare_one_by_one(self.compare, layers, model_pairs, self.is_symmetric)
 
     @classmethod
     def settings(cls) -> list[dataclasses.Field[int | float]]:
@@ -302,7 +325,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         names: Sequence[str],
         order: Int[Tensor, " n"] | None = None,
     ) -> list[Prepared]:
-        """Return all layers prepared, one result for each entry of `layers`.
+        """Return what `prepare` returns for each of these layers.
 
         A tensor that stands in `layers` several times is prepared once. All layers are computed in
         one dtype, and without autocast.
@@ -330,7 +353,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
             different.setdefault(id(layer), (name, layer))
         prepared: dict[int, Prepared] = {}
         with torch.autocast(layers[0].device.type, enabled=False):
-            for group in self._prepared_at_once([*different.values()]):
+            for group in self._layers_prepared_together([*different.values()]):
                 rows = []
                 for _, layer in group:
                     ordered = layer
@@ -349,20 +372,25 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                     prepared[id(layer)] = result
         return [prepared[id(layer)] for layer in layers]
 
-    def _prepared_at_once(
-        self, layers: list[tuple[str, Tensor]]
+    def _layers_prepared_together(
+        self, named_layers: list[tuple[str, Tensor]]
     ) -> list[list[tuple[str, Tensor]]]:
-        """Return groups of named layers that are prepared at once.
+        """Return groups of layers, each of which is prepared in one call.
 
-        On a GPU they are the layers of one width, if the measure prepares several together; else
+        On a GPU a group has all layers of one width, if the measure has `prepare_all`. Otherwise
         each layer is a group of its own.
+
+        Args:
+            named_layers: The name and the states (n, d) of each layer.
         """
-        if not self.prepares_together or not layers[0][1].is_cuda:
-            return [[named_layer] for named_layer in layers]
-        by_width: dict[int, list[tuple[str, Tensor]]] = {}
-        for name, layer in layers:
-            by_width.setdefault(layer.shape[1], []).append((name, layer))
-        return [*by_width.values()]
+        _, first_layer = named_layers[0]
+        if not self.prepares_together or not first_layer.is_cuda:
+            return [[named_layer] for named_layer in named_layers]
+        layers_by_width: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, layer in named_layers:
+            width = layer.shape[1]
+            layers_by_width.setdefault(width, []).append((name, layer))
+        return [*layers_by_width.values()]
 
     @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -392,11 +420,18 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> Tensor:
         """Return the values of every source layer with every target layer, (l, m).
 
-        `names` are those of the source layers, then of the target layers, in errors.
+        Args:
+            sources: The states (n, d) of each of l source layers.
+            targets: The states (n, e) of each of m target layers.
+            names: What errors call the source layers and then the target layers.
+
+        Raises:
+            ValueError: A side has no layer, layers have different or too few rows, or the measure
+                refuses a layer.
         """
-        for name, side in {"sources": sources, "targets": targets}.items():
-            if not len(side):
-                raise ValueError(f"{name} is empty: give the states of one layer or more")
+        for argument, layers_of_side in {"sources": sources, "targets": targets}.items():
+            if not len(layers_of_side):
+                raise ValueError(f"{argument} is empty: give the states of one layer or more")
         layers = [*sources, *targets]
         depth = len(sources)
         prepared = self.prepared(layers, names)
@@ -406,92 +441,99 @@ class LayerMeasure(FastPaths[Prepared], ABC):
             first_index.setdefault(id(layer), index)
         indices = [first_index[id(layer)] for layer in layers]
         pairs = [(0, 1)]
-        if self.is_ratio:  # a ratio needs the likeness of each layer with itself
+        if self.is_ratio:  # its denominator needs each layer with itself
             pairs = [(0, 0), (0, 1), (1, 1)]
         with torch.autocast(layers[0].device.type, enabled=False):
-            likenesses = self.compare_all(
-                prepared, Blocks([indices[:depth], indices[depth:]], pairs)
+            values = self.compare_all(
+                prepared, ModelPairs([indices[:depth], indices[depth:]], pairs)
             )
         if self.is_ratio:
-            return self.finish(joined(likenesses, (0, 1)))[:depth, depth:]
-        return likenesses[0, 1]
+            return self.ratios(joint_matrix(values, (0, 1)))[:depth, depth:]
+        return values[0, 1]
 
 
 AnyMeasure = LayerMeasure[Any]  # whatever it prepares
 
 
-def each_pair(
+def compare_one_by_one(
     compare: Callable[[Prepared, Prepared], Tensor],
     layers: Sequence[Prepared],
-    blocks: Blocks,
+    model_pairs: ModelPairs,
     is_symmetric: bool,
 ) -> dict[Pair, Float[Tensor, "l m *k"]]:
-    """Return the values of every two layers of the compared models, by pair of models.
+    """Return the value of every two layers of the compared models, by pair of models.
 
-    They are computed one by one, and stacked to (l, m) and the shape of one value.
+    They are computed one by one, and stacked to (l, m) and the shape (*k) of one value.
 
     Args:
-        compare: The function of two layers.
-        layers: The prepared layers.
-        blocks: The layers of each model, and which models are compared.
-        is_symmetric: Whether `compare` gives the same value in either order, which is computed
-            once.
+        compare: Takes two prepared layers to a value.
+        layers: All different layers, prepared.
+        model_pairs: Which of these layers each model has, and which models are compared.
+        is_symmetric: Whether `compare` gives the same value in either order, so that one of them
+            is enough.
     """
     values: dict[Pair, Tensor] = {}
-    for a, b in blocks.pairs:
+    for source, target in model_pairs.pairs:
+        source_layers = model_pairs.layers_of_model[source]
+        target_layers = model_pairs.layers_of_model[target]
         # Values of other pairs of models are not reused, so that the values of two models do not
         # depend on which other models are compared.
-        of_layers: dict[Pair, Tensor] = {}
-        for i, j in product(blocks.models[a], blocks.models[b]):
-            if is_symmetric and (j, i) in of_layers:
-                of_layers[i, j] = of_layers[j, i]
-            elif (i, j) not in of_layers:
-                of_layers[i, j] = compare(layers[i], layers[j])
+        value_of_layers: dict[Pair, Tensor] = {}
+        for i, j in product(source_layers, target_layers):
+            if is_symmetric and (j, i) in value_of_layers:
+                value_of_layers[i, j] = value_of_layers[j, i]
+            elif (i, j) not in value_of_layers:
+                value_of_layers[i, j] = compare(layers[i], layers[j])
         rows = []
-        for i in blocks.models[a]:
-            rows.append(torch.stack([of_layers[i, j] for j in blocks.models[b]]))
-        values[a, b] = torch.stack(rows)
+        for i in source_layers:
+            rows.append(torch.stack([value_of_layers[i, j] for j in target_layers]))
+        values[source, target] = torch.stack(rows)
     return values
 
 
 def products(
-    layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks, is_symmetric: bool = False
+    layers: Sequence[Float[Tensor, "n k"]], model_pairs: ModelPairs, is_symmetric: bool = False
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σᵢⱼ A_ij B_ij of every two matrices A and B, by pair of models.
+    """Return the inner product Σᵢⱼ A_ij B_ij of the matrices of every two layers.
 
-    They are summed by strips of rows, which stay in the cache of a CPU. Of symmetric matrices each
-    strip is only read from the diagonal on, and what is right of the diagonal counts twice.
+    Matrices are summed strip by strip of rows, which stays in the cache of a CPU. Of symmetric
+    matrices only the diagonal blocks and what is right of them are read; the latter counts twice.
 
     Args:
-        layers: One matrix for each of the different layers, all of one shape.
-        blocks: The layers of each model, and which models are compared.
+        layers: A matrix for each of the different layers, all of one shape.
+        model_pairs: Which of these layers each model has, and which models are compared.
         is_symmetric: Whether all matrices are symmetric.
+
+    Returns:
+        The products (l, m) for each pair of models; 0 for matrices without rows.
     """
     sums: dict[Pair, Tensor] = {}
     row_count = len(layers[0])
     rows_at_once = max(ENTRIES_AT_ONCE // max(layers[0].shape[1], 1), 1)
-    if layers[0].is_cuda:  # a GPU wants few launches
+    if layers[0].is_cuda:  # one launch for all rows
         rows_at_once = max(row_count, 1)
-    for start in range(0, max(row_count, 1), rows_at_once):  # a part may have no rows
+    for start in range(0, max(row_count, 1), rows_at_once):  # once, if there are no rows
         end = start + rows_at_once
         strips = [layer[start:end] for layer in layers]
         weighted_columns = [(1, slice(None))]
         if is_symmetric:
             weighted_columns = [(1, slice(start, end)), (2, slice(end, None))]
         for weight, columns in weighted_columns:
-            by_model = blocks.by_model([strip[:, columns] for strip in strips])
-            flat = [entries.flatten(1) for entries in by_model]
-            for a, b in blocks.pairs:
-                sums[a, b] = sums.get((a, b), 0) + weight * (flat[a] @ flat[b].T)
+            by_model = model_pairs.by_model([strip[:, columns] for strip in strips])
+            flat = [entries.flatten(1) for entries in by_model]  # (l, entries) for each model
+            for source, target in model_pairs.pairs:
+                products_of_strip = flat[source] @ flat[target].T  # (l, m)
+                sum_so_far = sums.get((source, target), 0)
+                sums[source, target] = sum_so_far + weight * products_of_strip
     return sums
 
 
-def both_in_order(
+def reordered_matrix(
     prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]
 ) -> Shaped[Tensor, "n n"]:
-    """Return a matrix of all pairs of rows after the rows took another order.
+    """Return a matrix of row pairs, such as distances, with its rows and its columns reordered.
 
-    Entry (i, j) of the result is entry (order[i], order[j]).
+    Entry (i, j) of the result is entry (order[i], order[j]) of the matrix.
     """
     return prepared[order[:, None], order]
 
@@ -538,10 +580,9 @@ class BatchRows(NamedTuple):
     tokens: Int[Tensor, " n"] | None
 
     def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
-        """Return a selection of the compared rows.
+        """Return a selection of the rows that are compared, `order`.
 
-        The states of layers stay as they are, and `order` tells which of their rows are
-        meant.
+        The states of layers are not copied: the new `order` says which of their rows are compared.
 
         Args:
             chosen: The positions of the selected rows in the present `order`.
@@ -554,13 +595,14 @@ class BatchRows(NamedTuple):
         )
 
     def in_units(self) -> tuple[BatchRows, list[Float[Tensor, ""]]]:
-        """Divide each float64 layer by a power of two near its size, and return these powers.
+        """Return the rows with each float64 layer divided by a power of two, and these powers.
 
-        float32 layers stay as they are, and their units are 1.
+        The power is the greatest one up to the layer's largest absolute value. float32 layers stay
+        as they are, and their powers are 1.
         """
         if self.layers[0].dtype != torch.float64:
             return self, [self.layers[0].new_ones((), dtype=torch.float64)] * len(self.layers)
-        units = [size_of(layer) for layer in self.layers]
+        units = [power_of_two_unit(layer) for layer in self.layers]
         layers = [layer / unit for layer, unit in zip(self.layers, units, strict=True)]
         return self._replace(layers=layers), units
 
@@ -585,7 +627,9 @@ class Batch(NamedTuple):
     def rows(
         self, sides: Sequence[Pair], flatten: str
     ) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of the different layers, and the positions of each model's layers.
+        """Return the rows of all different layers, and the indices of each model's layers in them.
+
+        A layer that several models share occurs once.
 
         Args:
             sides: The pairs of models that are compared.
@@ -594,7 +638,7 @@ class Batch(NamedTuple):
         Raises:
             ValueError: The mask or the labels do not fit the states, or row counts differ.
         """
-        layers, names, positions = self._different_layers(sides)
+        layers, names, layers_of_model = self._different_layers(sides)
         dtype = common_dtype(layers)
         token_indices = None
         if self.mask is not None:
@@ -607,20 +651,24 @@ class Batch(NamedTuple):
         row_counts = [*map(len, rows), len(documents)]
         check_same_rows(row_counts, [*names, "documents"])
 
-        # The jackknife leaves out one part of the documents, so its rows stand together.
+        # The jackknife leaves out one of `JACKKNIFE_PARTS` parts of the documents at a time, so
+        # the rows of each part stand together.
         order = (documents % JACKKNIFE_PARTS).argsort(stable=True)
         if tokens is not None:
             tokens = tokens[order]
-        return BatchRows(rows, names, order, documents[order], tokens), positions
+        return BatchRows(rows, names, order, documents[order], tokens), layers_of_model
 
     def _different_layers(
         self, sides: Sequence[Pair]
     ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
         """Return the different layers of the compared models.
 
+        Args:
+            sides: The pairs of models that are compared.
+
         Returns:
-            Each tensor once, although several models may have it; what errors call each; and for
-            each model the indices of its layers among these tensors.
+            The layers, each tensor once although several models may have it; what errors call each
+            of them; and for each model the indices of its layers in the first list.
         """
         model_names = {model: f"model {model}" for side in sides for model in side}
         if len(sides) == 1:
@@ -628,34 +676,37 @@ class Batch(NamedTuple):
             # A model that is compared with itself is called the source.
             model_names[target] = "target"
             model_names[source] = "source"
-        numbers: dict[int, int] = {}  # by the identity of a tensor
+        index_of_tensor: dict[int, int] = {}  # by the `id` of the tensor
         layers: list[Tensor] = []
         names = []
         for model, model_name in model_names.items():
             for index, layer in enumerate(self.states[model]):
-                if id(layer) not in numbers:
-                    numbers[id(layer)] = len(layers)
+                if id(layer) not in index_of_tensor:
+                    index_of_tensor[id(layer)] = len(layers)
                     layers.append(layer)
                     names.append(f"{model_name} layer {index}")
-        positions = {}
+        layers_of_model = {}
         for model in model_names:
-            positions[model] = tuple(numbers[id(layer)] for layer in self.states[model])
-        return layers, names, positions
+            indices = [index_of_tensor[id(layer)] for layer in self.states[model]]
+            layers_of_model[model] = tuple(indices)
+        return layers, names, layers_of_model
 
-    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; if a sequence is a row, that of its first token.
+    def _documents(self, states: Tensor, flatten: str) -> Int[Tensor, " n"]:
+        """Return the document of each row; if a row is a sequence, that of its first token.
 
-        Without documents each token is one, with a number that no other batch has.
+        If the batch has no documents, each token is its own document, with a number that no other
+        batch has.
 
         Args:
-            first: The states of one layer, whose shape all layers have but for the width.
-            flatten: What a row is.
+            states: The states of any layer, (b, t, d) or (n, d); all layers have them for the same
+                tokens.
+            flatten: What a row is: a "token", a "sample" (sequence), or the "mean" of a sequence.
         """
         documents = self.documents
         if documents is None:
-            token_count = first[..., 0].numel()
-            documents = torch.arange(token_count, device=first.device).view(first.shape[:-1])
+            token_count = states[..., 0].numel()
+            documents = torch.arange(token_count, device=states.device).view(states.shape[:-1])
             documents = documents + self.number * NUMBERS_PER_BATCH
-        if flatten == "token" or first.ndim == 2:
-            return labels_of_rows(documents, self.mask, first, "documents")
-        return documents.to(first.device).flatten(1)[:, 0]
+        if flatten == "token" or states.ndim == 2:
+            return labels_of_rows(documents, self.mask, states, "documents")
+        return documents.to(states.device).flatten(1)[:, 0]

@@ -22,18 +22,19 @@ LEAST_CORRELATION = 0.05
 
 
 def neighbour_correlation(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:
-    """Return the intraclass correlation of documents that follow each other in a source.
+    """Return how similar documents are that follow each other in a source, or 0 if not more so.
 
-    Each document is the mean random code of its tokens, less that of all, times the root of their
-    number. The correlation is Σ x'y / Σ x'x over neighbours x and y. It is returned as 0 if it is
-    below `LEAST_CORRELATION`, or if one of `RANDOM_ORDERS` random orders of the same documents has
-    as high a correlation.
+    A document with n tokens is described by the vector √n (c - c̄), with c the mean of random codes
+    of its tokens and c̄ that of all tokens. The intraclass correlation is Σ x'y / Σ x'x over
+    neighbouring documents x and y. 0 is returned for fewer than `FEWEST_DOCUMENTS` documents, for
+    a correlation of at most `LEAST_CORRELATION`, or if one of `RANDOM_ORDERS` random orders of the
+    same documents has as high a correlation.
 
     Args:
         tokens: The token ids.
         documents: The number of the document of each token, rising in the order of the source.
     """
-    numbers, owners = documents.flatten().unique(return_inverse=True)
+    numbers, document_of_token = documents.flatten().unique(return_inverse=True)
     document_count = len(numbers)
     if document_count < FEWEST_DOCUMENTS:
         return 0.0
@@ -41,15 +42,16 @@ def neighbour_correlation(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"
     generator = seeded(0)
     token_ids = tokens.flatten().long()
     codes = torch.randn(int(token_ids.max()) + 1, CODE_WIDTH, generator=generator)[token_ids]
-    counts = owners.bincount(minlength=document_count)[:, None]
-    sums = torch.zeros(document_count, CODE_WIDTH).index_add_(0, owners, codes - codes.mean(0))
-    means = sums / counts.sqrt()
+    token_counts = document_of_token.bincount(minlength=document_count)[:, None]
+    sums = torch.zeros(document_count, CODE_WIDTH)
+    sums.index_add_(0, document_of_token, codes - codes.mean(0))
+    vectors = sums / token_counts.sqrt()  # √n (c - c̄) of each document
 
-    orders = [torch.arange(document_count)]
+    orders = [torch.arange(document_count)]  # the order of the source comes first
     for _ in range(RANDOM_ORDERS):
         orders.append(torch.randperm(document_count, generator=generator))
-    products = [(means[order[1:]] * means[order[:-1]]).sum() for order in orders]
-    correlations = torch.stack(products) / means.square().sum()
+    products = [(vectors[order[1:]] * vectors[order[:-1]]).sum() for order in orders]
+    correlations = torch.stack(products) / vectors.square().sum()
     if correlations[0] > max(correlations[1:].max(), LEAST_CORRELATION):
         return float(correlations[0])
     return 0.0

@@ -160,15 +160,21 @@ def edit(
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit without its size, its spread and its axis, which `edit` fills in."""
+    """Return an edit whose size, spread and axis are still missing; `edit` fills them in.
+
+    Args:
+        operation: What was done.
+        amount: The number that goes with the operation, see `Edit`; NaN: it has none.
+    """
     return Edit(operation, math.nan, math.nan, amount=amount)
 
 
 def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Tensor, " k"]]:
-    """Return the axis of which the smallest share of indices differs, and these indices.
+    """Return the axis along which the fewest indices differ, as a share, and these indices.
 
-    The axis is None, without indices, if that share is more than `MOST_DIFFERING_SHARE`; the first
-    axis is taken where two have the same share.
+    So a change of some rows of a matrix is told from one of some columns. An index differs if any
+    entry at it does. The axis is None, without indices, if that share is more than
+    `MOST_DIFFERING_SHARE`. If two axes have the same share, the first one is returned.
 
     Args:
         differs: Which entries of the tensor differ; at least one.
@@ -178,8 +184,8 @@ def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Te
     best_indices = torch.empty(0, dtype=torch.long)
     for axis in range(differs.dim()):
         remaining_axes = [number for number in range(differs.dim()) if number != axis]
-        differs_at = differs.any(dim=remaining_axes) if remaining_axes else differs
-        indices = differs_at.nonzero()[:, 0]
+        index_differs = differs.any(dim=remaining_axes) if remaining_axes else differs
+        indices = index_differs.nonzero()[:, 0]
         share = len(indices) / differs.shape[axis]
         if share < smallest_share:
             smallest_share = share
@@ -199,7 +205,11 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
     """Return the edit between two tensors of different shapes.
 
     It is "added" if indices were appended at the end of one axis, "removed" if some were taken out
-    of one axis and all remaining entries are equal, and "resized" in any other case.
+    of one axis, in both cases with all other entries as they were, and "resized" otherwise.
+
+    Args:
+        base: The tensor before.
+        changed: The tensor after.
     """
     lengths = zip(base.shape, changed.shape, strict=False)
     axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]
@@ -220,14 +230,15 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
 
 
 def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
-    """Return the first operation that gives y from x, the simplest being tried first.
+    """Return the first operation that turns x into y, of those that are tried, simplest first.
 
-    It is "changed", or "noise" or "low rank" for a matrix, if none does.
+    They are zeroing, permuting, masking, casting, scaling and rounding. If none fits, it is
+    "changed", or, for a tensor with the rows and columns of a matrix, what `_spectrum` says.
 
     Args:
-        x, y: The tensors before and after: all entries, or those of the indices of an axis that
-            differ.
-        axis: This axis; None: all entries.
+        x, y: The tensors before and after. If only some indices of an axis differ, they hold these
+            indices alone.
+        axis: This axis; None: x and y are the whole tensors.
     """
     if not y.any():
         return _edit_of_unknown_size("zeroed")
@@ -259,7 +270,7 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
             return _edit_of_unknown_size(operation, amount)
 
     bits = rounded_to(x, y, eps)
-    if bits is None and y.dim() == 2:  # by column
+    if bits is None and y.dim() == 2:  # perhaps columns share a step, and not rows
         bits = rounded_to(x.T, y.T, eps)
     if bits is not None:
         return _edit_of_unknown_size("rounded", float(bits))
@@ -270,10 +281,10 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
 
 
 def _precision(y: Tensor) -> float:
-    """Return the relative rounding error of the dtype that a tensor's entries were stored in.
+    """Return the machine epsilon of the dtype in which a tensor's entries were once stored.
 
-    That is bfloat16 or float16 if its first `SAMPLED_ENTRIES` entries survive a cast to it, else
-    the tensor's dtype.
+    This is bfloat16 or float16 if a cast to it and back leaves the first `SAMPLED_ENTRIES` entries
+    as they are, else the tensor's own dtype.
     """
     sample = y.flatten()[:SAMPLED_ENTRIES]
     for dtype in (torch.bfloat16, torch.float16):
@@ -283,14 +294,14 @@ def _precision(y: Tensor) -> float:
 
 
 def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
-    """Return whether y has the indices of x in another order.
+    """Return whether y is x with the indices of one axis in another order.
 
     Args:
         x, y: The tensors, of one shape.
-        axis: The axis along which the order may differ; None: any one of the axes.
+        axis: The axis along which the order may differ; None: each axis is tried.
     """
     if y.dim() == 1 and len(y) < 3:
-        return False  # two numbers may be equal to others by chance
+        return False  # two single numbers may be equal to others by chance
     axes = range(y.dim()) if axis is None else [axis]
     for candidate in axes:
         matches = _matching_rows(_rows_along(x, candidate), _rows_along(y, candidate))
@@ -303,19 +314,19 @@ def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
 def _matching_rows(
     rows: Float[Tensor, "n d"], changed_rows: Float[Tensor, "m d"]
 ) -> Int[Tensor, " m"] | None:
-    """Return for each of m rows the number of the equal row among n; None if one has no equal.
+    """Return for each changed row the index of the equal row in `rows`.
 
-    Rows are equal if their bytes are. Of several equal rows the last one is taken. None also for
-    m = 0.
+    Rows are equal if their bytes are. If several rows are equal, the last index is taken. None if
+    a changed row has no equal, or if there are no changed rows.
     """
-    # One comparison comes first, as the bytes of all rows take longer.
+    # The first row is compared alone, as comparing the bytes of all rows takes longer.
     if not len(changed_rows) or not (rows == changed_rows[0]).all(1).any():
         return None
-    number_of_row = {code: number for number, code in enumerate(_bytes_of_rows(rows))}
-    numbers = [number_of_row.get(code) for code in _bytes_of_rows(changed_rows)]
-    if None in numbers:
+    index_of_row = {row_bytes: index for index, row_bytes in enumerate(_bytes_of_rows(rows))}
+    indices = [index_of_row.get(row_bytes) for row_bytes in _bytes_of_rows(changed_rows)]
+    if None in indices:
         return None
-    return torch.tensor(numbers)
+    return torch.tensor(indices)
 
 
 def _bytes_of_rows(rows: Float[Tensor, "n d"]) -> list[bytes]:
@@ -326,8 +337,8 @@ def _bytes_of_rows(rows: Float[Tensor, "n d"]) -> list[bytes]:
 def _factor(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor | None:
     """Return the factors s with y = s x up to rounding; None if there are none.
 
-    They are those of least squares, Σ x y / Σ x², and 0 where x is 0: a scalar, or a tensor whose
-    summed axis has length 1.
+    They are those of least squares, Σ x y / Σ x², and 0 where x is 0. Either all entries share a
+    factor, a scalar, or each row or column has one, in a tensor whose summed axis has length 1.
 
     Args:
         x, y: The tensors.
@@ -410,9 +421,10 @@ def mixture(
 def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> int | None:
     """Return to how many bits, 1 to 8, the entries of x were rounded to become y.
 
-    Rounded entries are whole multiples of one step apart within each row or block of it, and x is
-    within about a step of them. None if they are not, if x was as coarse already, or for a vector
-    or rows of fewer than 16 entries, on which a grid cannot be told.
+    Entries were rounded if within each row of y, or each block of a row (`BLOCK_WIDTHS`), they lie
+    on a grid, that is, are whole multiples of one step apart, and x is within about a step of
+    them. None if they do not, if x was on a grid already, or for a vector or rows of fewer than 16
+    entries, which are too few to recognise a grid.
 
     Args:
         x, y: The tensors before and after.
@@ -438,7 +450,7 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
             continue
         _, levels_before = _steps(x_blocks, eps)
         if levels_before.min() > MOST_LEVELS:  # x was not on a grid
-            # The count that this share of the rounded rows or blocks does not exceed.
+            # A few rows or blocks may have more levels by an outlier.
             typical_levels = levels[levels <= MOST_LEVELS].quantile(ROUNDED_BLOCKS)
             return max(math.ceil(math.log2(float(typical_levels))), 1)
     return None
@@ -447,16 +459,15 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
 def _steps(
     rows: Float[Tensor, "n d"], eps: float
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the step of a grid on which the values of each row lie, and its number of points.
+    """Return for each row the step of the grid on which its values lie, and its number of points.
 
-    The step is the least distance between two values that is not rounding; the points are counted
-    from the least value of the row to the greatest. Where some values lie beside the grid, where
-    the step is too small to be told from rounding, and for a row of equal values, their number is
-    ∞.
+    The step is the least distance between two values that is more than rounding. The points are
+    counted from the least value of the row to the greatest. Their number is ∞ if a value lies off
+    the grid, if the step is too small to be told from rounding, or if all values are equal.
 
     Args:
         rows: The rows.
-        eps: The relative rounding of the dtype in which they were stored.
+        eps: The machine epsilon of the dtype in which they were stored.
     """
     values = rows.double().sort(1).values
     gaps = values.diff(dim=1)
@@ -471,10 +482,11 @@ def _steps(
 
 
 def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
-    """Return "low rank" with the rank of a change, or "noise" or "changed" with NaN.
+    """Return whether the change y - x is of "low rank", with its rank, "noise", or "changed".
 
-    This is read off a sketch of its column space. Independent entries of spread s have no singular
-    values above about s (√n + √m) (Marchenko & Pastur 1967).
+    "noise" and "changed" come with NaN in place of the rank. A change is noise if it looks like
+    independent entries: an n x m matrix of these, of spread s, has no singular values above about
+    s (√n + √m), the edge (Marchenko & Pastur 1967). Singular values come from a random sketch.
 
     Args:
         x, y: The tensors before and after, of two axes or more; axes after the first are joined.
@@ -483,16 +495,19 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape
     size_of_y = float(y.float().square().mean().sqrt())
+    # The largest singular value of independent rounding errors, and of independent changes.
     rounding = eps * size_of_y * (math.sqrt(n) + math.sqrt(m))
     edge = float(change.square().mean().sqrt()) * (math.sqrt(n) + math.sqrt(m))
 
-    values = _sketched_singular_values(change.float(), 2)  # float32 is enough for noise
-    if values[-1] > LOW_RANK_GAP * values[0]:  # its rank is beyond the sketch
+    # In falling order. float32 is enough to recognise noise.
+    values = _sketched_singular_values(change.float(), 2)
+    if values[-1] > LOW_RANK_GAP * values[0]:  # its rank is greater than the sketch is wide
         if float(values[0]) <= NOISE_EDGE * edge:
             return "noise", math.nan
         return "changed", math.nan
 
     values = _sketched_singular_values(change, 1)
+    # the Frobenius norm of what the leading singular values do not explain
     rest = max(float(change.square().sum() - values.square().sum()), 0.0) ** 0.5
     rank = int((values > rounding).sum())
     most_rank = min(MOST_RANK, min(n, m) // 4)
@@ -505,10 +520,10 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
 def _sketched_singular_values(
     change: Float[Tensor, "n m"], iterations: int
 ) -> Float[Tensor, " k"]:
-    """Return the k ≤ `SKETCH_WIDTH` largest singular values, in falling order, approximately.
+    """Return approximations of the k largest singular values of a matrix, in falling order.
 
-    They come from subspace iteration on a random sketch of fixed seed (Halko et al. 2011); more
-    iterations make them more exact.
+    k is `SKETCH_WIDTH`, or n or m if one of them is smaller. They come from subspace iteration on
+    a random sketch of fixed seed (Halko et al. 2011); more iterations make them more exact.
     """
     n, m = change.shape
     start = torch.randn(m, min(SKETCH_WIDTH, n, m), generator=seeded(0)).to(change)

@@ -35,6 +35,7 @@ class Estimate:
     def __init__(
         self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None
     ):
+        """Store the value, the ends of its interval, and the value with its bias, if known."""
         self.value = value
         self.low = low
         self.high = high
@@ -48,6 +49,7 @@ class Estimate:
         return iter((self.value, self.low, self.high))
 
     def __getitem__(self, index: Any) -> Estimate:
+        """Return the estimate at an index of the tensors, such as a number, a slice or a mask."""
         uncorrected = None
         if self.uncorrected is not None:
             uncorrected = self.uncorrected[index]
@@ -57,12 +59,16 @@ class Estimate:
 
     @property
     def as_found(self) -> Tensor:
-        """The value with its bias, if it has one."""
+        """The value before a known bias was subtracted; `value` if none was."""
         if self.uncorrected is None:
             return self.value
         return self.uncorrected
 
     def __format__(self, spec: str) -> str:
+        """Return "value [low, high]" of a single number, each formatted by `spec`, such as "+.3f".
+
+        Without a spec it is `str` of the estimate, and only the value if an end is NaN.
+        """
         if not spec:
             return str(self)
         value, low, high = (f"{tensor.item():{spec}}" for tensor in self)
@@ -75,7 +81,7 @@ def interval_around(
     value: Annotated[Float[Tensor, "*s"], Within()],
     half: Annotated[Float[Tensor, "*#s"] | float, Within(least=0, is_finite=False)],
 ) -> Estimate:
-    """Return value ± half, with one half width for all values, or one for each."""
+    """Return the estimate value ± half, where `half` is one number for all values, or one each."""
     return Estimate(value, value - half, value + half)
 
 
@@ -158,16 +164,16 @@ def jackknife(
 def without_parts(
     sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
 ) -> Float[Tensor, " r *s"]:
-    """Return the total without each part in turn, for the parts that have rows.
+    """Return the total without the documents of one part, for each part that has documents.
 
-    Without enough documents for an interval the result is empty, r = 0.
+    If there are too few documents for an interval, the result is empty, r = 0.
 
     Args:
         sums: The sum over the documents of each of the `JACKKNIFE_PARTS` parts.
         documents: The number of the document of each row, by `numbered_by_part`.
     """
     different_documents, row_counts = documents.unique(return_counts=True)
+    parts_with_documents = (different_documents % JACKKNIFE_PARTS).unique()
     if not has_interval(effective_number(row_counts)):
-        different_documents = different_documents[:0]
-    parts_with_rows = (different_documents % JACKKNIFE_PARTS).unique()
-    return sums.sum(0) - sums[parts_with_rows]
+        parts_with_documents = parts_with_documents[:0]
+    return sums.sum(0) - sums[parts_with_documents]

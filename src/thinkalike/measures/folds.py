@@ -20,10 +20,17 @@ JACKKNIFE_PARTS = 10
 def stimulus_folds(
     n: Size, folds: Count = 5, seed: Seed = 0, groups: Int[Tensor, " n"] | None = None
 ) -> Int[Tensor, " n"]:
-    """Return the fold of each stimulus, drawn at random.
+    """Return the fold, 0 to folds - 1, of each of n stimuli, drawn at random.
 
     The sizes of folds differ by at most one stimulus. With `groups`, such as the sentence of each
-    word, no group is in two folds: the largest remaining group goes into the smallest fold so far.
+    word, all stimuli of a group are in one fold: group after group, the largest first, goes into
+    the fold that is smallest so far.
+
+    Args:
+        n: How many stimuli there are.
+        folds: How many folds there are.
+        seed: The seed of the random order.
+        groups: The group of each stimulus; None: each is one.
 
     Raises:
         ValueError: There are fewer than two folds, or fewer stimuli or groups than folds.
@@ -59,23 +66,29 @@ def stimulus_folds(
 
 
 def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return new numbers for groups of rows that divide them into parts of nearly equal size.
+    """Return a number for the group of each row, such that number % 10 says the group's part.
 
-    The part of a row is its number modulo `JACKKNIFE_PARTS`. Rows of one group have one number,
-    and rows of different groups have different ones.
+    The `JACKKNIFE_PARTS` = 10 parts, which the jackknife leaves out in turn, have nearly equal
+    numbers of rows. Fewer than 10 groups are a part each. Rows have the same number if and only if
+    they are of one group.
+
+    Args:
+        groups: The group of each row, as any numbers.
     """
-    units, unit_of = torch.unique(groups.cpu(), return_inverse=True)
-    part_count = min(JACKKNIFE_PARTS, len(units))
-    part_of_row = unit_of  # where groups are few, each is a part
-    if part_count == JACKKNIFE_PARTS:
-        part_of_row = stimulus_folds(len(groups), part_count, groups=groups)
-    part_of_unit = torch.zeros(len(units), dtype=torch.long).scatter_(0, unit_of, part_of_row)
+    different_groups, group_of_row = torch.unique(groups.cpu(), return_inverse=True)
+    group_count = len(different_groups)
+    if group_count >= JACKKNIFE_PARTS:
+        part_of_row = stimulus_folds(len(groups), JACKKNIFE_PARTS, groups=groups)
+    else:
+        part_of_row = group_of_row
+    part_of_group = torch.zeros(group_count, dtype=torch.long)
+    part_of_group.scatter_(0, group_of_row, part_of_row)
 
-    # Count the groups of the same part up to each group.
-    is_in_part = part_of_unit[:, None] == torch.arange(JACKKNIFE_PARTS)  # (units, parts)
-    rank_in_part = is_in_part.cumsum(0).gather(1, part_of_unit[:, None])[:, 0] - 1
-    number_of_unit = rank_in_part * JACKKNIFE_PARTS + part_of_unit
-    return number_of_unit[unit_of].to(groups.device)
+    # How many groups of the same part come before each group.
+    is_in_part = part_of_group[:, None] == torch.arange(JACKKNIFE_PARTS)  # (groups, parts)
+    rank_in_part = is_in_part.cumsum(0).gather(1, part_of_group[:, None])[:, 0] - 1
+    number_of_group = rank_in_part * JACKKNIFE_PARTS + part_of_group
+    return number_of_group[group_of_row].to(groups.device)
 
 
 def check_groups(groups: Tensor, n: int) -> None:
@@ -88,7 +101,13 @@ def check_groups(groups: Tensor, n: int) -> None:
 def splits(
     fold_of: Annotated[Int[Tensor, " n"], Within(fewest=1)],
 ) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]:
-    """Yield the training and the test stimuli of each fold in turn, in order of number."""
+    """Yield the indices of the training and of the test stimuli, for each fold in turn.
+
+    Folds come in rising order; their own stimuli are the test stimuli.
+
+    Args:
+        fold_of: The fold of each stimulus.
+    """
     for fold in fold_of.unique():
         is_test = fold_of == fold
         yield (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.contract import Blocks, Pair
+from thinkalike.measures.contract import ModelPairs, Pair
 from thinkalike.measures.hsic import biased_from_sums, unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
 
@@ -42,7 +42,7 @@ class GramStatistics(NamedTuple):
     diagonals: list[Float[Tensor, "*p l n"]]
 
     def of_all_rows(self) -> GramStatistics:
-        """Return the statistics of all rows, which `left_out_statistics` puts first."""
+        """Return the statistics of all rows, the first of the sets of `left_out_statistics`."""
         return GramStatistics(
             {pair: products[0] for pair, products in self.products.items()},
             [sums[0] for sums in self.sums],
@@ -50,35 +50,36 @@ class GramStatistics(NamedTuple):
         )
 
     def rounding(
-        self, blocks: Blocks, dtype: torch.dtype, groups: int = 1
+        self, model_pairs: ModelPairs, dtype: torch.dtype, groups: int = 1
     ) -> dict[int, Float[Tensor, " l"]]:
-        """Return the rounding error that the unbiased HSIC of each layer with itself may have.
+        """Return a bound of the rounding error of the unbiased HSIC of each layer with itself.
 
-        The terms of the formula cancel, and their rounding errors do not. So the bound is a few
-        units in the last place of the formula with the sign of its second term reversed.
+        The terms of the formula cancel, but their rounding errors do not. So the bound is a few
+        units in the last place of what the terms would sum to if none of them was subtracted.
 
         Args:
-            blocks: The layers of each model, and which models are compared.
+            model_pairs: The layers of each model, and which models are compared.
             dtype: The dtype of the Gram matrices.
             groups: How many groups of equal size the rows consist of.
 
         Returns:
-            For each model that is compared with itself, a bound for each of its layers.
+            For each model that is compared with itself, a bound for each of its l layers.
         """
         rounding = {}
-        for model, target in blocks.pairs:
+        for model, target in model_pairs.pairs:
             if model != target:
                 continue
             sums = self.sums[model]
             rows_per_group = sums.shape[1] // groups
             squared_totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
-            largest_terms = unbiased_from_sums(
+            # The formula subtracts its second term; with a minus sign it is added.
+            sum_of_terms = unbiased_from_sums(
                 rows_per_group,
                 self.products[model, model].diagonal(),
                 -sums.square().sum(1),
                 squared_totals,
             )
-            rounding[model] = SUM_ROUNDING * torch.finfo(dtype).eps * largest_terms
+            rounding[model] = SUM_ROUNDING * torch.finfo(dtype).eps * sum_of_terms
         return rounding
 
 
@@ -91,10 +92,10 @@ def all_hsics(
     """Return the HSIC of every two layers that are compared, summed over groups of rows.
 
     Args:
-        statistics: The statistics of their symmetric Gram matrices.
+        statistics: The statistics of their symmetric Gram matrices, of one or of p sets of rows.
         estimator: "unbiased" or "biased".
         groups: How many groups of equal size the rows consist of.
-        rows: How many rows each of the p sets of rows has; None if the statistics are of all rows.
+        rows: How many rows each of the p sets has; None if the statistics are of all rows alone.
 
     Returns:
         For each pair of models the HSICs of their layers; an axis p comes first if the statistics
@@ -160,11 +161,19 @@ class Tiling(NamedTuple):
     step: int
 
     def tiles(self, n: int) -> Iterator[Tile]:
-        """Yield the tiles of an n x n matrix; those on the diagonal begin on it."""
+        """Yield tiles (row, column, height, width) that cover the upper triangle of a matrix.
+
+        Tiles on the diagonal begin on it, so that they reach below it as well.
+
+        Args:
+            n: How many rows and columns the matrix has.
+        """
         for top in range(0, n, self.height):
             end = min(top + self.height, n)
+            # the square on the diagonal, in strips that begin on the diagonal
             for row in range(top, end, self.step):
                 yield Tile(row, row, min(self.step, end - row), end - row)
+            # the columns to the right of this square
             for column in range(end, n, self.width):
                 yield Tile(top, column, end - top, min(self.width, n - column))
 
@@ -176,12 +185,16 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield the index of each part that has some of these columns, with the slice of its columns.
+    """Yield which parts of a matrix's columns a window of columns overlaps, and where.
 
     Args:
-        sizes: The sizes of the parts, which follow one another.
-        first: The first column.
-        count: How many columns there are; slices count from the first.
+        sizes: How many columns each part has; the parts follow one another.
+        first: The first column of the window.
+        count: How many columns the window has.
+
+    Yields:
+        The index of each overlapping part, and the slice of its columns, counted from the first
+        column of the window.
     """
     start = 0
     for part_number, size in enumerate(sizes):
@@ -194,36 +207,45 @@ def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[
 
 
 def _feature_products(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+    rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
-    """Return `gram_products` from products of features.
+    """Return Σ_{i≠j} K_ij L_ij over rows i of part g and j of part h, without Gram matrices.
 
-    For parts g and h of the rows of X and Y they are <X_g'Y_g, X_h'Y_h>, less Σᵢ K_ii L_ii over
-    the rows of g if g = h.
+    With K = X X' and L = Y Y' for the rows X and Y of two layers, the sum is the inner product
+    <X_g'Y_g, X_h'Y_h>. For g = h, Σᵢ K_ii L_ii over the rows of the part is subtracted.
+
+    Args:
+        rows: The rows of each of the different layers.
+        model_pairs: Which of these layers each model has, and which models are compared.
+        sizes: The sizes of the p parts of the rows, which follow one another.
+
+    Returns:
+        For each pair of models the sums, with the axes g, h, layer of K, layer of L.
     """
     split_layers = [layer.split([*sizes]) for layer in rows]
     products = {}
-    for source, target in blocks.pairs:
-        source_layers = blocks.models[source]
-        target_layers = blocks.models[target]
+    for source, target in model_pairs.pairs:
+        source_layers = model_pairs.layers_of_model[source]
+        target_layers = model_pairs.layers_of_model[target]
         products_of_models = rows[0].new_empty(
             len(sizes), len(sizes), len(source_layers), len(target_layers)
         )
         for (row, i), (column, j) in product(enumerate(source_layers), enumerate(target_layers)):
-            cross_products = []  # X_g'Y_g of each part g
+            cross_products = []  # X_g'Y_g of each part g, flat
             diagonal_products = []  # Σᵢ K_ii L_ii of each part
             for x, y in zip(split_layers[i], split_layers[j], strict=True):
                 cross_products.append((x.T @ y).flatten())
                 diagonal_products.append((x.square().sum(1) * y.square().sum(1)).sum())
-            flat = torch.stack(cross_products)
-            products_of_layers = flat @ flat.T - torch.stack(diagonal_products).diag()
-            products_of_models[..., row, column] = products_of_layers
+            cross_products_of_parts = torch.stack(cross_products)  # (p, d e)
+            products_of_parts = cross_products_of_parts @ cross_products_of_parts.T
+            products_of_parts -= torch.stack(diagonal_products).diag()
+            products_of_models[..., row, column] = products_of_parts
         products[source, target] = products_of_models
     return products
 
 
 def gram_products(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+    rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
     """Return Σ_{i≠j} K_ij L_ij over i of part g and j of part h, of every two layers compared.
 
@@ -236,31 +258,31 @@ def gram_products(
     Args:
         rows: The rows X of each layer, with K = X X'. They are nearly centred, which keeps the
             rounding errors of the sums small.
-        blocks: The layers of each model, and which models are compared.
+        model_pairs: The layers of each model, and which models are compared.
         sizes: The sizes of the parts of the rows, which follow one another.
     """
     n = len(rows[0])
     if n >= FEWEST_ROWS_FOR_FEATURE_PRODUCTS and rows[0].dtype == torch.float64:
-        return _feature_products(rows, blocks, sizes)
+        return _feature_products(rows, model_pairs, sizes)
 
-    depths = [len(layers) for layers in blocks.models]
+    depths = [len(layers) for layers in model_pairs.layers_of_model]
     totals = {
         (source, target): rows[0].new_zeros(
             len(sizes), len(sizes), depths[source], depths[target], dtype=torch.float64
         )
-        for source, target in blocks.pairs
+        for source, target in model_pairs.pairs
     }
     is_in_part = part_indicators(sizes, rows[0], torch.float64)  # (p, n)
     tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
     most_entries = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)  # of a tile
     memory = [rows[0].new_empty(depth * most_entries) for depth in depths]
     for tile in tiling.tiles(n):
-        grams = _tiles_of_models(rows, blocks, tile, memory)
+        grams = _tiles_of_models(rows, model_pairs, tile, memory)
         # A float32 sum per row of a tile: a longer one loses a digit.
         by_row = [gram.transpose(0, 1) for gram in grams]  # (height, l, width)
         is_row_in_part = is_in_part[:, tile.row : tile.row + tile.height]
         for part_number, columns in _parts_of_columns(sizes, tile.column, tile.width):
-            for source, target in blocks.pairs:
+            for source, target in model_pairs.pairs:
                 products = torch.bmm(by_row[source][..., columns], by_row[target][..., columns].mT)
                 by_part = is_row_in_part @ products.double().flatten(1)
                 shape = (depths[source], depths[target])
@@ -271,31 +293,28 @@ def gram_products(
 
 def _tiles_of_models(
     rows: Sequence[Float[Tensor, "n _"]],
-    blocks: Blocks,
+    model_pairs: ModelPairs,
     tile: Tile,
     memory: Sequence[Float[Tensor, " _"]],
 ) -> list[Float[Tensor, "_ h w"]]:
-    """Compute one tile of the Gram matrices of all layers.
+    """Return one tile of the Gram matrix X X' of every layer, (l, height, width) for each model.
 
     A tile on the diagonal has zeros on the diagonal and below it.
 
     Args:
-        rows: The rows of each layer.
-        blocks: The layers of each model.
-        tile: The tile.
-        memory: Where the tiles of each model are written.
-
-    Returns:
-        The tiles of the layers of each model, which share the model's memory.
+        rows: The rows X of each layer.
+        model_pairs: Which of these layers each model has.
+        tile: Where the tile is in the Gram matrices.
+        memory: For each model, flat memory into which the tiles of its layers are written. The
+            results are views of it.
     """
-    shape = (tile.height, tile.width)
     grams = []
-    for of_model, layers in zip(memory, blocks.models, strict=True):
+    for memory_of_model, layers in zip(memory, model_pairs.layers_of_model, strict=True):
         entries = len(layers) * tile.height * tile.width
-        grams.append(of_model[:entries].view(len(layers), *shape))
+        grams.append(memory_of_model[:entries].view(len(layers), tile.height, tile.width))
 
     computed: dict[int, Tensor] = {}  # layers that several models share are computed once
-    for gram, layers in zip(grams, blocks.models, strict=True):
+    for gram, layers in zip(grams, model_pairs.layers_of_model, strict=True):
         for gram_of_layer, layer in zip(gram, layers, strict=True):
             if layer in computed:
                 gram_of_layer.copy_(computed[layer])
@@ -312,11 +331,11 @@ def _tiles_of_models(
 def part_indicators(
     sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype
 ) -> Float[Tensor, "p n"]:
-    """Return 1 where a row belongs to a part, else 0, for consecutive parts of these sizes.
+    """Return a matrix that is 1 where a row (column of the matrix) belongs to a part, else 0.
 
     Args:
-        sizes: The sizes of the parts.
-        rows: Rows whose number and device are taken.
+        sizes: The sizes of the p parts; the first part has the first rows, and so on.
+        rows: The n rows, of which only the number and the device matter.
         dtype: The dtype of the result.
     """
     indicators = rows.new_zeros(len(sizes), len(rows), dtype=dtype)
@@ -330,17 +349,17 @@ def part_indicators(
 @torch.no_grad()
 def left_out_statistics(
     rows: Sequence[Float[Tensor, "n _"]],
-    blocks: Blocks,
+    model_pairs: ModelPairs,
     sizes: Sequence[int],
     products: Mapping[Pair, Float[Tensor, "p p l m"]],
 ) -> GramStatistics:
-    """Return the statistics of K = X X' of all rows, and then of all rows but each part.
+    """Return the statistics of K = X X' for 1 + p sets: all rows, and all but those of each part.
 
     Args:
         rows: The rows X of each layer.
-        blocks: The layers of each model, and which models are compared.
-        sizes: The sizes of the parts of the rows, which follow one another.
-        products: The `gram_products` of the parts.
+        model_pairs: The layers of each model, and which models are compared.
+        sizes: The sizes of the p parts of the rows, which follow one another.
+        products: Σ_{i≠j} K_ij L_ij over rows i and j of every two parts, see `gram_products`.
     """
     is_in_part = part_indicators(sizes, rows[0], rows[0].dtype)  # (p, n)
     norms = []
@@ -348,15 +367,16 @@ def left_out_statistics(
     for layer in rows:  # both are computed while the layer is in the cache
         norms.append(torch.linalg.vector_norm(layer, dim=1).double())
         sums_over_parts.append((layer @ (is_in_part @ layer).T).double())  # (n, p)
-    diagonals = [of_model.square() for of_model in blocks.by_model(norms)]  # (l, n)
-    to_parts = [of_model.mT for of_model in blocks.by_model(sums_over_parts)]  # (l, p, n)
+    # For each model the diagonals of its layers, (l, n), and row sums over parts, (l, p, n).
+    diagonals = [norms_of_layers.square() for norms_of_layers in model_pairs.by_model(norms)]
+    to_parts = [sums.mT for sums in model_pairs.by_model(sums_over_parts)]
 
     # For all rows, and without each part: all - 2 (part x all) + (part x part).
     products_of_sets = {}
-    for pair, of_parts in products.items():  # (p, p, l, m)
-        total = of_parts.sum((0, 1))
-        part_with_itself = of_parts.diagonal().movedim(-1, 0)
-        without = total - of_parts.sum(0) - of_parts.sum(1) + part_with_itself
+    for pair, products_of_parts in products.items():  # (p, p, l, m)
+        total = products_of_parts.sum((0, 1))
+        part_with_itself = products_of_parts.diagonal().movedim(-1, 0)
+        without = total - products_of_parts.sum(0) - products_of_parts.sum(1) + part_with_itself
         products_of_sets[pair] = torch.cat([total[None], without])
 
     all_rows = torch.ones_like(is_in_part[:1])
@@ -372,27 +392,29 @@ def left_out_statistics(
 
 
 @torch.no_grad()
-def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> GramStatistics:
+def linear_statistics(
+    rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs
+) -> GramStatistics:
     """Return the statistics of K = X X' for the rows X of each layer, which are nearly centred."""
-    sizes = [len(rows[0])]
-    products = gram_products(rows, blocks, sizes)
-    return left_out_statistics(rows, blocks, sizes, products).of_all_rows()
+    single_part = [len(rows[0])]
+    products = gram_products(rows, model_pairs, single_part)
+    return left_out_statistics(rows, model_pairs, single_part, products).of_all_rows()
 
 
 @torch.no_grad()
 def block_statistics(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, groups: int
+    rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, groups: int
 ) -> GramStatistics:
-    """Return the statistics of K = X X' within groups of equal size.
+    """Return the statistics of K = X X' without the entries between rows of different groups.
 
-    Products are summed over groups. Entries of K between rows of two groups are left out.
+    The products of two layers are summed over groups. Small groups are computed several at a time.
 
     Args:
-        rows: The rows X of each layer; those of a group stand side by side.
-        blocks: The layers of each model, and which models are compared.
-        groups: How many groups there are.
+        rows: The rows X of each layer; those of a group follow one another.
+        model_pairs: The layers of each model, and which models are compared.
+        groups: How many groups there are, all of one size.
     """
-    size = len(rows[0]) // groups
+    size = len(rows[0]) // groups  # of a group
     is_large = size > MOST_ROWS_OF_SMALL_GROUP
     groups_at_once = 1
     if not is_large:
@@ -401,35 +423,37 @@ def block_statistics(
     statistics = []  # of the groups that are computed at once
     for layers in zip(*(layer.split(rows_at_once) for layer in rows), strict=True):
         if is_large:
-            statistics.append(linear_statistics(layers, blocks))
+            statistics.append(linear_statistics(layers, model_pairs))
             continue
         grams = []
         for layer in layers:
             rows_of_groups = layer.unflatten(0, (-1, size))  # (g, s, d)
             grams.append(rows_of_groups @ rows_of_groups.mT)
-        statistics.append(dense_statistics(grams, blocks))
+        statistics.append(dense_statistics(grams, model_pairs))
 
     products = {}
-    for pair in blocks.pairs:
+    for pair in model_pairs.pairs:
         total = statistics[0].products[pair]
         for of_groups in statistics[1:]:
             total = total + of_groups.products[pair]
         products[pair] = total
     sums = []
     diagonals = []
-    for model in range(len(blocks.models)):
+    for model in range(len(model_pairs.layers_of_model)):
         sums.append(torch.cat([of_groups.sums[model] for of_groups in statistics], 1))
         diagonals.append(torch.cat([of_groups.diagonals[model] for of_groups in statistics], 1))
     return GramStatistics(products, sums, diagonals)
 
 
-def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks) -> GramStatistics:
-    """Return the statistics of symmetric Gram matrices, which are differentiable.
+def dense_statistics(
+    grams: Sequence[Float[Tensor, "*g n n"]], model_pairs: ModelPairs
+) -> GramStatistics:
+    """Return the statistics of symmetric Gram matrices; they are differentiable.
 
     Args:
-        grams: The Gram matrix of each layer; or those of several groups of rows, whose products
-            are summed, and whose sums and diagonals follow one another.
-        blocks: The layers of each model, and which models are compared.
+        grams: The Gram matrix (n, n) of each layer, or those of several groups of rows, (g, n, n).
+            Products are summed over groups; sums and diagonals of groups follow one another.
+        model_pairs: The layers of each model, and which models are compared.
     """
     diagonals = []
     off_diagonals = []
@@ -437,11 +461,13 @@ def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks) -
         diagonal = gram.double().diagonal(dim1=-2, dim2=-1)
         diagonals.append(diagonal)
         off_diagonals.append(gram.double() - diagonal.diag_embed())
-    flat = blocks.by_model([off_diagonal.flatten() for off_diagonal in off_diagonals])  # (l, g n²)
+    flat = model_pairs.by_model(
+        [off_diagonal.flatten() for off_diagonal in off_diagonals]
+    )  # (l, g n²)
     return GramStatistics(
-        {(source, target): flat[source] @ flat[target].T for source, target in blocks.pairs},
-        blocks.by_model([off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]),
-        blocks.by_model([diagonal.flatten() for diagonal in diagonals]),
+        {(source, target): flat[source] @ flat[target].T for source, target in model_pairs.pairs},
+        model_pairs.by_model([off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]),
+        model_pairs.by_model([diagonal.flatten() for diagonal in diagonals]),
     )
 
 
@@ -455,13 +481,13 @@ def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """
     gram = rows @ rows.T
     squared_norms = gram.diagonal()
-    squared = squared_norms[:, None] + squared_norms - 2 * gram
-    squared = squared.clamp(min=0)  # rounding can leave less than 0
+    squared_distances = squared_norms[:, None] + squared_norms - 2 * gram
+    squared_distances = squared_distances.clamp(min=0)  # rounding can leave less than 0
     i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-    median = squared[i, j].median()
+    median = squared_distances[i, j].median()  # σ²
     if median <= 0:
         raise ValueError(
             "the median distance between rows is 0, so the rbf kernel has no bandwidth: "
             "use kernel=linear"
         )
-    return torch.exp(-squared / (2 * median))
+    return torch.exp(-squared_distances / (2 * median))

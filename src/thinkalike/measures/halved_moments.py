@@ -35,15 +35,15 @@ class HalvedMoments:
     def update(
         self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]
     ) -> None:
-        """Add rows, see `Moments.update`.
+        """Add the states of the same n rows in both models, each row to one of two halves.
 
         Args:
-            sources, targets: The states of each layer.
-            halves: A number for each row; rows of even numbers are the first half.
+            sources, targets: The states (n, d) of each layer.
+            halves: A number for each row; even numbers are the first half, odd ones the second.
         """
         for number, half in enumerate(self.halves):
             rows = (halves % len(self.halves) == number).nonzero()[:, 0]
-            half.update(_selected(sources, rows), _selected(targets, rows))
+            half.update(_selected_rows(sources, rows), _selected_rows(targets, rows))
 
     def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of a layer pair over the rows of both halves.
@@ -66,9 +66,9 @@ class HalvedMoments:
         return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
-        """Return the ridge penalty λ with which maps of each half predict the other half best.
+        """Return the ridge penalty λ for which maps of each half predict the other half best.
 
-        It is ∞ where no map predicts better than the mean.
+        It is ∞ if no map predicts better than the mean.
 
         Args:
             pair: The layer pair.
@@ -82,10 +82,11 @@ class HalvedMoments:
 
 
 def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return the half, 0 or 1, of each row.
+    """Return for each row whether it is in half 0 or half 1 of the documents.
 
-    Each document is in one half. Where a half would have less than a quarter of the rows, because
-    one document has most of them, the halves are the first and the second half of all rows.
+    All rows of a document are in one half, drawn at random. If a half would then have less than a
+    quarter of the rows, because one document has most of them, the halves are the first and the
+    second half of all rows instead.
 
     Args:
         documents: The number of the document of each row.
@@ -100,8 +101,8 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return halves.to(documents.device)
 
 
-def _selected(states_of_layers: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
-    """Return these rows of the states of each layer, as a mapping or list like the given one."""
+def _selected_rows(states_of_layers: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
+    """Return only these rows of the states of each layer: of a mapping a mapping, else a list."""
     if isinstance(states_of_layers, Mapping):
         return {
             layer: states[rows.to(states.device)] for layer, states in states_of_layers.items()

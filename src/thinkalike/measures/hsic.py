@@ -17,9 +17,9 @@ def hsic1(
     """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5).
 
     It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with
-    a zero diagonal: any real number, in the unit of K times that of L, differentiable. Uncentred
-    Gram matrices of large offsets leave float32 no digits: centre the features first, or use
-    `cka`.
+    a zero diagonal. It is any real number, in the unit of K times that of L, and differentiable.
+    If features have a large mean, the terms cancel and float32 has too few digits: subtract the
+    mean first, or use `cka`.
 
     Raises:
         ValueError: There are fewer than 4 rows.
@@ -30,10 +30,13 @@ def hsic1(
     """
     if len(K) < FEWEST_HSIC_ROWS:
         raise ValueError(f"HSIC needs at least {FEWEST_HSIC_ROWS} rows, not {len(K)}")
-    K = K - K.diagonal().diag()
-    L = L - L.diagonal().diag()
+    K = K - K.diagonal().diag()  # K̃
+    L = L - L.diagonal().diag()  # L̃
     return unbiased_from_sums(
-        len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum()
+        n=len(K),
+        products=(K * L.T).sum(),
+        of_sums=(K.sum(0) * L.sum(1)).sum(),
+        of_totals=K.sum() * L.sum(),
     )
 
 
@@ -54,20 +57,25 @@ def hsic0(
     if len(K) < 2:
         raise ValueError(f"the biased HSIC needs at least 2 rows, not {len(K)}")
     return biased_from_sums(
-        len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum()
+        n=len(K),
+        products=(K * L.T).sum(),
+        of_sums=(K.sum(0) * L.sum(1)).sum(),
+        of_totals=K.sum() * L.sum(),
     )
 
 
 def unbiased_from_sums(
     n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor
 ) -> Tensor:
-    """Return `hsic1` of n rows from sums over K̃ and L̃, which have zero diagonals.
+    """Return the unbiased HSIC of Gram matrices K and L of n rows, from sums of their entries.
+
+    K̃ and L̃ are K and L with zero diagonals, and symmetric.
 
     Args:
         n: The number of rows.
         products: Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ.
-        of_sums: Σᵢ of the products of the sums of row i of K̃ and of L̃.
-        of_totals: The product of the totals of K̃ and of L̃.
+        of_sums: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K̃ and of L̃.
+        of_totals: The product of the sums of all entries of K̃ and of L̃.
     """
     centred = products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))
     return centred / (n * (n - 3))
@@ -76,5 +84,12 @@ def unbiased_from_sums(
 def biased_from_sums(
     n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor
 ) -> Tensor:
-    """Return `hsic0` of n rows from the same sums as `unbiased_from_sums`, but over K and L."""
+    """Return the biased HSIC of Gram matrices K and L of n rows, from sums of their entries.
+
+    Args:
+        n: The number of rows.
+        products: Σᵢⱼ Kᵢⱼ Lᵢⱼ.
+        of_sums: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K and of L, which are symmetric.
+        of_totals: The product of the sums of all entries of K and of L.
+    """
     return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2

@@ -18,7 +18,7 @@ from thinkalike.measures.centred_rows import (
     centre_groups,
     refuse_flaws,
 )
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
+from thinkalike.measures.contract import LayerMeasure, ModelPairs, Pair
 from thinkalike.measures.gram_statistics import (
     all_hsics,
     block_statistics,
@@ -52,11 +52,11 @@ def cka(
 ) -> Float[Tensor, ""]:
     """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) of the Gram matrices K of X and L of Y.
 
-    It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Products are taken of
-    centred features in float32, or what is wider, and summed up in float64.
-    `thinkalike.compare(X, Y)` subtracts the bias that a jackknife over stimuli estimates of this
-    ratio, which is large for few rows; its column `uncorrected` has the value as it is here, up to
-    rounding, and so has `value` with aggregate="mean_of_ratios", where one batch holds all rows.
+    It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Features are centred and
+    multiplied in float32, or a wider dtype, and summed in float64. This is the plain ratio;
+    `thinkalike.compare(X, Y)` also subtracts the bias that a jackknife over stimuli estimates,
+    which is large for few rows, and has the plain ratio in its column `uncorrected`, or with
+    aggregate="mean_of_ratios" in `value`.
 
     Args:
         X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
@@ -107,6 +107,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     has_leverage = True
 
     def __post_init__(self) -> None:
+        """Raise a ValueError if the estimator, the kernel or `flatten` is unknown."""
         super().__post_init__()
         for name in ("estimator", "kernel", "flatten"):
             check_choice(name, getattr(self, name), CHOICES[name])
@@ -132,7 +133,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         return self.estimator == "unbiased" and self.groups is None
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> CentredRows:
-        """Return the rows centred, among themselves or within their groups."""
+        """Return the rows less their mean, or less the means of their groups, if there are any."""
         if self.groups is None:
             return centre(layer, name)
         return centre_groups(self.groups, layer, name)
@@ -140,56 +141,78 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def prepare_all(
         self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
     ) -> list[CentredRows]:
-        """Return all layers with centred rows, in their memory if `in_place`."""
+        """Return the centred rows of each of l layers, overwriting `layers` if `in_place`.
+
+        `names` is what errors call each layer.
+        """
         return centre_all(layers, names, in_place)
 
     def compare(self, first: CentredRows, second: CentredRows) -> Float[Tensor, ""]:
         """Return the HSIC of two prepared layers."""
-        blocks = Blocks([[0], [1]], [(0, 0), (0, 1), (1, 1)])
-        return self.compare_all([first, second], blocks)[0, 1][0, 0]
+        model_pairs = ModelPairs([[0], [1]], [(0, 0), (0, 1), (1, 1)])
+        return self.compare_all([first, second], model_pairs)[0, 1][0, 0]
 
-    def moved(self, prepared: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
-        """Return a layer with its rows in another order."""
+    def reordered(self, prepared: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
+        """Return a prepared layer whose row i is the former row order[i]."""
         return prepared._replace(rows=prepared.rows[order])
 
     def compare_all(
-        self, layers: Sequence[CentredRows], blocks: Blocks
+        self, layers: Sequence[CentredRows], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return the HSIC of every two layers of models that are compared."""
+        """Return the HSIC of each of l layers of a model with each of m of another one.
+
+        With groups, HSICs within groups are summed, see `hsics_within`.
+
+        Args:
+            layers: All different layers, with centred rows.
+            model_pairs: Which of these layers each model has, and which models are compared.
+        """
         if self.groups is not None:
-            return hsics_within(layers, blocks, groups=self.groups, estimator=self.estimator)
+            return hsics_within(layers, model_pairs, groups=self.groups, estimator=self.estimator)
         return layer_hsics(
             layers,
-            blocks,
+            model_pairs,
             kernel=self.kernel,
             estimator=self.estimator,
             is_relative=self.is_relative,
         )
 
     def compare_without_parts(
-        self, layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int]
+        self, layers: Sequence[CentredRows], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the HSICs of all rows, and then without each part."""
-        return hsics_without_parts(layers, blocks, sizes, estimator=self.estimator)
+        """Return the HSICs (1 + parts, l, m) of all rows, then without each part of the rows.
 
-    def finish(self, likenesses: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
-        """Return the CKA of every two layers from their HSICs."""
-        return alignment(likenesses)
+        Args:
+            layers: All different layers, with centred rows.
+            model_pairs: Which of these layers each model has, and which models are compared.
+            sizes: How many rows each part has; the parts follow one another.
+        """
+        return hsics_without_parts(layers, model_pairs, sizes, estimator=self.estimator)
+
+    def ratios(self, numerators: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k k"]:
+        """Return the CKA of every two of k layers from their HSICs."""
+        return alignment(numerators)
 
     def leverage(self, prepared: CentredRows) -> Float[Tensor, ""]:
-        """Return the largest share of the variance of a layer that a single row decides."""
+        """Return the greatest share that a single row has in the variance of a layer."""
         return prepared.leverage
 
     def within(self, groups: RowGroups) -> CKAMeasure:
-        """Return the same measure among the rows of each group."""
+        """Return the CKA that compares rows only with rows of the same group."""
         return CKAMeasure(self.estimator, self.kernel, groups)
 
     def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
-        """Return the Gram matrices of groups, weighted by the rows of a group, as in HSIC."""
+        """Return for each group size s the Gram matrices of its g groups, (g, s, s).
+
+        They are divided by √s, so that products of two layers have the weight 1 / s, about that of
+        a group of s rows in `hsics_within`.
+        """
         assert self.groups is not None
-        return [
-            block @ block.mT / block.shape[1] ** 0.5 for block in self.groups.blocks(prepared.rows)
-        ]
+        grams = []
+        for rows_of_groups in self.groups.split_by_size(prepared.rows):  # (g, s, d)
+            size = rows_of_groups.shape[1]
+            grams.append(rows_of_groups @ rows_of_groups.mT / size**0.5)
+        return grams
 
 
 def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:
@@ -216,7 +239,7 @@ def arc_length(
 
 def layer_hsics(
     layers: Sequence[CentredRows],
-    blocks: Blocks,
+    model_pairs: ModelPairs,
     *,
     kernel: str,
     estimator: str,
@@ -228,128 +251,138 @@ def layer_hsics(
 
     Args:
         layers: The centred layers.
-        blocks: The layers of each model, and which models are compared.
+        model_pairs: The layers of each model, and which models are compared.
         kernel: "linear" or "rbf".
         estimator: "unbiased" or "biased".
-        is_relative: Whether rows count in units of the layer's size. If not, HSICs of the linear
-            kernel are in the unit of the features; those of "rbf" have no unit.
+        is_relative: Whether HSICs are those of rows that were scaled to unit variance. If not,
+            HSICs of the linear kernel are in the unit of the features; those of "rbf" have none.
 
     Raises:
         ValueError: A layer cannot be compared, or all of its rows but one are alike.
     """
-    _refuse_flawed_layers(layers, blocks)
+    _refuse_flawed_layers(layers, model_pairs)
     rows = [layer.rows for layer in layers]
     needs_gradient = any(layer.requires_grad for layer in rows)
     if kernel == "linear" and not needs_gradient:
-        statistics = linear_statistics(rows, blocks)
+        statistics = linear_statistics(rows, model_pairs)
     elif kernel == "linear":
-        statistics = dense_statistics([layer @ layer.T for layer in rows], blocks)
+        statistics = dense_statistics([layer @ layer.T for layer in rows], model_pairs)
     else:
-        statistics = dense_statistics([rbf_gram(layer) for layer in rows], blocks)
+        statistics = dense_statistics([rbf_gram(layer) for layer in rows], model_pairs)
 
     hsics = all_hsics(statistics, estimator)
     if estimator == "unbiased":
-        rounding = statistics.rounding(blocks, rows[0].dtype)
-        _refuse_flat(hsics, rounding, layers, blocks)
+        rounding = statistics.rounding(model_pairs, rows[0].dtype)
+        _refuse_flat(hsics, rounding, layers, model_pairs)
     if kernel == "rbf" or is_relative:
         return hsics
-    return _in_feature_units(hsics, layers, blocks)
+    return _in_feature_units(hsics, layers, model_pairs)
 
 
 def hsics_without_parts(
-    layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int], *, estimator: str
+    layers: Sequence[CentredRows], model_pairs: ModelPairs, sizes: Sequence[int], *, estimator: str
 ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
-    """Return `layer_hsics` of the linear kernel of all rows, and then without each part.
+    """Return the linear HSIC of every two layers, of all rows and then without each part of them.
 
-    They are NaN where fewer than 4 rows are left.
+    For each pair of models it has the shape (1 + parts, l, m). It is NaN where fewer than 4 rows
+    remain.
 
     Args:
         layers: The centred layers.
-        blocks: The layers of each model, and which models are compared.
+        model_pairs: The layers of each model, and which models are compared.
         sizes: The sizes of the parts of the rows, which follow one another.
-        estimator: See `cka`.
+        estimator: "unbiased" or "biased".
+
+    Raises:
+        ValueError: A layer cannot be compared, or all of its rows but one are alike.
     """
-    _refuse_flawed_layers(layers, blocks)
+    _refuse_flawed_layers(layers, model_pairs)
     rows = [layer.rows for layer in layers]
-    products = gram_products(rows, blocks, sizes)
-    statistics = left_out_statistics(rows, blocks, sizes, products)
+    products = gram_products(rows, model_pairs, sizes)
+    statistics = left_out_statistics(rows, model_pairs, sizes, products)
 
     n = len(rows[0])
     rows_without = n - part_indicators(sizes, rows[0], torch.float64).sum(1)
     row_counts = torch.cat([rows_without.new_full((1,), n), rows_without])[:, None, None]
     hsics = {}
-    for pair, of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
-        hsics[pair] = of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
+    for pair, hsics_of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
+        hsics[pair] = hsics_of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
     if estimator == "unbiased":
-        of_all_rows = {pair: of_pair[0] for pair, of_pair in hsics.items()}
-        rounding = statistics.of_all_rows().rounding(blocks, rows[0].dtype)
-        _refuse_flat(of_all_rows, rounding, layers, blocks)
-    return _in_feature_units(hsics, layers, blocks)
+        of_all_rows = {pair: hsics_of_pair[0] for pair, hsics_of_pair in hsics.items()}
+        rounding = statistics.of_all_rows().rounding(model_pairs, rows[0].dtype)
+        _refuse_flat(of_all_rows, rounding, layers, model_pairs)
+    return _in_feature_units(hsics, layers, model_pairs)
 
 
 def hsics_within(
-    layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
+    layers: Sequence[CentredRows], model_pairs: ModelPairs, *, groups: RowGroups, estimator: str
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σ_g n_g HSIC_g of every two layers, over the n_g rows of each group g.
+    """Return Σ_g n_g HSIC_g of every two layers, with HSIC_g that of the n_g rows of group g.
 
-    A shift of a whole group cancels. The kernel is linear.
+    Shifting all rows of a group by the same vector changes nothing. The kernel is linear.
 
     Args:
         layers: Layers with rows centred within their groups, in the order of the groups.
-        blocks: The layers of each model, and which models are compared.
+        model_pairs: The layers of each model, and which models are compared.
         groups: The groups of rows.
         estimator: "unbiased" or "biased".
 
     Raises:
         ValueError: Nothing but rounding is left of a layer.
     """
-    _refuse_flawed_layers(layers, blocks, "the rows of each token are the same")
+    _refuse_flawed_layers(layers, model_pairs, "the rows of each token are the same")
     totals: dict[Pair, Tensor] = {}
     rounding: dict[int, Tensor] = {}
     start = 0
     for group_count, size in groups.shapes:
         stop = start + group_count * size
         rows = [layer.rows[start:stop] for layer in layers]
-        statistics = block_statistics(rows, blocks, group_count)
+        statistics = block_statistics(rows, model_pairs, group_count)
         for pair, hsics in all_hsics(statistics, estimator, group_count).items():
             totals[pair] = totals.get(pair, 0) + size * hsics
-        rounding_of_size = statistics.rounding(blocks, rows[0].dtype, group_count)
-        for model, of_model in rounding_of_size.items():
-            rounding[model] = rounding.get(model, 0) + size * of_model
+        rounding_of_size = statistics.rounding(model_pairs, rows[0].dtype, group_count)
+        for model, rounding_of_model in rounding_of_size.items():
+            rounding[model] = rounding.get(model, 0) + size * rounding_of_model
         start = stop
     message = "given the token there is no variance but in single rows"
-    _refuse_flat(totals, rounding, layers, blocks, message)
-    return _in_feature_units(totals, layers, blocks)
+    _refuse_flat(totals, rounding, layers, model_pairs, message)
+    return _in_feature_units(totals, layers, model_pairs)
 
 
 def _in_feature_units(
-    hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks
+    hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], model_pairs: ModelPairs
 ) -> dict[Pair, Tensor]:
-    """Return HSICs of scaled rows in the unit of the features.
+    """Return the HSICs that the layers have before their rows are scaled to unit variance.
 
-    They are multiplied by the squares of the scales of both layers.
+    HSICs of scaled rows are multiplied by the squares of the scales of both layers.
+
+    Args:
+        hsics: The HSICs of scaled rows, (..., l, m) for each pair of models.
+        layers: All different layers, with the scale by which the rows of each were divided.
+        model_pairs: Which of these layers each model has.
     """
-    scales = blocks.by_model([layer.scale for layer in layers])
-    squares = [of_model.square() for of_model in scales]
+    scales = model_pairs.by_model([layer.scale for layer in layers])
+    squares = [scales_of_model.square() for scales_of_model in scales]
     return {
-        (source, target): of_pair * torch.outer(squares[source], squares[target])
-        for (source, target), of_pair in hsics.items()
+        (source, target): hsics_of_pair * torch.outer(squares[source], squares[target])
+        for (source, target), hsics_of_pair in hsics.items()
     }
 
 
 def _refuse_flawed_layers(
-    layers: Sequence[CentredRows], blocks: Blocks, alike: str = "all rows are the same"
+    layers: Sequence[CentredRows], model_pairs: ModelPairs, alike: str = "all rows are the same"
 ) -> None:
-    """Raise a ValueError for a layer that cannot be compared, as one without variance.
+    """Raise a ValueError if a layer is not finite or has no variance.
 
-    Where no model is compared with itself, rows are being permuted, and layers were looked at.
+    Layers are checked only where some model is compared with itself. Otherwise the rows were
+    permuted for a null, and their layers have been checked before.
 
     Args:
         layers: The centred layers.
-        blocks: Which models are compared.
+        model_pairs: Which models are compared.
         alike: How the error says that a layer has no variance.
     """
-    if any(source == target for source, target in blocks.pairs):
+    if any(source == target for source, target in model_pairs.pairs):
         refuse_flaws(layers, alike)
 
 
@@ -357,7 +390,7 @@ def _refuse_flat(
     hsics: Mapping[Pair, Tensor],
     rounding: Mapping[int, Tensor],
     layers: Sequence[CentredRows],
-    blocks: Blocks,
+    model_pairs: ModelPairs,
     message: str = "no variance but in one row, which the unbiased estimator cannot see",
 ) -> None:
     """Raise a ValueError for the first layer whose HSIC with itself may be only rounding.
@@ -366,12 +399,13 @@ def _refuse_flat(
         hsics: The HSICs of all layers, by pair of models.
         rounding: For each model that is compared with itself, a bound of the rounding error of the
             HSIC of each of its layers with itself.
-        layers: The centred layers, whose names errors use.
-        blocks: The layers of each model.
+        layers: All different layers, whose names errors use.
+        model_pairs: Which of these layers each model has.
         message: What the error says of the layer.
     """
-    for model, of_model in rounding.items():
-        is_flat = (hsics[model, model].diagonal() <= of_model).tolist()
-        for layer, layer_is_flat in zip(blocks.models[model], is_flat, strict=True):
+    for model, rounding_of_layers in rounding.items():
+        hsic_with_itself = hsics[model, model].diagonal()
+        is_flat = (hsic_with_itself <= rounding_of_layers).tolist()
+        for layer, layer_is_flat in zip(model_pairs.layers_of_model[model], is_flat, strict=True):
             if layer_is_flat:
                 raise ValueError(f"{layers[layer].name}: {message}")

@@ -84,15 +84,17 @@ class FeatureColumns(NamedTuple):
 
     names: tuple[str, ...]
     kinds: tuple[str, ...]
-    levels: tuple[tuple[Level, ...] | None, ...]
+    levels: tuple[tuple[Level, ...] | None, ...]  # of each feature
 
     @classmethod
     @in_plain_lines()
     def of(cls, X: object, kinds: Kinds = "auto") -> FeatureColumns:
-        """Describe a table as `MLEM.fit` takes it; warn of features that are taken for continuous.
+        """Return the names, kinds and levels of the features of a table.
+
+        A warning names the features that are taken for continuous although nobody asked for it.
 
         Args:
-            X: The table, (stimuli, features).
+            X: The table, (stimuli, features), in any form that `MLEM.fit` takes.
             kinds: The kind of all features, a list with that of each, or those of some by name or
                 number. The others, and "auto", have the kind that their type and values imply. A
                 list of levels is an ordinal feature.
@@ -105,25 +107,25 @@ class FeatureColumns(NamedTuple):
         names = _names(frame)
         labels = names or tuple(map(str, range(frame.shape[1])))
 
-        settled_kinds = []
+        final_kinds = []
         levels_of_features = []
-        inferred = []  # the features that are taken for continuous, unasked
+        inferred_continuous = []  # their labels; nobody asked for this kind
         for position, kind in enumerate(_kind_of_each(kinds, labels)):
             column = frame.iloc[:, position]
             label = labels[position]
-            settled_kind, levels = _kind_and_levels(column, kind, label, has_types)
-            settled_kinds.append(settled_kind)
+            final_kind, levels = _kind_and_levels(column, kind, label, has_types)
+            final_kinds.append(final_kind)
             levels_of_features.append(levels)
-            if settled_kind == "continuous" and kind != "continuous":
-                inferred.append(label)
-        if inferred:
+            if final_kind == "continuous" and kind != "continuous":
+                inferred_continuous.append(label)
+        if inferred_continuous:
             warnings.warn(
                 "taken for continuous, for their many values with fractions: "
-                f"features {', '.join(inferred)}: Δ is their distance over its range; "
+                f"features {', '.join(inferred_continuous)}: Δ is their distance over its range; "
                 "kinds= says otherwise",
                 stacklevel=4,
             )
-        return cls(names, tuple(settled_kinds), tuple(levels_of_features))
+        return cls(names, tuple(final_kinds), tuple(levels_of_features))
 
     def label(self, feature: int) -> str:
         """Return what messages call a feature: its name, or its number if there are no names."""
@@ -132,11 +134,11 @@ class FeatureColumns(NamedTuple):
         return str(feature)
 
     def place(self, feature: int | str, argument: str) -> int:
-        """Return the number of a feature that is given by number or name.
+        """Return the index of a feature in the table.
 
         Args:
-            feature: Its number, or its name, which comes first if it is both.
-            argument: The argument that an error names.
+            feature: Its index or its name.
+            argument: What an error calls the argument in which the feature was given.
 
         Raises:
             ValueError: There is no such feature.
@@ -151,16 +153,16 @@ class FeatureColumns(NamedTuple):
     def read(
         self, X: object, device: torch.device | None = None
     ) -> tuple[Float[Tensor, "n f"], list[list[Level] | None]]:
-        """Return a table as numbers, and what the numbers of each feature stand for.
+        """Return the values of a table as numbers, and what the numbers of each feature stand for.
 
         Args:
             X: A table with the same features.
             device: Where the numbers go; None: where X is if it is a tensor, else to the CPU.
 
         Returns:
-            The numbers in float64, NaN where a value is missing; and for each feature the level
-            that each number from 0 stands for, those new to this description at the end, or None
-            if its numbers are themselves.
+            The numbers in float64, NaN where a value is missing; and for each feature its levels,
+            where number k stands for level k, or None if the numbers are the values themselves.
+            Levels that this description does not have come last.
 
         Raises:
             ValueError: X has other features, or a value that is not of its feature's kind or is
@@ -189,9 +191,10 @@ class FeatureColumns(NamedTuple):
         return values, all_levels
 
     def _check_same_features(self, frame: pd.DataFrame) -> None:
-        """Raise a ValueError unless a table has the features of the one that was described.
+        """Raise a ValueError unless a table has the features that this object describes.
 
-        If only the described table has names, their order is trusted, with a warning.
+        A table without names must have as many; its order is then trusted, and a warning says so
+        if this object has names.
         """
         names = _names(frame)
         have_other_names = bool(names) and bool(self.names) and names != self.names
@@ -206,11 +209,12 @@ class FeatureColumns(NamedTuple):
 
 
 def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
-    """Return the value of a table that is read as this number; None for NaN, a missing value.
+    """Return the value of a table that a number stands for; None for NaN, a missing value.
 
     Args:
-        value: The number.
-        levels: The level that each number from 0 stands for; None: numbers are themselves.
+        value: The number, from `FeatureColumns.read`.
+        levels: The levels of its feature, where number k stands for level k; None: the number is
+            the value itself.
     """
     if np.isnan(value):
         return None
@@ -220,9 +224,10 @@ def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
 
 
 def cell_numbers(values: object, name: str) -> Int[Tensor, " n"]:
-    """Return a number from 0 for each row of a table or value of a list, equal for equal ones.
+    """Return a number for each row of a table, or value of a list: equal rows have equal numbers.
 
-    Numbers are in the order in which rows first occur. Missing values are equal to each other.
+    Numbers count from 0 in the order in which different rows first occur. Missing values are equal
+    to each other.
 
     Args:
         values: A DataFrame, an array or tensor of one or two axes, or a list.
@@ -259,7 +264,7 @@ def cell_numbers(values: object, name: str) -> Int[Tensor, " n"]:
 
 
 def _frame_of_values(values: object) -> pd.DataFrame:
-    """Return a table, an array or a list as a DataFrame."""
+    """Return a table, an array, a tensor or a list as a DataFrame."""
     if isinstance(values, Tensor):
         if values.dtype == torch.bfloat16:  # which NumPy lacks
             values = values.float()
@@ -273,11 +278,11 @@ def _frame_of_values(values: object) -> pd.DataFrame:
 
 
 def _frame(X: object) -> tuple[pd.DataFrame, bool]:
-    """Return a table as a DataFrame, and whether its columns have types of their own.
+    """Return a table as a DataFrame, and whether the types of its columns say what values mean.
 
-    They have none in an array or tensor of numbers, where a number may be a code: there the second
-    is False, and the columns are float64. In an array of text, columns that are all numbers are
-    read as such.
+    They do not for an array or tensor of numbers, where a number may be a code of a category: the
+    second result is then False, and the columns are float64. In an array of text, columns that are
+    all numbers are read as numbers, and empty text and "nan" as missing values.
 
     Raises:
         ValueError: X is no table of two axes, is masked or huge, or has numbers that float64
@@ -317,7 +322,7 @@ def _array_of_tensor(X: Tensor) -> np.ndarray:
     """Return a tensor of features as an array of float64.
 
     Raises:
-        ValueError: It has whole numbers that float64 cannot hold.
+        ValueError: A table of int64 has numbers that float64 cannot hold, beyond 2^53.
     """
     values = tensor_of(X.detach(), Shaped, "X").cpu()
     if values.dtype == torch.int64 and values.ndim == 2:
@@ -326,7 +331,7 @@ def _array_of_tensor(X: Tensor) -> np.ndarray:
 
 
 def _check_columns(frame: pd.DataFrame) -> None:
-    """Raise a ValueError for columns of the same name, and for none or too many of them."""
+    """Raise a ValueError if two columns have the same name, or if there are none or too many."""
     repeated = frame.columns[frame.columns.duplicated()].tolist()
     if repeated:
         raise ValueError(f"X has two columns of the name {repeated[0]!r}: rename or leave out one")
@@ -366,9 +371,9 @@ def _names(frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _written_numbers(column: pd.Series) -> pd.Series:
-    """Return a column of text as numbers if all present values are written numbers.
+    """Return a column of text as numbers if all its values, but missing ones, can be read as such.
 
-    Else it is returned as it is.
+    Otherwise the column is returned as it is.
     """
     numbers = pd.to_numeric(column, errors="coerce")
     if numbers.notna().equals(column.notna()):
@@ -377,14 +382,16 @@ def _written_numbers(column: pd.Series) -> pd.Series:
 
 
 def _kind_of_each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
-    """Return the kind that is asked for of each feature, in order; "auto" for those left open.
+    """Return the kind that the user asked for, for each feature; "auto" where they said nothing.
 
     Args:
-        kinds: As in `FeatureColumns.of`.
-        labels: What messages call each feature.
+        kinds: One kind for all features, a list with one for each, or a mapping from the name or
+            the index of a feature to its kind.
+        labels: The name of each feature, or its index as text if features have no names.
 
     Raises:
-        ValueError: There are not as many kinds as features, or one is of no feature.
+        ValueError: A list is not as long as there are features, or a mapping has a key that is no
+            feature.
     """
     if isinstance(kinds, str):
         return [kinds] * len(labels)
@@ -428,14 +435,14 @@ def check_levels(levels: object, name: str) -> None:
 def _kind_and_levels(
     column: pd.Series, kind: Kind, label: str, has_types: bool
 ) -> tuple[str, tuple[Level, ...] | None]:
-    """Return the kind of a feature, and its levels in order; None for levels that are numbers.
+    """Return the kind of a feature, and its levels in order, or None if its values are numbers.
 
     Args:
         column: Its values.
-        kind: What is asked for: "auto", one of `KINDS`, or the levels of an ordinal feature.
+        kind: What the user asked for: "auto", one of `KINDS`, or the levels of an ordinal feature.
         label: What errors call the feature.
-        has_types: Whether the columns of the table have types of their own; if not, numbers may be
-            codes, and "auto" takes those that are not continuous for nominal.
+        has_types: Whether the types of the table's columns say what values mean. If not, numbers
+            may be codes of categories, and "auto" takes those that are not continuous for nominal.
 
     Raises:
         ValueError: The kind does not fit the values.
@@ -443,33 +450,40 @@ def _kind_and_levels(
     if not isinstance(kind, str):
         return "ordinal", _checked_levels(column, kind, label)
     check_choice("kinds", kind, ("auto", *KINDS))
-    implied = kind_of(column)
-    settled = kind
+    kind_of_values = kind_of(column)
+    final_kind = kind
     if kind == "auto":
-        settled = implied
-        if implied == "numeric" and not has_types:
-            settled = "nominal"
-    if settled == "numeric" and implied == "continuous" and column.dropna().is_unique:
-        settled = "continuous"  # no two rows are equal, so whether they are says nothing
-    if settled in NUMBER_KINDS or implied in NUMBER_KINDS:
-        return settled, None
+        final_kind = kind_of_values
+        if kind_of_values == "numeric" and not has_types:
+            final_kind = "nominal"
+    if final_kind == "numeric" and kind_of_values == "continuous" and column.dropna().is_unique:
+        # A numeric feature says whether two rows are equal, and here no two rows are.
+        final_kind = "continuous"
+    if final_kind in NUMBER_KINDS or kind_of_values in NUMBER_KINDS:
+        return final_kind, None
 
-    if settled == "ordinal" and implied != "ordinal":
+    if final_kind == "ordinal" and kind_of_values != "ordinal":
         raise ValueError(
             f"feature {label} is ordinal: give its levels in order, as kinds={{{label!r}: [...]}}"
         )
     if isinstance(column.dtype, pd.CategoricalDtype):
-        return settled, tuple(map(_plain_level, column.cat.categories))
-    present = {level for level in _levels_of_rows(column) if level is not None}
+        return final_kind, tuple(map(_plain_level, column.cat.categories))
+    levels = {level for level in _levels_of_rows(column) if level is not None}
     # numbers in order, and then texts in order
-    return settled, tuple(sorted(present, key=lambda level: (isinstance(level, str), level)))
+    return final_kind, tuple(sorted(levels, key=lambda level: (isinstance(level, str), level)))
 
 
 def _checked_levels(column: pd.Series, levels: Sequence[Level], label: str) -> tuple[Level, ...]:
-    """Return the levels that are asked for, as Python has them.
+    """Return the levels that the user gave for an ordinal feature, as text or numbers of Python.
+
+    Args:
+        column: The values of the feature.
+        levels: Its levels in order.
+        label: What errors call the feature.
 
     Raises:
-        ValueError: They are no list of different levels, or lack a value of the column.
+        ValueError: They are no list of different levels, or a value of the column is not one of
+            them.
     """
     check_levels(levels, f"kinds of feature {label}")
     plain_levels = tuple(map(_plain_level, levels))
@@ -483,20 +497,28 @@ def _checked_levels(column: pd.Series, levels: Sequence[Level], label: str) -> t
 
 
 def _rounded_fractions(values: np.ndarray) -> np.ndarray:
-    """Return fractions to 12 digits, so that 0.1 + 0.2 and 0.3 are one level."""
-    is_exact = (values == np.round(values)) | ~np.isfinite(values)
+    """Return values with fractions rounded to 12 digits, so that 0.1 + 0.2 and 0.3 are equal.
+
+    Whole numbers, infinities and NaN stay as they are.
+    """
+    stays = (values == np.round(values)) | ~np.isfinite(values)
     rounded = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
-    return np.where(is_exact, values, rounded)
+    return np.where(stays, values, rounded)
 
 
 def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n"]:
     """Return a column of numbers in float64, NaN where a value is missing.
 
-    Fractions are rounded to 12 digits unless the kind is continuous, so that levels are equal.
+    Fractions are rounded to 12 digits unless the kind is "continuous", so that values that differ
+    by rounding count as equal.
+
+    Args:
+        column: The values, numbers or objects that can be read as numbers.
+        kind: The kind of the feature, "numeric", "continuous" or another one.
+        label: What errors call the feature.
 
     Raises:
-        ValueError: A value is no number, or is a whole number that float64 cannot hold, which a
-            column of objects may have.
+        ValueError: A value is no number, or is a whole number that float64 cannot hold.
     """
     if column.dtype == object:
         for value in column:
@@ -517,9 +539,12 @@ def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n
 def _read_levels(
     column: pd.Series, known_levels: Sequence[Level]
 ) -> tuple[Float[Tensor, " n"], list[Level]]:
-    """Return the number of the level of each row, NaN where it is missing, and all levels.
+    """Return each value as the index of its level, NaN where it is missing, and all levels.
 
-    Levels of the column that are not known get the next numbers, in the order of their rows.
+    Args:
+        column: The values of a feature.
+        known_levels: The levels of an earlier table, which have the first indices. Other levels
+            of the column follow, in the order in which they first occur.
     """
     number_of_level = {level: number for number, level in enumerate(known_levels)}
     codes = []
@@ -533,7 +558,7 @@ def _read_levels(
 
 
 def _levels_of_rows(column: pd.Series) -> list[Level | None]:
-    """Return the level of each row; None where it is missing."""
+    """Return the value of each row as text, bool or number of Python; None where it is missing."""
     levels: list[Level | None] = []
     for value, is_missing in zip(column, column.isna(), strict=True):
         if is_missing:
@@ -544,7 +569,7 @@ def _levels_of_rows(column: pd.Series) -> list[Level | None]:
 
 
 def _plain_level(value: object) -> Level:
-    """Return a level as text, bool or number of Python; dates, intervals and the like as text."""
+    """Return a value as text, bool or number of Python; dates, intervals and the like as text."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Level):

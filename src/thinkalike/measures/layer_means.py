@@ -12,15 +12,22 @@ from torch import Tensor
 from thinkalike.arguments import Count, RepetitionsOrNone, takes_arrays
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.chance import BatchNull, chance_of
-from thinkalike.measures.contract import AnyMeasure, Batch, BatchRows, Blocks, Pair, joined
+from thinkalike.measures.contract import (
+    AnyMeasure,
+    Batch,
+    BatchRows,
+    ModelPairs,
+    Pair,
+    joint_matrix,
+)
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
 from thinkalike.measures.leave_out import (
     bias_of_documents,
-    given_tokens,
+    measure_within_tokens,
     sizes_of_parts,
-    without_each,
+    values_without_each_part,
 )
 from thinkalike.measures.sample_size import (
     FEWEST_GROUPS,
@@ -82,6 +89,7 @@ class LayerMeans(Accumulator):
         after_ratio: bool = False,
         **kwargs: Any,
     ):
+        """Store the settings, and refuse "token" for a measure that compares all rows."""
         super().__init__(source_layers, target_layers, conditional_on=conditional_on, **kwargs)
         if conditional_on == "token" and not measure.compares_within_groups:
             raise ValueError(
@@ -99,13 +107,13 @@ class LayerMeans(Accumulator):
         metrics: Sequence[LayerMeans] = (),
         sides: Sequence[Pair] = ((0, 1),),
     ) -> None:
-        """Add a batch of several models to a metric for each pair of them.
+        """Compare the layers of several models in one batch, and add the results to their metrics.
 
-        Layers are prepared once for all pairs. Each metric stores the same bits and raises the
-        same errors as if its `update` had been called with its two models.
+        Layers are prepared once for all pairs of models. Each metric stores the same bits and
+        raises the same errors as if its `update` had been called with its two models.
 
         Args:
-            batch: The batch.
+            batch: The states of the models for the same tokens.
             metrics: One metric for each pair of models, with the same measure and settings as this
                 one; by default this one alone.
             sides: For each metric, the indices in `batch.states` of its source and of its target.
@@ -123,24 +131,27 @@ class LayerMeans(Accumulator):
         index_of_model = {model: models.index(layers) for model, layers in layers_of_model.items()}
         pairs = [(index_of_model[source], index_of_model[target]) for source, target in sides]
         with_themselves = [(model, model) for pair in pairs for model in pair]
-        blocks = Blocks(models, list(dict.fromkeys([*with_themselves, *pairs])))
+        model_pairs = ModelPairs(models, list(dict.fromkeys([*with_themselves, *pairs])))
 
         units: Sequence[Tensor] = []
         if self.measure.has_units:
             rows, units = rows.in_units()
-        measure, groups = given_tokens(self.measure, rows)
+        measure, groups = measure_within_tokens(self.measure, rows)
         layers = measure.prepared(rows.layers, rows.names, rows.order)
         nulls: dict[Pair, dict[str, Tensor]] = {}
         biases: dict[Pair, Tensor] = {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
-            values = self._values_without_parts(measure, layers, rows, blocks)
-            if self.permutations and any(metric._is_first(batch.number) for metric in metrics):
-                pairs_once = blocks._replace(pairs=list(dict.fromkeys(pairs)))
+            values = self._values_without_parts(measure, layers, rows, model_pairs)
+            if self.permutations and any(
+                metric._precedes_stored_nulls(batch.number) for metric in metrics
+            ):
+                pairs_once = model_pairs._replace(pairs=list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, groups, pairs_once, self.permutations)
-                nulls = null.of({pair: of_pair[0] for pair, of_pair in values.items()})
+                values_of_all_rows = {pair: of_parts[0] for pair, of_parts in values.items()}
+                nulls = null.of(values_of_all_rows)
             depends_on_row_count = not (measure.is_ratio or measure.is_unbiased)
             if batch.number % BATCHES_PER_BIAS == 0 and depends_on_row_count:
-                biases = bias_of_documents(self.measure, layers, rows, blocks, values)
+                biases = bias_of_documents(self.measure, layers, rows, model_pairs, values)
 
         for metric, (source, target), pair in zip(metrics, sides, pairs, strict=True):
             layers_of_pair = (*layers_of_model[source], *layers_of_model[target])
@@ -154,7 +165,7 @@ class LayerMeans(Accumulator):
                 batch_number = torch.tensor(batch.number)
                 states["moved"] = torch.stack([batch_number, nulls[pair]["moved"]])
             if biases:
-                states["dependence"] = joined(biases, pair).double()
+                states["dependence"] = joint_matrix(biases, pair).double()
             if measure.has_leverage:
                 leverages = [measure.leverage(layers[layer]).double() for layer in layers_of_pair]
                 states["leverages"] = torch.stack(leverages)
@@ -163,68 +174,75 @@ class LayerMeans(Accumulator):
             metric.add(batch.number, rows.documents, **states)
 
     def _values_without_parts(
-        self, measure: AnyMeasure, layers: Sequence[Any], rows: BatchRows, blocks: Blocks
+        self, measure: AnyMeasure, layers: Sequence[Any], rows: BatchRows, model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "a _ _"]]:
-        """Return the likenesses of all rows, and then without each part of the documents.
+        """Return the values of all rows, and then without each part of the documents.
 
-        The first axis has a = 1 + `JACKKNIFE_PARTS` entries.
+        The first axis has a = 1 + `JACKKNIFE_PARTS` entries. For a ratio, values are its
+        numerators.
 
         Args:
-            measure: The measure; given the token, the measure within the groups.
-            layers: The prepared layers.
+            measure: The measure, which compares rows of the same token only if rows have tokens.
+            layers: The layers as this measure prepared them.
             rows: The rows that they were prepared from.
-            blocks: The layers of each model, and which models are compared.
+            model_pairs: The layers of each model, and which models are compared.
         """
         part_of_row = rows.documents % JACKKNIFE_PARTS
         if measure.leaves_out_parts:
-            return measure.compare_without_parts(layers, blocks, sizes_of_parts(part_of_row))
-        values_of_all = measure.compare_all(layers, blocks)
-        without_parts = without_each(self.measure, part_of_row, rows, blocks, values_of_all)
+            return measure.compare_without_parts(layers, model_pairs, sizes_of_parts(part_of_row))
+        # The remaining rows are compared again, and `self.measure` is grouped by their tokens.
+        values_of_all = measure.compare_all(layers, model_pairs)
+        without_parts = values_without_each_part(
+            self.measure, part_of_row, rows, model_pairs, values_of_all
+        )
         values = {}
-        for pair in blocks.pairs:
+        for pair in model_pairs.pairs:
             values_without = [without_part[pair] for without_part in without_parts]
             values[pair] = torch.stack([values_of_all[pair], *values_without])
         return values
 
-    def _is_first(self, number: int) -> bool:
-        """Return whether a batch comes before all batches whose null is stored so far.
+    def _precedes_stored_nulls(self, number: int) -> bool:
+        """Return whether a batch's number is below those of all batches whose null is stored.
 
-        The null is that of the first batch, and batches may come in any order.
+        The null distribution is that of the batch with the lowest number, and batches may come in
+        any order. Each entry of `self.moved` is (number of the batch, documents permuted), (1, 2).
         """
-        return all(number < int(moved[0, 0]) for moved in self.moved)
+        return all(number < int(entry[0, 0]) for entry in self.moved)
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null."""
         return LayerPairEstimate(**self.estimate_arguments(self.gathered()))
 
     def gathered(self) -> dict[str, Tensor]:
-        """Return the stored states of all batches, with values in a common unit.
+        """Return what is stored of all batches, by name, with values in a common unit.
 
-        A measure with units, see `LayerMeasure.has_units`, compares each batch in units of the
-        batch's own layers. Values are converted to the unit 1, that of the states; those of a
-        layer with an extreme unit in some batch are converted to its largest unit instead, as
-        they would be too large for floats. Where the mean of each batch's ratio is taken, which
-        cancels units, a batch with an extreme unit keeps it. Units are powers of two, so that no
-        digit changes.
+        A measure such as the HSIC, which grows with the size of the states, compares each batch
+        with layers divided by a power of two, their unit. Here values are multiplied by the units
+        again. If a layer's unit is extreme in some batch, the values would leave the range of
+        floats, so they are converted to the layer's largest unit instead. If the mean of each
+        batch's ratio is taken, which cancels units, the values of such a batch stay as they are.
         """
         states = super().gathered()
         if self.measure.has_units:
-            units = states["units"]  # (batches, k)
-            common = units if self.after_ratio else units.amax(0, keepdim=True)
-            is_extreme = common.log2().abs() > MOST_ORDINARY_EXPONENT
-            # A value has the squared states of each of its two layers as factors, as HSIC has.
-            factors = (units / common.where(is_extreme, 1.0)).square()[:, None]
+            units = states["units"]  # (batches, k), a unit for each of the k layers of both models
+            common_units = units.amax(0, keepdim=True)
+            if self.after_ratio:
+                common_units = units
+            is_extreme = common_units.log2().abs() > MOST_ORDINARY_EXPONENT
+            target_units = common_units.where(is_extreme, 1.0)
+            # Values grow with the square of the size of each of their two layers, as HSIC does.
+            factors = (units / target_units).square()[:, None]  # (batches, 1, k)
             states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
         return states
 
     def estimate_arguments(self, states: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the arguments of a `LayerPairEstimate`.
+        """Return the arguments of a `LayerPairEstimate`: values with intervals, null, and counts.
 
         Args:
-            states: The states of all batches, see `gathered`.
+            states: What is stored of all batches, by name, see `gathered`.
         """
         depth = self.source_layers
-        joint = self._estimate(self.finished(states), states)  # (l + m, l + m)
+        joint = self._estimate(self.mean_values(states), states)  # (l + m, l + m)
         across = joint[:depth, depth:]
         arguments: dict[str, Any] = {
             "across": across,
@@ -235,6 +253,7 @@ class LayerMeans(Accumulator):
             **sizes_of_documents(states["documents"]),
         }
         if "null" in states:
+            # "moved" has for each batch with a null its number, and its permuted documents.
             first_batch = int(states["moved"][:, 0].argmin())
             _, documents_moved = states["moved"][first_batch]
             arguments["chance"] = chance_of(
@@ -246,53 +265,63 @@ class LayerMeans(Accumulator):
                 sign=1 if self.measure.higher_is_closer else -1,
             )
         if "used" in states:
+            # "used" has for each batch how many rows were in groups of one token, and all rows.
             used, rows = states["used"].sum(0)
             arguments["rows_used"] = float(used / rows)
         return arguments
 
     def replicates(self) -> Float[Tensor, "r l m"]:
-        """Return the values of `compute` across the models, then those without each document part.
+        """Return the estimate of each layer pair, then its value without each document part.
 
-        There is nothing but the values of `compute` where the documents are too few for an
-        interval, or where the measure refused the rows without some part.
+        Only the estimates are returned, r = 1, where the documents are too few for an interval, or
+        where the measure refused the rows without some part.
         """
         states = self.gathered()
-        values = self.finished(states)
+        values = self.mean_values(states)
         estimate = self._estimate(values, states).value
         joint = torch.cat([estimate[None], values[1:]])
         return joint[:, : self.source_layers, self.source_layers :]
 
-    def finished(self, states: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
-        """Return the values over all batches, then those without each part that has documents.
+    def mean_values(self, states: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
+        """Return the mean values over all batches, then those without each part of the documents.
 
-        The values without a part are left out where the documents are too few for an interval, or
-        where one of them is NaN because the measure refused the remaining rows.
+        Values are of every two of the k = l + m layers. Those without parts are left out, a = 1,
+        where the documents are too few for an interval, or where one of them is not finite because
+        the measure refused the remaining rows.
 
         Args:
-            states: The states of all batches, see `gathered`.
+            states: What is stored of all batches, see `gathered`.
         """
         documents, counts = states["documents"].unique(return_counts=True)
-        indices = [0]  # in the axis a of all rows, and then without each part
+        indices = [0]  # of all rows; index 1 + p is without part p
         if has_interval(effective_number(counts), self.needed):
-            indices += (1 + documents % JACKKNIFE_PARTS).unique().tolist()
-        finish = self.measure.finish if self.measure.is_ratio else torch.Tensor.clone
+            parts_with_documents = (documents % JACKKNIFE_PARTS).unique()
+            indices += (1 + parts_with_documents).tolist()
         values = states["values"][:, indices]  # (batches, a, k, k)
-        means = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
+        if not self.measure.is_ratio:
+            means = values.mean(0)
+        elif self.after_ratio:
+            means = self.measure.ratios(values).mean(0)
+        else:
+            means = self.measure.ratios(values.mean(0))
         if means[1:].isfinite().all():
             return means
         return means[:1]
 
     def _estimate(self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]) -> Estimate:
-        """Return values with intervals, without the bias of dependent rows where it is known.
+        """Return values with jackknife intervals over documents.
+
+        The bias that comes from the rows of a document depending on each other is subtracted where
+        it is known, or widens the interval where it was only estimated from random rows.
 
         Args:
-            values: See `finished`.
-            states: The states of all batches, see `gathered`.
+            values: The values of all rows, and then without each part of the documents.
+            states: What is stored of all batches, see `gathered`.
         """
         reference = self._reference(values, states)
         estimate = jackknife(values[0], values[1:], reference, is_drawn="dependence" in states)
         if estimate.uncorrected is not None and self.measure.higher_is_closer:
-            # A correction must not make layers more similar than a layer is with itself.
+            # A correction must not make layers more similar than a layer is with itself, `best`.
             highest = estimate.uncorrected.clamp(min=self.measure.best)
             estimate.value = torch.minimum(estimate.value, highest)
         return estimate
@@ -300,12 +329,17 @@ class LayerMeans(Accumulator):
     def _reference(
         self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]
     ) -> Float[Tensor, "k k"] | None:
-        """Return what the mean of the values without document parts would be of independent rows.
+        """Return what values without a part of the documents would average for independent rows.
 
-        `jackknife` takes the bias of dependent rows from it. None if it is not known, because no
-        batch told the bias.
+        How far their mean is from this shows the bias through dependent rows, see `jackknife`.
+        None if it is not known.
+
+        Args:
+            values: The values of all rows, and then without each part of the documents.
+            states: What is stored of all batches, see `gathered`.
         """
         if "dependence" in states and len(values) > 1:
+            # "dependence" holds `bias_of_documents`, of every fourth batch.
             return values[1:].mean(0) - states["dependence"].mean(0)
         if self.is_unbiased:
             return values[0]
@@ -327,15 +361,15 @@ class LayerMeans(Accumulator):
 def _joined_parts(
     values: Mapping[Pair, Float[Tensor, "a _ _"]], pair: Pair
 ) -> Float[Tensor, "a k k"]:
-    """Return the values of all k = l + m layers of two models with each other, in float64.
+    """Return the values of every two of the k = l + m layers of two models, in float64.
 
     Args:
-        values: The values of each pair of models, of all rows and then without each part: a = 1 +
-            `JACKKNIFE_PARTS`.
+        values: For each pair of models, the values of their layers: of all rows, and then without
+            each part of the documents, a = 1 + `JACKKNIFE_PARTS`.
         pair: The two models.
     """
-    joint = []
+    matrices = []
     for index in range(1 + JACKKNIFE_PARTS):
         values_at_index = {models: of_models[index] for models, of_models in values.items()}
-        joint.append(joined(values_at_index, pair))
-    return torch.stack(joint).double()
+        matrices.append(joint_matrix(values_at_index, pair))
+    return torch.stack(matrices).double()

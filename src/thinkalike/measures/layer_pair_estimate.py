@@ -46,6 +46,7 @@ class LayerPairEstimate(Estimate):
         rows_used: float | None = None,
         chance: Chance | None = None,
     ):
+        """Take over the values across the models, and store what is known beside them."""
         super().__init__(*across, uncorrected=across.uncorrected)
         self.batches = batches
         self.documents = documents
@@ -58,6 +59,7 @@ class LayerPairEstimate(Estimate):
         self.rows = rows
 
     def __repr__(self) -> str:
+        """Return one line: numbers of layers and batches, the range of values, widest interval."""
         sources, targets = self.value.shape
         least, greatest = self.value.aminmax()
         return (
@@ -67,9 +69,9 @@ class LayerPairEstimate(Estimate):
 
     @property
     def why_no_interval(self) -> str | None:
-        """Why there is no interval, in one sentence.
+        """Why the documents are too few for an interval, in one sentence for users.
 
-        None if the documents are enough, or if their lengths are not known.
+        None if they are enough, or if it is not known how many of equal length they are worth.
         """
         if self.effective is None or sample_size.has_interval(self.effective, self.needed):
             return None
@@ -88,7 +90,7 @@ class LayerPairEstimate(Estimate):
 
 
 def sizes_of_documents(documents: Int[Tensor, " n"]) -> dict[str, int | float]:
-    """Return "rows", "documents" and "effective" of a `LayerPairEstimate`.
+    """Return how many rows, documents, and documents of equal length ("effective") there are.
 
     Args:
         documents: The number of the document of each row.

@@ -59,9 +59,11 @@ class UnitTest(NamedTuple):
         matched: The number of units that were matched.
         in_place: The number of matched pairs in the same position; for blocks of different
             numbers of units, the most matched pairs that are in the same order.
-        by: "position" or, for blocks of different numbers of units, "order".
-        log_p: The logarithm of the probability of as many or more under independent training.
-        log_p_of_more: The logarithm of the probability of more.
+        by: What is compared: the "position" of units or, for blocks of different numbers of
+            units, their "order".
+        log_p: The logarithm of the probability, under independent training, that as many units or
+            more are in place (or in order).
+        log_p_of_more: The logarithm of the probability that more units are.
     """
 
     compared: int
@@ -81,10 +83,12 @@ class UnitTest(NamedTuple):
         return max(math.exp(min(self.log_p + math.log(tests), 0.0)), LEAST_P)
 
     def randomised_p(self, uniform: float) -> float:
-        """Return a p-value that is uniform on [0, 1] under independence, as no discrete one is.
+        """Return a p-value that is uniform on [0, 1] under independence: P(more) + u P(as many).
+
+        The plain p-value of a count is not uniform, as a count is discrete.
 
         Args:
-            uniform: A uniform random number that decides within the probability of the count.
+            uniform: u, a random number from a uniform distribution on [0, 1].
         """
         p_of_more = math.exp(self.log_p_of_more)
         return p_of_more + uniform * (math.exp(self.log_p) - p_of_more)
@@ -95,17 +99,18 @@ def compare_units(
     target: Float[Tensor, "v d"],
     of_sample: Matching | None = None,
 ) -> UnitTest:
-    """Test whether two blocks were trained independently.
+    """Test the hypothesis that two blocks were trained independently, by their hidden units.
 
-    Of wide blocks, only a sample of the source's units is matched at first, with all of the
-    target's. All are matched where the sample's p-value is below `P_TO_MATCH_ALL_UNITS`. The
-    p-value stays valid: one below that always comes from all units, and a larger one implies that
-    the sample's p-value was at most as large.
+    Of wide blocks, only a sample of the source's units is matched at first, with all units of the
+    target. If the sample's p-value is below `P_TO_MATCH_ALL_UNITS`, all units are matched, and
+    their p-value is returned. It stays valid: a returned value below this threshold always comes
+    from all units, and for a larger one the sample's p-value was at most as large.
 
     Args:
-        source: What each unit reads, as a vector in the stream that both models share.
-        target: The same of the second block.
-        of_sample: The matching of `sample_of` the source's units, if it is known.
+        source: A vector for each of the u units of the first block, such as its input weights, in
+            the residual stream that both models share.
+        target: The same of the v units of the second block.
+        of_sample: The matching of the units `sample_of` the source, if it was computed before.
     """
     sampled = sample_of(len(source))
     if of_sample is None:
@@ -129,10 +134,15 @@ def match_units(
     target: Float[Tensor, "v d"],
     sampled: Int[Tensor, " s"],
 ) -> Matching:
-    """Match units that are each other's nearest by cosine: sampled ones and all of the target's.
+    """Match source units with target units that are each other's nearest by cosine.
 
     Units that are zero, or that have two equally near partners, stay unmatched. An arbitrary
     choice among them would depend on positions, and the test would no longer be exact.
+
+    Args:
+        source: A vector for each unit of the first block, such as its input or output weights.
+        target: The same of the second block.
+        sampled: The positions of the source units that take part; all target units do.
     """
     if len(sampled) == 0 or len(target) == 0:
         nothing = torch.zeros(0, dtype=torch.long)
@@ -144,14 +154,18 @@ def match_units(
 
 
 def mutual_nearest(similarity: Float[Tensor, "s v"]) -> Matching:
-    """Match rows with columns that are each other's nearest, without ties and zeros."""
-    nearest_target = similarity.argmax(1)
-    nearest_source = similarity.argmax(0)
+    """Match each row with a column if each is most similar to the other.
+
+    A pair is left out if its similarity is 0, or if its row or its column has the same similarity
+    with another one.
+    """
+    nearest_column = similarity.argmax(1)  # of each row
+    nearest_row = similarity.argmax(0)  # of each column
     rows = torch.arange(len(similarity))
-    is_mutual = nearest_source[nearest_target] == rows
+    is_mutual = nearest_row[nearest_column] == rows
 
     rows = rows[is_mutual]
-    columns = nearest_target[is_mutual]
+    columns = nearest_column[is_mutual]
     best = similarity[rows, columns]
     is_only_in_row = (similarity[rows] == best[:, None]).sum(1) == 1
     is_only_in_column = (similarity[:, columns] == best[None, :]).sum(0) == 1
@@ -160,17 +174,18 @@ def mutual_nearest(similarity: Float[Tensor, "s v"]) -> Matching:
 
 
 def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]) -> UnitTest:
-    """Test whether the attention of two blocks was trained independently.
+    """Test the hypothesis that two blocks were trained independently, by their attention heads.
 
-    Heads are exchangeable as units are. If the values of a head are rotated and its outputs
-    likewise, the model stays the same. So two heads with the vectors X and Y are compared by
-    ‖X Y'‖² / (‖X X'‖ ‖Y Y'‖) in [0, 1], the cosine of X' X and Y' Y, which no rotation changes.
+    Heads that are each other's most similar are matched. If the values of a head are rotated and
+    its output weights likewise, the model stays the same. So two heads with the output weights X
+    and Y, (h, d) and (k, d), are compared by ‖X Y'‖² / (‖X X'‖ ‖Y Y'‖) in [0, 1], the cosine of
+    X' X and Y' Y, which no rotation changes.
 
     Args:
-        source: The vectors by which each of n heads writes to the stream.
-        target: The same of the second block, in the same stream.
+        source: The output weights of each of n heads, as h vectors in the stream.
+        target: The same of the m heads of the second block, in the same stream.
     """
-    products = torch.einsum("nhd,mkd->nmhk", source, target)
+    products = torch.einsum("nhd,mkd->nmhk", source, target)  # X Y' of every two heads
     source_sizes = (source @ source.mT).flatten(1).norm(dim=1)
     target_sizes = (target @ target.mT).flatten(1).norm(dim=1)
     sizes = source_sizes[:, None] * target_sizes[None, :]  # (n, m)
@@ -180,16 +195,18 @@ def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]
 
 
 def heads_are_too_few(heads: int, tests: int, level: float) -> bool:
-    """Return whether even heads that are all in place could not have a corrected p below a level.
+    """Return whether blocks have so few heads that no result could be significant.
 
-    Of n heads, one order of n! has all in place.
+    Only one of n! orders of n heads has all of them in place, so the least possible p-value is
+    tests / n! after Bonferroni's correction.
 
     Args:
-        heads: The number of heads of the block with fewer.
+        heads: The number n of heads, of the block with fewer.
         tests: The number of pairs of blocks that are tested.
-        level: The level.
+        level: The level of significance.
     """
-    return math.log(tests) - math.lgamma(heads + 1) >= math.log(level)
+    least_log_p = math.log(tests) - math.lgamma(heads + 1)
+    return least_log_p >= math.log(level)
 
 
 def unit_test(
@@ -198,7 +215,15 @@ def unit_test(
     source_units: int,
     target_units: int,
 ) -> UnitTest:
-    """Return the test of a matching, by positions or, for different numbers of units, by order."""
+    """Return the test of how many matched units, or heads, are in place.
+
+    Blocks with different numbers of units have no common positions, so their order is tested.
+
+    Args:
+        matching: The matched units.
+        sampled: The positions of the source units that took part in the matching.
+        source_units, target_units: How many units each block has.
+    """
     compared = min(len(sampled), target_units)
     if source_units == target_units:
         return _test_of_positions(matching, compared, source_units)
@@ -206,7 +231,13 @@ def unit_test(
 
 
 def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTest:
-    """Return the test of how many units are matched in their own position."""
+    """Return the test of how many units are matched with a unit in the same position.
+
+    Args:
+        matching: The matched units.
+        compared: How many units could have been matched.
+        units: How many units each block has.
+    """
     matched = len(matching.source)
     in_place = int((matching.source == matching.target).sum())
     return UnitTest(
@@ -222,9 +253,9 @@ def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTes
 def log_tail_of_positions(count: int, matched: int, units: int) -> float:
     """Return log P(at least `count` of `matched` pairs are in place) for a random order of units.
 
-    With S_j the expected number of sets of j pairs that are in place, C(m, j) (n - j)! / n!, it is
-    the alternating sum over j >= count of (-1)^(j - count) C(j - 1, count - 1) S_j. Each term is
-    smaller than the one before, so the sum is computed relative to its first term.
+    With c the count and S_j = C(m, j) (n - j)! / n! the expected number of sets of j pairs that
+    are in place, P is the alternating sum over j ≥ c of (-1)^(j - c) C(j - 1, c - 1) S_j. Each
+    term is smaller than the one before, so the sum is computed relative to its first term, S_c.
 
     Args:
         count: The number of pairs in place.
@@ -235,23 +266,32 @@ def log_tail_of_positions(count: int, matched: int, units: int) -> float:
         return 0.0
     if count > matched:
         return -math.inf
+    # log C(m, c) and log (n - c)! / n!, whose sum is log S_c
     log_sets = math.lgamma(matched + 1) - math.lgamma(count + 1) - math.lgamma(matched - count + 1)
     log_orders = math.lgamma(units - count + 1) - math.lgamma(units + 1)
 
     relative_sum = 1.0
     term = 1.0
-    for size in range(count, matched):
-        ratio_of_choices = size / (size - count + 1)
-        ratio_of_sets = (matched - size) / ((size + 1) * (units - size))
+    for j in range(count, matched):  # from term j to term j + 1
+        ratio_of_choices = j / (j - count + 1)  # C(j, c - 1) / C(j - 1, c - 1)
+        ratio_of_sets = (matched - j) / ((j + 1) * (units - j))  # S_(j + 1) / S_j
         term *= -ratio_of_choices * ratio_of_sets
         relative_sum += term
-        if abs(term) < 1e-17:
+        if abs(term) < 1e-17:  # below the precision of the sum
             break
     return min(log_sets + log_orders + math.log(relative_sum), 0.0)
 
 
 def _test_of_order(matching: Matching, compared: int) -> UnitTest:
-    """Return the test of how many inversions the order of the matched units has."""
+    """Return the test of how far matched units are in the same order in both blocks.
+
+    It counts inversions, pairs of units whose order differs; few of them are evidence of a common
+    history.
+
+    Args:
+        matching: The matched units.
+        compared: How many units could have been matched.
+    """
     matched = len(matching.source)
     target = matching.target.tolist()
     inversions = inversions_of(target)
@@ -261,24 +301,25 @@ def _test_of_order(matching: Matching, compared: int) -> UnitTest:
         in_place=longest_increasing(target),
         by="order",
         log_p=log_tail_of_inversions(inversions, matched),
-        log_p_of_more=log_tail_of_inversions(inversions - 1, matched),
+        log_p_of_more=log_tail_of_inversions(inversions - 1, matched),  # more in order
     )
 
 
 def inversions_of(positions: list[int]) -> int:
-    """Return the number of pairs of different positions that descend."""
+    """Return how many pairs of a list of different positions are in falling order."""
     inversions = 0
-    earlier: list[int] = []  # in ascending order
+    earlier: list[int] = []  # the positions before, in ascending order
     for position in positions:
-        smaller = bisect_left(earlier, position)
-        inversions += len(earlier) - smaller
-        earlier.insert(smaller, position)
+        smaller_count = bisect_left(earlier, position)
+        inversions += len(earlier) - smaller_count
+        earlier.insert(smaller_count, position)
     return inversions
 
 
 def longest_increasing(positions: list[int]) -> int:
     """Return the length of the longest increasing subsequence of different positions."""
-    smallest_ends: list[int] = []  # of increasing subsequences, by their length
+    # Entry l: the smallest last element of the increasing subsequences of length l + 1 so far.
+    smallest_ends: list[int] = []
     for position in positions:
         length = bisect_left(smallest_ends, position)
         smallest_ends[length : length + 1] = [position]
@@ -286,10 +327,15 @@ def longest_increasing(positions: list[int]) -> int:
 
 
 def log_tail_of_inversions(inversions: int, matched: int) -> float:
-    """Return log P(at most so many inversions) for a random order of matched units.
+    """Return log P(at most so many inversions) for a random order of m matched units.
 
-    The number of inversions is a sum of independent uniform variables on 0..i for i < m. Its tails
-    are lighter than those of the normal distribution that stands for it where m is large.
+    Up to `EXACT_INVERSIONS` units it is exact. For more units the normal distribution stands in,
+    with a mean of m (m - 1) / 4 and a variance of m (m - 1) (2 m + 5) / 72; its tails are heavier
+    than the exact ones.
+
+    Args:
+        inversions: The number of inversions; log P is -∞ for a negative one.
+        matched: The number m of matched units.
     """
     most = matched * (matched - 1) // 2
     if inversions < 0:
@@ -300,27 +346,33 @@ def log_tail_of_inversions(inversions: int, matched: int) -> float:
         probabilities = distribution_of_inversions(matched)
         return math.log(float(probabilities[: inversions + 1].sum()))
     variance = matched * (matched - 1) * (2 * matched + 5) / 72
+    # + 0.5: the continuity correction
     return float(log_ndtr((inversions + 0.5 - most / 2) / math.sqrt(variance)))
 
 
 def distribution_of_inversions(matched: int) -> Float[Tensor, " k"]:
-    """Return the probability of each number of inversions of a random order."""
-    probabilities = torch.ones(1, dtype=torch.float64)
-    for further in range(1, matched):
-        # The next element descends below 0 to `further` of the earlier ones, each as likely.
-        sums = torch.zeros(len(probabilities) + further, dtype=torch.float64)
-        for descents in range(further + 1):
-            sums[descents : descents + len(probabilities)] += probabilities
-        probabilities = sums / (further + 1)
+    """Return the probability of 0, 1, 2, ... inversions in a random order of `matched` units."""
+    probabilities = torch.ones(1, dtype=torch.float64)  # of a single unit: no inversion
+    for earlier_units in range(1, matched):
+        # The next unit has 0 to `earlier_units` inversions with the earlier ones, each as likely.
+        sums = torch.zeros(len(probabilities) + earlier_units, dtype=torch.float64)
+        for inversions in range(earlier_units + 1):
+            sums[inversions : inversions + len(probabilities)] += probabilities
+        probabilities = sums / (earlier_units + 1)
     return probabilities
 
 
 def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Float[Tensor, "d e"]:
-    """Return the map from one residual stream to another, fitted on embeddings of the same tokens.
+    """Return the orthogonal map M from one residual stream to another, x ↦ x M.
 
-    It is the orthogonal Procrustes solution: M = U V' with U S V' the singular value decomposition
-    of source' target, both centred. For different widths it has orthonormal rows or columns. The
-    test of units stays exact after it, as it looks at no unit.
+    It is the Procrustes solution for the embeddings of the same t tokens in both models: M = U V'
+    with U S V' the singular value decomposition of source' target, both centred. For different
+    widths it has orthonormal rows or columns. As it depends on embeddings alone, the test of
+    hidden units stays exact after it.
+
+    Args:
+        source: The embedding of each token in the source.
+        target: The embedding of the same tokens in the target.
     """
     products = (source - source.mean(0)).T @ (target - target.mean(0))
     u, _, v_transposed = torch.linalg.svd(products.double(), full_matrices=False)
@@ -329,11 +381,16 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
 
 
 def agreeing_units(reading: Matching, writing: Matching) -> int:
-    """Return how many pairs of units are matched by what they read and by what they write.
+    """Return how many pairs of units are matched both by their input and by their output weights.
 
     A reordered copy keeps such pairs, which the robust test of Zhu et al. 2025 (arXiv 2502.12292)
-    looks for, too. Independent models have more of them than chance gives, because units that read
-    alike write alike. So the count is evidence of likeness, and has no p-value under independence.
+    looks for, too. Independent models have more of them than chance gives, because units with
+    similar input weights have similar output weights. So the count is evidence of similarity, but
+    has no p-value under independence.
+
+    Args:
+        reading: The matching by input weights.
+        writing: The matching by output weights.
     """
     of_reading = set(zip(reading.source.tolist(), reading.target.tolist(), strict=True))
     of_writing = set(zip(writing.source.tolist(), writing.target.tolist(), strict=True))

@@ -51,7 +51,7 @@ def token_loss(
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets].
 
     It is at least 0, in float32 (float64 for float64 states), and differentiable once in `states`,
-    but not in the weights of `finish`. The logits of one chunk of tokens are in memory at a time.
+    but not in the weights of `finish`. Only the logits of one chunk of tokens are in memory.
 
     Args:
         states: The last residuals.
@@ -67,13 +67,15 @@ def token_loss(
     """
 
     def loss_of_chunk(rows: slice) -> _Loss:
-        target_ids = targets[rows, None].long()
+        """Return the function that takes the log-probabilities of these rows to their losses."""
+        target_ids = targets[rows, None].long()  # (m, 1)
 
         def loss(log_probabilities: Tensor, needs_gradient: bool) -> Tensor:
+            """Return the cross-entropies, and overwrite the input by gradients if needed."""
             if not needs_gradient:  # each step of a training would wait for the check
                 _refuse_beyond_vocabulary(target_ids, log_probabilities.shape[-1])
             losses = -log_probabilities.gather(-1, target_ids).squeeze(-1)
-            if needs_gradient:  # softmax minus one-hot
+            if needs_gradient:  # the gradient of the logits is softmax minus one-hot
                 minus_one = log_probabilities.new_full((), -1.0).expand_as(target_ids)
                 log_probabilities.exp_().scatter_add_(-1, target_ids, minus_one)
             return losses
@@ -86,7 +88,8 @@ def token_loss(
 def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> None:
     """Raise a ValueError if a target is no id of the vocabulary.
 
-    Targets on a GPU are left to torch, as every chunk would wait for the answer.
+    Targets on a GPU are not checked here, as each chunk would wait for the GPU; indexing by a
+    wrong id fails in torch.
 
     Args:
         targets: The ids of some tokens; there may be none.
@@ -126,13 +129,15 @@ def token_kl(
     """
 
     def loss_of_chunk(rows: slice) -> _Loss:
+        """Return the function that takes log q of these rows to their KL(p || q)."""
         with torch.no_grad():
             log_p = logits_of(reference[rows], finish).log_softmax(-1)
             p = log_p.exp()
 
         def loss(log_q: Tensor, needs_gradient: bool) -> Tensor:
+            """Return Σ p (log p - log q), and overwrite log q by gradients if needed."""
             losses = torch.sub(log_p, log_q).mul_(p).sum(-1)
-            if needs_gradient:  # q minus p
+            if needs_gradient:  # the gradient of the logits is q minus p
                 log_q.exp_().sub_(p)
             return losses
 
@@ -142,20 +147,29 @@ def token_kl(
 
 
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
-    """Return the logits of states, in float32 or what is wider, by `finish`.
+    """Return finish(states), the logits of states, in float32 or a wider dtype.
+
+    Args:
+        states: The last residuals.
+        finish: The final norm and the unembedding.
 
     Raises:
-        ValueError: `finish` does not take the states, or returns something else.
+        ValueError: `finish` does not take the states, or does not return logits for them.
     """
     logits = _checked_logits(states, finish)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Tensor, "*k n v"]:
-    """Return the logits of states in the dtype that `finish` has.
+    """Return finish(states), the logits of states, in the dtype that `finish` returns.
+
+    Args:
+        states: The last residuals.
+        finish: The final norm and the unembedding, which a user may have written.
 
     Raises:
-        ValueError: `finish` does not take the states, or returns something else.
+        ValueError: `finish` does not take the states, or does not return logits for them.
+        RuntimeError: There is too little memory.
     """
     shape = tuple(states.shape)
     try:
@@ -178,13 +192,18 @@ def _checked_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> Float[Te
     return logits
 
 
-def rows_of_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
-    """Return how many tokens a chunk has: `CHUNK`, or fewer where the vocabulary is large.
+def logit_rows_per_chunk(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
+    """Return for how many tokens logits are computed at a time, so that memory is bounded.
 
-    The vocabulary is told by the logits of a single state.
+    It is `CHUNK` tokens, or fewer if these have more than `CHUNK_LOGITS` logits. The size of the
+    vocabulary comes from the logits of the first state.
+
+    Args:
+        states: The last residuals.
+        finish: The final norm and the unembedding.
     """
     with torch.no_grad():
-        first_state = states.detach().reshape(-1, states.shape[-1])[:1]
+        first_state = states.detach().reshape(-1, states.shape[-1])[:1]  # (1, d)
         vocabulary = _checked_logits(first_state, finish).shape[-1]
     return min(CHUNK, max(CHUNK_LOGITS // vocabulary, 1))
 
@@ -202,10 +221,12 @@ def _in_chunks(
     Args:
         states: The last residuals.
         finish: Maps them to logits.
-        loss_of_chunk: Takes the rows of a chunk to the loss of their log-probabilities.
-        chunk: How many rows a chunk has; None: by the size of the vocabulary.
+        loss_of_chunk: Takes a slice of the n states to a function, which takes their
+            log-probabilities to their losses.
+        chunk: How many of the n states are computed at a time; None: depending on the size of the
+            vocabulary.
     """
-    chunk = chunk or rows_of_logits(states, finish)
+    chunk = chunk or logit_rows_per_chunk(states, finish)
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
     if torch.is_grad_enabled() and states.requires_grad:
         values = _ChunkedLoss.apply(stacked, finish, loss_of_chunk, chunk)  # type: ignore[no-untyped-call]
@@ -225,6 +246,10 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int
     ) -> Tensor:
+        """Return the loss (k, n) of each state, and save its gradient (k, n, d) for `backward`.
+
+        The arguments are those of `_losses`.
+        """
         values, gradient = _losses(
             states.detach(), finish, loss_of_chunk, chunk, needs_gradient=True
         )
@@ -233,9 +258,15 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * outer[0][..., None].to(gradient.dtype), None, None, None
+    def backward(ctx: Any, *gradients_of_losses: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient (k, n, d) of the states; the remaining inputs have none.
+
+        Each loss depends on its own state only, so the chain rule is one product per state.
+        """
+        (gradient_of_states,) = ctx.saved_tensors  # (k, n, d)
+        (gradient_of_losses,) = gradients_of_losses  # (k, n)
+        factors = gradient_of_losses[..., None].to(gradient_of_states.dtype)
+        return gradient_of_states * factors, None, None, None
 
 
 def _losses(
@@ -343,11 +374,12 @@ def _compare_outputs(
     targets: Targets,
     chunk: int | None,
 ) -> OutputMatch:
-    """Compare the outputs of some states with those of the reference.
+    """Compare k outputs with a reference at each of n tokens, chunk by chunk to bound the memory.
 
-    This goes chunk by chunk, so that the logits of few tokens are in memory at once.
+    The arguments and the result are those of `compare_outputs`: the loss, the KL from the
+    reference, and whether the most likely token is the same.
     """
-    chunk = chunk or rows_of_logits(reference, finish)
+    chunk = chunk or logit_rows_per_chunk(reference, finish)
     chunks = list(
         zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
     )

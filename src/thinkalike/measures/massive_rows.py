@@ -91,19 +91,23 @@ def _decide(
     squares: Float[Tensor, " n"],
     always_enough: float,
 ) -> bool:
-    """Return whether some of the long rows decide the variance of a layer.
+    """Return whether some long rows carry so much variance that they decide a layer.
+
+    They are judged among themselves and the rows that are not long. They decide the layer if their
+    share of the variance is above `DECISIVE_VARIANCE`, and above `DECISIVE_CONCENTRATION` times
+    their share of the rows.
 
     Args:
-        outliers: The long rows that are judged, beside the rows that are not long.
-        is_long: All long rows.
+        outliers: The long rows that are judged.
+        is_long: All long rows, those whose norm is far above the median.
         squares: The squared distance of each row from the mean of the rows that are not long.
-        always_enough: The share of the variance that decides whatever the share of the rows.
+        always_enough: A share of the variance above which they decide however many they are.
     """
     compared = outliers | ~is_long
     share_of_rows = float(outliers.sum() / compared.sum())
     share_of_variance = squares[outliers].sum() / squares[compared].sum()
-    needed = max(DECISIVE_VARIANCE, DECISIVE_CONCENTRATION * share_of_rows)
-    return bool(share_of_variance > min(needed, always_enough))
+    least_share = max(DECISIVE_VARIANCE, DECISIVE_CONCENTRATION * share_of_rows)
+    return bool(share_of_variance > min(least_share, always_enough))
 
 
 def _either(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:

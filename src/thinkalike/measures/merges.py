@@ -38,15 +38,15 @@ class MergeFit(NamedTuple):
 
 
 def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> MergeFit:
-    """Return the weighted mean of k models that is nearest to a block.
+    """Return the weighted mean of k models that is nearest to a block, and whether it is a merge.
 
-    Minimises ‖Σ w_i (X_i - M)‖² over w ≥ 0 with Σ w_i = 1. Without the constraint on the sum, the
-    problem ‖Σ w_i (X_i - M)‖² + c² (1 - Σ w_i)² has the same solution up to its scale for every c,
-    and is one of non-negative least squares (Lawson & Hanson 1974).
+    The weights minimise ‖Σ w_i (X_i - M)‖² over w ≥ 0 with Σ w_i = 1. In place of this constraint,
+    (1 - Σ w_i)² is added to the objective, which makes it one of non-negative least squares
+    (Lawson & Hanson 1974). Its solution is the same up to a scale, so it is divided by its sum.
 
-    The common origin of k models is near their mean as well: it explains 1 - 1/k of its distance
-    from the nearest one if they were tuned independently by as much. So what a merge explains must
-    be beyond that, half way to 1 twice.
+    A common origin from which k models were tuned independently is near their mean, too: it is
+    explained by 1 - 1/k if all moved equally far. So a merge must be explained by at least
+    1 - 1/(4 k), and by `LEAST_EXPLAINED`.
 
     Args:
         block: The weights M of the block.
@@ -55,7 +55,7 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
     differences = (candidates - block).double()
     products = differences @ differences.T  # (k, k)
     squared_distances = products.diagonal()
-    if squared_distances.min() == 0:
+    if squared_distances.min() == 0:  # the block is that of a model, unchanged
         weights = (squared_distances == 0).double()
         return MergeFit(weights / weights.sum(), float("nan"), is_merge=False)
 
@@ -69,6 +69,7 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
 
     remaining = float(weights @ products @ weights)
     explained = 1 - remaining / float(squared_distances.min())
-    parents = int((weights >= LEAST_WEIGHT).sum())
-    least = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(candidates)))
-    return MergeFit(weights, explained, is_merge=parents > 1 and explained >= least)
+    parent_count = int((weights >= LEAST_WEIGHT).sum())
+    least_explained = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(candidates)))
+    is_merge = parent_count > 1 and explained >= least_explained
+    return MergeFit(weights, explained, is_merge)

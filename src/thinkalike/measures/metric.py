@@ -40,9 +40,13 @@ class CKAResult(LayerPairEstimate):
         without: Tensor,
         aggregate: str,
         is_unbiased: bool,
-        **rest: Any,
+        **estimate_arguments: Any,
     ):
-        super().__init__(**rest)
+        """Make a `LayerPairEstimate` of its arguments, and store what CKA has beside it.
+
+        `leverages` are those of the source layers, then of the target layers, (l + m,).
+        """
+        super().__init__(**estimate_arguments)
         depth = len(self.value)
         self.leverage_source = leverages[:depth]
         self.leverage_target = leverages[depth:]
@@ -52,7 +56,10 @@ class CKAResult(LayerPairEstimate):
         self.is_unbiased = is_unbiased
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
-        """Return the CKA of one layer pair minus that of another, paired over documents.
+        """Return the CKA of one layer pair minus that of another, with a jackknife interval.
+
+        The difference is taken in each jackknife replicate, so that what both pairs share by their
+        documents cancels.
 
         Args:
             first, second: The source layer and the target layer of each pair.
@@ -68,7 +75,12 @@ class CKAResult(LayerPairEstimate):
         return self._interval(value, without)
 
     def _check_layer_pair(self, name: str, pair: object) -> None:
-        """Raise a ValueError unless this is a pair of layers of these models."""
+        """Raise a ValueError unless `pair` is a source layer and a target layer of these models.
+
+        Args:
+            name: What the error calls the argument.
+            pair: What a user gave.
+        """
         sources, targets = self.value.shape
         is_known = False
         if isinstance(pair, list | tuple) and len(pair) == 2:
@@ -101,7 +113,12 @@ class CKAResult(LayerPairEstimate):
         return self._interval(arc_length(value), arc_length(without))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
-        """Return a value with its jackknife interval, from the values without each part."""
+        """Return a value with its jackknife interval over documents.
+
+        Args:
+            value: The value of all documents.
+            without: The value without each of p parts of the documents.
+        """
         reference = None
         if self.is_unbiased:
             # Of independent rows, values with and without a part have the same expectation.
@@ -109,7 +126,10 @@ class CKAResult(LayerPairEstimate):
         return jackknife(value, without, reference)
 
     def convergence(self) -> Float[Tensor, "b l m"]:
-        """Return the CKA of the first batch, of the first two, and so on to that of all b."""
+        """Return the CKA of the first batch, of the first two batches, and so on to all b.
+
+        Entry i shows how far the value has settled after i + 1 batches.
+        """
         depth = len(self.value)
         counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
         if self.aggregate == "ratio_of_means":
@@ -162,6 +182,7 @@ class CKA(LayerMeans):
         permutations: RepetitionsOrNone = 0,
         **kwargs: Any,
     ):
+        """Check the choices, and make a metric of means over batches with CKA as its measure."""
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         measure = CKAMeasure(estimator, kernel, flatten=flatten)
@@ -190,16 +211,16 @@ class CKA(LayerMeans):
             **self.estimate_arguments(states),
             leverages=states["leverages"].amax(0),
             hsics=states["values"][:, 0],
-            without=self.finished(states)[1:, :depth, depth:],
+            without=self.mean_values(states)[1:, :depth, depth:],
             aggregate=self.aggregate,
             is_unbiased=self.is_unbiased,
         )
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the batches of another metric.
+        """Add the batches of another metric, or of its state, to this one.
 
         Raises:
-            ValueError: It has other options.
+            ValueError: The other metric has different options, such as another kernel.
         """
         if isinstance(incoming_state, CKA) and incoming_state.options != self.options:
             raise ValueError(

@@ -43,7 +43,7 @@ class PairStatistics(NamedTuple):
 
     @property
     def noise(self) -> Float[Tensor, ""]:
-        """The most that rounding of the source's mean leaves in `xx` of a constant source."""
+        """The greatest trace of `xx` that rounding can leave of constant states of the source."""
         return self.n * (VARIANCE_ROUNDING * self.mean_x).square().sum()
 
     @property
@@ -57,10 +57,13 @@ class PairStatistics(NamedTuple):
         return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
 
     def joined(self, other: PairStatistics) -> PairStatistics:
-        """Return the statistics of these rows and of others, of the same layers, together.
+        """Return the statistics of the rows of both together, for the same layer pair.
 
-        With δ the difference of the two means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al.
-        1979).
+        Centred products are S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂), with δ the difference of the
+        two means (Chan et al. 1979).
+
+        Args:
+            other: The statistics of other rows.
         """
         n = self.n + other.n
         share = other.n / n
@@ -77,9 +80,10 @@ class PairStatistics(NamedTuple):
         )
 
     def about_zero(self) -> PairStatistics:
-        """Return the statistics with products about 0, and not the means, for a map without b.
+        """Return statistics whose `xx` and `xy` are sums of products of states as they are.
 
-        `yy` stays about its mean.
+        The means do not count, and are set to 0, as for a map without a constant b. `yy` stays
+        about its mean.
         """
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),
@@ -90,10 +94,13 @@ class PairStatistics(NamedTuple):
 
 
 def different_pairs(pairs: object) -> list[LayerPair]:
-    """Return the different pairs of layers, in the order in which they first occur.
+    """Return each pair of layers once, in the order in which they first occur.
+
+    Args:
+        pairs: Tuples (source layer, target layer), as a user gave them.
 
     Raises:
-        ValueError: Something is not a tuple of two, or there is none.
+        ValueError: It has something that is not a tuple of two, or nothing.
     """
     try:
         different = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
@@ -120,12 +127,14 @@ class Moments:
     """
 
     def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
+        """List the layers of both models, and the pairs of layers whose products are gathered."""
         self.pairs = different_pairs(pairs)
-        crossed = [(("source", source), ("target", target)) for source, target in self.pairs]
-        layers = [layer for pair in crossed for layer in pair]
+        across = [(("source", source), ("target", target)) for source, target in self.pairs]
+        layers = [layer for pair in across for layer in pair]
         self._layers: list[ModelLayer] = list(dict.fromkeys(layers))
+        # Of a layer with itself; those of targets are needed for maps from target to source only.
         within = [(layer, layer) for layer in self._layers if both or layer[0] == "source"]
-        self._products: list[tuple[ModelLayer, ModelLayer]] = [*within, *crossed]
+        self._products: list[tuple[ModelLayer, ModelLayer]] = [*within, *across]
         self.n = 0
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
@@ -133,7 +142,7 @@ class Moments:
     @takes_arrays
     @torch.no_grad()
     def update(self, sources: LayerStates, targets: LayerStates) -> None:
-        """Add the states of the same n tokens in both models.
+        """Add the states of the same n tokens in both models to the means and centred products.
 
         Args:
             sources: The states (n, d_l) of each source layer l.
@@ -148,6 +157,8 @@ class Moments:
         n = len(rows[self._layers[0]])
         if n == 0:
             return
+        # The products of n rows, and of `self.n` earlier ones, are joined as in
+        # `PairStatistics.joined`.
         means = {layer: states.mean(0) for layer, states in rows.items()}
         means_before = self._means
         if not means_before:
@@ -156,7 +167,7 @@ class Moments:
         for layer, mean in means.items():
             rows[layer] = rows[layer] - mean
 
-        total = self.n + n
+        total = self.n + n  # rows
         delta = {layer: mean - means_before[layer] for layer, mean in means.items()}
         for first, second in self._products:  # one by one: all pairs' products may be gigabytes
             added = rows[first].T @ rows[second]
@@ -171,7 +182,13 @@ class Moments:
         self.n = total
 
     def _rows(self, sources: LayerStates, targets: LayerStates) -> dict[ModelLayer, Tensor]:
-        """Return the states of each layer in float64.
+        """Return the states of each layer that occurs in a pair, in float64.
+
+        Args:
+            sources, targets: The states by layer, or in a list whose index is the layer.
+
+        Returns:
+            The states (n, d) by ("source" or "target", layer).
 
         Raises:
             ValueError: A layer is missing, or layers differ in their number of rows.
@@ -224,9 +241,13 @@ class Moments:
 def _check_means(
     means: Mapping[ModelLayer, Tensor], means_before: Mapping[ModelLayer, Tensor]
 ) -> None:
-    """Raise a ValueError if a mean is not finite, or its width is not that of earlier batches.
+    """Raise a ValueError if a state is not finite, or if a layer's width changed between batches.
 
-    The mean of a layer is not finite if one of its states is not.
+    Both are seen in the means: one state that is not finite makes the mean so.
+
+    Args:
+        means: The mean state of each layer in a new batch.
+        means_before: The mean state of each layer in all earlier batches.
     """
     # A single copy from the device, as each makes a GPU wait.
     are_finite = torch.stack([mean.isfinite().all() for mean in means.values()]).tolist()

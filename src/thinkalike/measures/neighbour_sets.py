@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import both_in_order
+from thinkalike.measures.contract import reordered_matrix
 from thinkalike.measures.neighbours import (
     NEIGHBOURS,
     OfNeighbours,
     directions,
-    in_order,
     nearest_rows,
-    neighbour_numbers_of,
+    neighbour_indices_of,
+    neighbours_of_reordered_rows,
 )
 from thinkalike.measures.row_groups import RowGroups
 
@@ -26,9 +26,9 @@ def jaccard(
 ) -> Float[Tensor, ""]:
     """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
 
-    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has
-    (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no
-    gradient.
+    It is 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, with S(i) the k rows of greatest cosine
+    similarity with row i (Klabunde et al. 2024, ReSi). Features with nothing in common give about
+    k / (2n). It has no gradient, and raises the same errors as `mutual_knn`.
     """
     return Jaccard(k).of(X, Y)
 
@@ -38,10 +38,11 @@ def second_order_cosine(
 ) -> Float[Tensor, ""]:
     """Return the mean cosine of two layers' similarities of rows to neighbours, in [-1, 1].
 
-    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪
-    S_Y(i), see `mutual_knn` (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their
-    place. Similarities are mostly above 0, so chance lies far above 0 where states share a
-    direction: compare it with its null. It has no gradient here.
+    It is 1/n Σᵢ cos(s_X(i), s_Y(i)), where s_X(i) are the cosine similarities in X of row i with
+    its k nearest neighbours in X and those in Y, and s_Y(i) the same in Y (Hamilton et al. 2016).
+    The code of ReSi has cosine *distances* in their place. Similarities are mostly above 0, so the
+    value by chance is far above 0 where states share a direction: compare it with its null. It has
+    no gradient.
     """
     return SecondOrderCosine(k).of(X, Y)
 
@@ -50,13 +51,13 @@ class Neighbours(NamedTuple):
     """The neighbours of each row, and how near all rows are.
 
     Attributes:
-        numbers: The numbers of the k nearest neighbours of each row.
-        member: Whether row j is among the neighbours of row i, at [i, j].
+        indices: The indices of the k nearest neighbours of each row.
+        is_neighbour: Whether row j is among the neighbours of row i, at [i, j].
         cosine: The cosine of rows i and j, at [i, j].
     """
 
-    numbers: Int[Tensor, "n k"]
-    member: Bool[Tensor, "n n"]
+    indices: Int[Tensor, "n k"]
+    is_neighbour: Bool[Tensor, "n n"]
     cosine: Float[Tensor, "n n"]
 
 
@@ -68,17 +69,20 @@ class Jaccard(OfNeighbours[Tensor]):
     source = "Klabunde et al. 2024"
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "n k"]:
-        """Return the numbers of the k nearest neighbours of each row."""
-        return neighbour_numbers_of(layer, name, self.neighbours)
+        """Return the indices of the k nearest neighbours of each row, the nearest first."""
+        return neighbour_indices_of(layer, name, self.neighbours)
 
     def compare(self, first: Int[Tensor, "n k"], second: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
-        """Return the mean share of the neighbours in either layer that both layers have."""
-        shared = _members(first).gather(1, second).sum(1).double()
-        return (shared / (2 * first.shape[1] - shared)).mean()
+        """Return the mean over rows of |common neighbours| / |neighbours in either layer|."""
+        shared = _is_neighbour(first).gather(1, second).sum(1).double()
+        k = first.shape[1]
+        return (shared / (2 * k - shared)).mean()
 
-    def moved(self, prepared: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:
-        """Return the neighbours of rows in another order."""
-        return in_order(prepared, order)
+    def reordered(
+        self, prepared: Int[Tensor, "n k"], order: Int[Tensor, " n"]
+    ) -> Int[Tensor, "n k"]:
+        """Return the neighbours after the rows took another order."""
+        return neighbours_of_reordered_rows(prepared, order)
 
 
 @dataclass(frozen=True)
@@ -91,36 +95,43 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:
-        """Return the neighbours of each row with the cosines of all pairs of rows."""
-        rows = directions(layer, RowGroups.whole(len(layer), layer.device), name)
-        cosines = rows.new_empty(1, len(rows), len(rows))
-        numbers = nearest_rows(rows[None], self.neighbours, cosines)[0]
-        return Neighbours(numbers, _members(numbers), cosines[0])
+        """Return the k nearest neighbours of each row, and the cosines of all pairs of rows."""
+        single_group = RowGroups.whole(len(layer), layer.device)
+        units = directions(layer, single_group, name)
+        cosines = units.new_empty(1, len(units), len(units))  # `nearest_rows` fills it
+        neighbour_indices = nearest_rows(units[None], self.neighbours, cosines)[0]
+        return Neighbours(neighbour_indices, _is_neighbour(neighbour_indices), cosines[0])
 
     def compare(self, first: Neighbours, second: Neighbours) -> Float[Tensor, ""]:
-        """Return the mean cosine of the similarities to the neighbours in either layer."""
-        neighbours_in_either = torch.cat([first.numbers, second.numbers], 1)  # (n, 2 k)
-        # A neighbour in both layers stands there twice, and counts the first time only.
-        counts_once = torch.ones_like(neighbours_in_either, dtype=torch.bool)
-        counts_once[:, first.numbers.shape[1] :] = ~first.member.gather(1, second.numbers)
-        in_first = first.cosine.gather(1, neighbours_in_either).double() * counts_once
-        in_second = second.cosine.gather(1, neighbours_in_either).double() * counts_once
+        """Return the mean over rows of the cosine of s and t.
+
+        s are the cosine similarities of the row with all its neighbours in either layer, in the
+        first layer, and t the same in the second layer.
+        """
+        neighbours_in_either = torch.cat([first.indices, second.indices], 1)  # (n, 2 k)
+        # A neighbour in both layers is listed twice, and counts the first time only.
+        counts = torch.ones_like(neighbours_in_either, dtype=torch.bool)
+        k = first.indices.shape[1]
+        counts[:, k:] = ~first.is_neighbour.gather(1, second.indices)
+        in_first = first.cosine.gather(1, neighbours_in_either).double() * counts
+        in_second = second.cosine.gather(1, neighbours_in_either).double() * counts
         return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
-    def moved(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-        """Return the neighbours and cosines of rows in another order."""
+    def reordered(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
+        """Return the neighbours and cosines after the rows took another order."""
         return Neighbours(
-            numbers=in_order(prepared.numbers, order),
-            member=both_in_order(prepared.member, order),
-            cosine=both_in_order(prepared.cosine, order),
+            indices=neighbours_of_reordered_rows(prepared.indices, order),
+            is_neighbour=reordered_matrix(prepared.is_neighbour, order),
+            cosine=reordered_matrix(prepared.cosine, order),
         )
 
 
-def _members(numbers: Int[Tensor, "n k"]) -> Bool[Tensor, "n n"]:
+def _is_neighbour(neighbour_indices: Int[Tensor, "n k"]) -> Bool[Tensor, "n n"]:
     """Return a matrix that is True at [i, j] where row j is a neighbour of row i.
 
     Args:
-        numbers: The numbers of the k neighbours of each of n rows.
+        neighbour_indices: The indices of the k neighbours of each of n rows.
     """
-    n = len(numbers)
-    return torch.zeros(n, n, dtype=torch.bool, device=numbers.device).scatter_(1, numbers, True)
+    n = len(neighbour_indices)
+    is_neighbour = torch.zeros(n, n, dtype=torch.bool, device=neighbour_indices.device)
+    return is_neighbour.scatter_(1, neighbour_indices, True)

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count
-from thinkalike.measures.contract import SAME_SHAPE, Blocks, LayerMeasure, Pair, Prepared
-from thinkalike.measures.powers_of_two import size_of
+from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure, ModelPairs, Pair, Prepared
+from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
 from thinkalike.measures.splitmix import random_codes
 from thinkalike.ranges import parameter
@@ -88,16 +88,16 @@ def mutual_knn(
 
 
 def neighbours(k: int) -> str:
-    """Return the subject of an error about too few rows, such as "k=10 neighbours of a row"."""
+    """Return "k=10 neighbours of a row" for k = 10, the subject of an error about too few rows."""
     return f"k={k} neighbours of a row"
 
 
 def directions(
     features: Float[Tensor, "n d"], groups: RowGroups, name: str
 ) -> Float[Tensor, "kept d"]:
-    """Return the rows in the order of their groups, each of length 1, without gradients.
+    """Return each row divided by its norm, in the order of their groups, without gradients.
 
-    They are in float64 where cosines need its digits: where all rows point nearly the same way.
+    They are in float64 where all rows point nearly the same way, as cosines then need its digits.
 
     Args:
         features: The states of one layer.
@@ -109,15 +109,16 @@ def directions(
             each group.
     """
     rows = features.detach()
-    rows = rows / size_of(rows)
+    rows = rows / power_of_two_unit(rows)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     order = groups.order.to(rows.device)
     units = rows[order].div_(norms[order])
 
     # The mean squared distance of directions from the mean of their group is 1 - ‖mean‖².
-    squared_means = [
-        block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(units)
-    ]
+    squared_means = []  # summed over the rows of all groups of one size
+    for units_of_groups in groups.split_by_size(units):  # (g, s, d)
+        size = units_of_groups.shape[1]
+        squared_means.append(size * units_of_groups.mean(1).square().sum())
     spread = 1 - torch.stack(squared_means).sum() / len(units)
     # A single copy from the device, as each makes a GPU wait.
     checks = torch.stack([norms.isfinite().all(), (norms == 0).any(), spread])
@@ -142,10 +143,10 @@ def nearest_rows(
 ) -> Int[Tensor, "g s k"]:
     """Return the k rows of the same group that are nearest to each row, without the row itself.
 
-    Where more than k rows are as near as the k-th, those that come first in `tie_order` are taken,
-    in every layer alike. Copies of one token in two embeddings are therefore shared neighbours:
-    both models put them next to each other. As many rows are compared at a time for any number of
-    layers, so that a layer has the same neighbours whichever other layers are compared.
+    If several rows are as near as the k-th, those that come first in `tie_order` are taken, in
+    every layer alike. Copies of one token in two embeddings are therefore shared neighbours: both
+    models put them next to each other. How many rows are compared at a time does not depend on the
+    number of layers, so that a layer has the same neighbours whichever other layers are compared.
 
     Args:
         units: Rows of length 1.
@@ -198,38 +199,46 @@ def nearest_rows(
 def tie_order(size: int) -> Int[Tensor, " s"]:
     """Return the order in which equally near rows of a group are taken as neighbours.
 
-    It is a fixed permutation of their numbers in the group, by the splitmix64 code of each, so
-    that another program can reproduce it. The order of the numbers itself would prefer the rows of
-    the first documents.
+    It is a fixed pseudo-random permutation of the indices 0..size - 1: they are sorted by their
+    splitmix64 codes, which another program can reproduce. The order of the indices themselves
+    would prefer the rows of the first documents.
     """
     return random_codes(torch.arange(size), TIE_SEED).argsort()
 
 
-def in_order(
-    numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"], groups: RowGroups | None = None
+def neighbours_of_reordered_rows(
+    neighbour_indices: Int[Tensor, "n k"],
+    order: Int[Tensor, " n"],
+    groups: RowGroups | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return the neighbours of rows in another order, by their new numbers in their group.
+    """Return the neighbours of each row after the rows took another order.
 
     Args:
-        numbers: The neighbours of each row, by their numbers in its group.
-        order: The rows in their new order; rows stay within their group.
-        groups: The groups; None: all rows are one group.
+        neighbour_indices: The k neighbours of each row, as indices within its group.
+        order: The former index of each row of the new order; rows stay within their group.
+        groups: The groups of rows; None: all rows are one group.
+
+    Returns:
+        For each row of the new order its neighbours, as new indices within its group.
     """
     rows = torch.arange(len(order), device=order.device)
-    new_number = torch.empty_like(order)
-    new_number[order] = rows
+    new_index = torch.empty_like(order)
+    new_index[order] = rows
     if groups is None:
-        return new_number[numbers[order]]
-    first_rows = [block[:, :1].expand_as(block).flatten() for block in groups.blocks(rows)]
-    first_row = torch.cat(first_rows)[:, None]  # of the group of each row
-    return new_number[(numbers + first_row)[order]] - first_row
+        return new_index[neighbour_indices[order]]
+    first_rows = []
+    for rows_of_groups in groups.split_by_size(rows):  # (g, s)
+        first_rows.append(rows_of_groups[:, :1].expand_as(rows_of_groups).flatten())
+    first_row_of_group = torch.cat(first_rows)[:, None]  # for each row
+    neighbour_rows = (neighbour_indices + first_row_of_group)[order]
+    return new_index[neighbour_rows] - first_row_of_group
 
 
 @torch.no_grad()
-def neighbour_numbers_of(
+def neighbour_indices_of(
     features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
 ) -> Int[Tensor, "kept k"]:
-    """Return the k nearest neighbours of each row, by their numbers in its group, nearest first.
+    """Return the k nearest neighbours of each row, as indices within its group, nearest first.
 
     Rows are in the order of their groups; those of no group are left out.
 
@@ -241,8 +250,11 @@ def neighbour_numbers_of(
     """
     if groups is None:
         groups = RowGroups.whole(len(features), features.device)
-    rows = directions(features, groups, name)
-    return torch.cat([nearest_rows(block, k).flatten(0, 1) for block in groups.blocks(rows)])
+    units = directions(features, groups, name)
+    nearest = []
+    for units_of_groups in groups.split_by_size(units):  # (g, s, d)
+        nearest.append(nearest_rows(units_of_groups, k).flatten(0, 1))
+    return torch.cat(nearest)
 
 
 @dataclass(frozen=True)
@@ -291,6 +303,7 @@ class MutualKNN(OfNeighbours[Tensor]):
     compares_within_groups = True
 
     def __post_init__(self) -> None:
+        """Raise a ValueError if a group has fewer rows than k neighbours of a row need."""
         super().__post_init__()
         if self.groups is None:
             return
@@ -302,24 +315,24 @@ class MutualKNN(OfNeighbours[Tensor]):
             )
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "kept k"]:
-        """Return the k nearest neighbours of each row, by their numbers in its group."""
-        return neighbour_numbers_of(layer, name, self.neighbours, self.groups)
+        """Return the k nearest neighbours of each row, as indices within its group."""
+        return neighbour_indices_of(layer, name, self.neighbours, self.groups)
 
     def compare(
         self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
     ) -> Float[Tensor, ""]:
         """Return the share of neighbours that two layers have in common, in [0, 1]."""
-        shares = self.compare_all([first, second], Blocks([[0], [1]], [(0, 1)]))
+        shares = self.compare_all([first, second], ModelPairs([[0], [1]], [(0, 1)]))
         return shares[0, 1][0, 0]
 
-    def moved(
+    def reordered(
         self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]
     ) -> Int[Tensor, "kept k"]:
-        """Return the neighbours of rows in another order; rows stay within their group."""
-        return in_order(prepared, order, self.groups)
+        """Return the neighbours after the rows took another order within their groups."""
+        return neighbours_of_reordered_rows(prepared, order, self.groups)
 
     def compare_all(
-        self, layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks
+        self, layers: Sequence[Int[Tensor, "kept k"]], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the share of neighbours that every two layers of compared models have in common.
 
@@ -327,8 +340,9 @@ class MutualKNN(OfNeighbours[Tensor]):
         of two layers counts the neighbours that they share.
 
         Args:
-            layers: The neighbours of each row in each layer.
-            blocks: The layers of each model, and which models are compared.
+            layers: For each of the different layers, the neighbours of each row, as indices within
+                its group.
+            model_pairs: Which of these layers each model has, and which models are compared.
         """
         neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
         layer_count, row_count, _ = neighbours_of_layers.shape
@@ -338,31 +352,37 @@ class MutualKNN(OfNeighbours[Tensor]):
         for group_count, size in shapes:
             stop = start + group_count * size
             rows_at_once = max(MEMBERSHIPS_AT_ONCE // (layer_count * size), 1)
-            for numbers in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):
-                is_member = numbers.new_zeros(*numbers.shape[:2], size, dtype=torch.float32)
-                is_member.scatter_(2, numbers, 1.0)
-                flat = is_member.flatten(1)
+            for indices in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):
+                is_neighbour = indices.new_zeros(*indices.shape[:2], size, dtype=torch.float32)
+                is_neighbour.scatter_(2, indices, 1.0)
+                flat = is_neighbour.flatten(1)  # (layers, rows s)
                 shared += (flat @ flat.T).double()
             start = stop
-        shares = shared / (self.neighbours * row_count)
-        by_model = blocks.by_model(shares.unbind())  # for each model (l, layers)
+        shares = shared / (self.neighbours * row_count)  # of every two of the different layers
+        rows_by_model = model_pairs.by_model(shares.unbind())  # (l, layers) for each model
         shares_of_pairs = {}
-        for source, target in blocks.pairs:
-            of_source = by_model[source].unbind(1)
-            shares_of_pairs[source, target] = blocks.by_model(of_source)[target].T
+        for source, target in model_pairs.pairs:
+            columns = rows_by_model[source].unbind(1)  # (l) for each of the different layers
+            shares_of_pairs[source, target] = model_pairs.by_model(columns)[target].T
         return shares_of_pairs
 
     def within(self, groups: RowGroups) -> MutualKNN:
-        """Return the same measure among the rows of each group."""
+        """Return the measure that compares rows only with rows of the same group."""
         return MutualKNN(self.neighbours, groups)
 
     def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-        """Return for each group size how often, 0, ½ or 1, two rows are neighbours, (g, s, s)."""
+        """Return which rows of a group are neighbours: 1 if each is the other's, else ½ or 0.
+
+        Returns:
+            For each group size s, a symmetric matrix for each of its g groups, (g, s, s).
+        """
         assert self.groups is not None
         adjacency = []
-        for block in self.groups.blocks(prepared):
-            group_count, size, _ = block.shape
-            member = torch.zeros(group_count, size, size, device=block.device)
-            member.scatter_(2, block, 0.5)
-            adjacency.append(member + member.mT)
+        for indices_of_groups in self.groups.split_by_size(prepared):  # (g, s, k)
+            group_count, size, _ = indices_of_groups.shape
+            half_if_neighbour = torch.zeros(
+                group_count, size, size, device=indices_of_groups.device
+            )
+            half_if_neighbour.scatter_(2, indices_of_groups, 0.5)
+            adjacency.append(half_if_neighbour + half_if_neighbour.mT)
         return adjacency

@@ -13,7 +13,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.contract import BAD_INPUT, Blocks, LayerMeasure, Pair, each_pair
+from thinkalike.measures.contract import (
+    BAD_INPUT,
+    LayerMeasure,
+    ModelPairs,
+    Pair,
+    compare_one_by_one,
+)
 
 # logits that are compared at a time: on a CPU they stay in the cache
 AT_ONCE = 2**17
@@ -25,18 +31,21 @@ LEAST_LOG = -80
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
     """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y), in [0, ln 2] nats.
 
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one
-    vocabulary. A logit of -∞ has a probability of 0. It is differentiable, and computed in
-    float32, or what is wider. A ValueError says that n or the vocabulary differs, or that a logit
-    is NaN or +∞, or all of a row are -∞.
+    For the logits X and Y of two models with one vocabulary it is ½ KL(p ‖ m) + ½ KL(q ‖ m) with
+    m = (p + q) / 2 (Lin 1991), mean over rows. A logit of -∞ has a probability of 0. It is
+    differentiable, and computed in float32 or a wider dtype.
+
+    Raises:
+        ValueError: n or the vocabulary differs, a logit is NaN or +∞, or all of a row are -∞.
     """
     return JensenShannon().of(X, Y)
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
+    """Return the share of rows in which X and Y are largest at different tokens, in [0, 1].
 
-    See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
+    X and Y are the logits of two models with one vocabulary. See Klabunde et al. (2024) and Madani
+    et al. (2004, "prediction disagreement"). It has no gradient.
     """
     return Disagreement().of(X, Y)
 
@@ -56,10 +65,11 @@ class _Outputs(NamedTuple):
 
 
 def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
-    """Raise a ValueError if a value is not finite.
+    """Raise a ValueError if a logit is NaN or +∞, or if all logits of a row are -∞.
 
     Args:
-        largest: The largest logit of each row, or anything that is finite just where that is.
+        largest: The largest logit of each row, which is not finite in just these cases, or another
+            number for which this is so.
         name: What the error calls the outputs.
     """
     if not largest.isfinite().all():
@@ -67,7 +77,7 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
 
 
 def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
-    """Raise a ValueError unless two outputs have logits for as many tokens."""
+    """Raise a ValueError unless two models have as many logits, as with one vocabulary."""
     if source.vocabulary != target.vocabulary:
         raise ValueError(
             f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "
@@ -78,13 +88,13 @@ def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
 def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     """Return the Jensen-Shannon divergence of each row, in float64, from the logits.
 
-    P and Q are the exponentials of the logits less the largest one of the row.
-
-    With sums S and T, w = S / (S + T) and M = log((1 - w) P + w Q) it is
+    P and Q are the exponentials of the logits less the largest one of the row, which are
+    probabilities times their sums S and T. With w = S / (S + T) and M = log((1 - w) P + w Q) the
+    divergence is
 
         ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T.
 
-    It is least for this w, so the rounding of w adds next to nothing.
+    As a function of w it has its minimum there, so the rounding of w adds next to nothing.
 
     Raises:
         ValueError: The vocabularies differ, a logit is NaN or +∞, or all of a row are -∞.
@@ -101,26 +111,33 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
         logits_at_once = AT_ONCE_ON_GPU
     rows_at_once = max(min(n, logits_at_once // width), 1)
     memory = first.new_empty(5, rows_at_once, width)
-    strips = []
+    sums_of_strips = []
     for x, y in zip(first.split(rows_at_once), target.values.split(rows_at_once), strict=True):
-        strips.append(_strip(x, y, memory[:, : len(x)]))
-    apart, p_sums, q_sums, weights = (
-        torch.cat(values).double() for values in zip(*strips, strict=True)
+        sums_of_strips.append(_divergence_sums(x, y, memory[:, : len(x)]))
+    divergence_sums, p_sums, q_sums, weights = (
+        torch.cat(values).double() for values in zip(*sums_of_strips, strict=True)
     )
     _refuse_flawed(p_sums, source.name)  # a sum is also NaN if all logits are -inf
     _refuse_flawed(q_sums, target.name)
-    return apart / 2 + (torch.lerp(p_sums, q_sums, weights) / (p_sums * q_sums).sqrt()).log()
+    middle_sums = torch.lerp(p_sums, q_sums, weights)  # (1 - w) S + w T
+    return divergence_sums / 2 + (middle_sums / (p_sums * q_sums).sqrt()).log()
 
 
-def _strip(
+def _divergence_sums(
     x: Float[Tensor, "r v"], y: Float[Tensor, "r v"], memory: Float[Tensor, "5 r v"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return for each row Σ P (log P - M) / S + Σ Q (log Q - M) / T, and S, T and w.
+    """Return what the Jensen-Shannon divergence of r rows needs of their logits x and y.
+
+    Let P = exp(x - max x) and Q = exp(y - max y) of a row, S and T their sums, w = S / (S + T) and
+    M = log((1 - w) P + w Q).
 
     Args:
         x: The logits of the source.
         y: The logits of the target.
-        memory: What is computed is written there, unless it needs gradients.
+        memory: Intermediate results are written there, unless there are gradients.
+
+    Returns:
+        Σ P (log P - M) / S + Σ Q (log Q - M) / T, S, T and w of each row, (r,) each.
     """
     out: list[Tensor | None] = [None] * len(memory)
     if not x.requires_grad and not y.requires_grad:
@@ -132,7 +149,7 @@ def _strip(
     p_sum = p.sum(1)
     q_sum = q.sum(1)
     weight = 1 / (1 + q_sum / p_sum)
-    log_middle = torch.lerp(p, q, weight[:, None], out=out[4]).log_()
+    log_middle = torch.lerp(p, q, weight[:, None], out=out[4]).log_()  # M
     from_p = log_p.sub_(log_middle).mul_(p).sum(1) / p_sum
     from_q = log_q.sub_(log_middle).mul_(q).sum(1) / q_sum
     return from_p + from_q, p_sum, q_sum, weight
@@ -157,37 +174,38 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         """Return the value of each row, which is the same in both directions."""
 
     def compare(self, first: _Outputs, second: _Outputs) -> Float[Tensor, ""]:
+        """Return the mean of the values of all rows."""
         return self.of_rows(first, second).mean()
 
-    def moved(self, prepared: _Outputs, order: Int[Tensor, " n"]) -> _Outputs:
+    def reordered(self, prepared: _Outputs, order: Int[Tensor, " n"]) -> _Outputs:
         """Return the same outputs in another order of the tokens."""
         return prepared._replace(values=prepared.values[order])
 
     def compare_without_parts(
-        self, layers: Sequence[_Outputs], blocks: Blocks, sizes: Sequence[int]
+        self, layers: Sequence[_Outputs], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the means of all rows, and then without each part; NaN if no row remains.
+        """Return the mean value of all rows, and then without each part; NaN if no row remains.
 
         Args:
-            layers: The outputs.
-            blocks: The outputs of each model, and which models are compared.
+            layers: The different outputs.
+            model_pairs: Which of them each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
         """
 
         def sums_without_parts(first: _Outputs, second: _Outputs) -> Float[Tensor, " _"]:
-            """Return the sum over all tokens, and those without each part in turn."""
+            """Return the sum of the values of all rows, then those without each part in turn."""
             values_by_part = self.of_rows(first, second).split([*sizes])
             part_sums = torch.stack([values.sum() for values in values_by_part])
             total = part_sums.sum()
             return torch.stack([total, *(total - part_sums)])
 
-        sums = each_pair(sums_without_parts, layers, blocks, self.is_symmetric)
+        sums = compare_one_by_one(sums_without_parts, layers, model_pairs, self.is_symmetric)
         row_count = sum(sizes)
         counts = [row_count, *(row_count - size for size in sizes)]
         means = {}
         for pair, pair_sums in sums.items():  # (l, m, 1 + parts)
-            divisors = pair_sums.new_tensor(counts)[:, None, None]
-            means[pair] = pair_sums.movedim(-1, 0) / divisors
+            row_counts = pair_sums.new_tensor(counts)[:, None, None]
+            means[pair] = pair_sums.movedim(-1, 0) / row_counts  # (1 + parts, l, m)
         return means
 
 
@@ -202,9 +220,11 @@ class JensenShannon(MeanOfRows):
     differentiable = 2
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
+        """Return the logits as they are, with the size of the vocabulary and the name."""
         return _Outputs(layer, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
+        """Return the Jensen-Shannon divergence of each row in nats."""
         return _divergences(first, second)
 
 
@@ -217,7 +237,7 @@ class Disagreement(MeanOfRows):
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
-        """Return the position of the largest logit of each row.
+        """Return the index of the largest logit of each row, the most likely token.
 
         Raises:
             ValueError: A logit is NaN or +∞, or all of a row are -∞.
@@ -232,5 +252,6 @@ class Disagreement(MeanOfRows):
         return _Outputs(largest, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
+        """Return 1 for each row whose most likely token differs, else 0."""
         _check_same_vocabulary(first, second)
         return (first.values != second.values).double()

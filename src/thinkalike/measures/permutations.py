@@ -17,73 +17,72 @@ from thinkalike.measures.splitmix import random_codes
 def permuted_rows(
     documents: Annotated[Int[Tensor, " n"], Within(fewest=1)], seed: Seed
 ) -> Int[Tensor, " n"]:
-    """Return an order of rows in which whole documents changed places, at random.
+    """Return an order of rows in which whole documents change places at random.
 
-    If two models have nothing in common, documents are exchangeable and their rows are not, so
-    documents are permuted as blocks (Winkler et al. 2015), and the rows of a document keep their
-    order. The documents are laid end to end in an order that depends on nothing but their numbers
-    and the seed. Documents of equal length are permuted exactly; where lengths differ, a document
-    may extend over the places of two documents. The rows of a single document are rotated by a
-    random number.
+    Row i of the new order is the former row order[i]. Documents are permuted as wholes (Winkler et
+    al. 2015), as the rows of a document depend on each other; they keep their order within it. The
+    documents are laid end to end in random order. Those of equal length exchange places; if
+    lengths differ, a document may extend over the places of two. The rows of a single document are
+    rotated by a random number.
 
     Args:
         documents: The number of the document of each row.
-        seed: The seed of the permutation.
+        seed: The seed. The order of the documents depends on it and on their numbers alone.
     """
-    home = documents.argsort(stable=True)  # rows document by document
-    codes = random_codes(documents, seed)
-    moved = codes.argsort(stable=True)
+    by_document = documents.argsort(stable=True)  # rows document by document
+    code_of_document = random_codes(documents, seed)  # for each row; equal within a document
+    by_code = code_of_document.argsort(stable=True)  # rows document by document, in random order
     if (documents == documents[0]).all():
-        moved = home.roll(int(codes[0]) % len(home))
-    order = torch.empty_like(home)
-    order[home] = moved
+        by_code = by_document.roll(int(code_of_document[0]) % len(by_document))
+    order = torch.empty_like(by_document)
+    order[by_document] = by_code
     return order
 
 
 def permuted_within(
     documents: Int[Tensor, " kept"], groups: RowGroups, seed: int
 ) -> Int[Tensor, " kept"]:
-    """Return an order of rows in which documents changed places within each group.
+    """Return an order of rows in which documents change places at random within each group.
 
-    Entry i is the row, in the order of `groups`, that comes to place i.
+    Rows are counted in the order of `groups`: row i of the new order is the former row order[i].
 
     Args:
         documents: The number of the document of each row, for rows in the order of `groups`.
         groups: The groups of rows, such as those of one token.
         seed: The seed of the permutation, the same for all groups.
     """
-    row_numbers = torch.arange(len(documents))
-    numbers_by_size = groups.blocks(row_numbers)
-    documents_by_size = groups.blocks(documents.cpu())
+    rows_by_size = groups.split_by_size(torch.arange(len(documents)))
+    documents_by_size = groups.split_by_size(documents.cpu())
     orders = []
-    for numbers, owners in zip(numbers_by_size, documents_by_size, strict=True):  # (g, s) each
-        for numbers_of_group, owners_of_group in zip(numbers, owners, strict=True):
-            orders.append(numbers_of_group[permuted_rows(owners_of_group, seed)])
+    # For each size s of groups: the rows, and their documents, of its g groups, (g, s) each.
+    for rows, documents_of_rows in zip(rows_by_size, documents_by_size, strict=True):
+        for rows_of_group, documents_of_group in zip(rows, documents_of_rows, strict=True):
+            orders.append(rows_of_group[permuted_rows(documents_of_group, seed)])
     return torch.cat(orders)
 
 
 def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
-    """Return the first m rows of each document that has m rows, so that all are of equal length.
+    """Return the first m rows of each of the d documents that have as many, (d, m).
 
-    Of all m that leave d >= 8 documents, the one with the most rows d m is taken. Fewer than 8
-    documents all remain.
+    So all documents are of equal length, and exchangeable. m is chosen such that d ≥ 8 documents
+    remain, `FEWEST_GROUPS`, and as many rows d m as possible. Fewer than 8 documents all remain.
 
     Args:
         documents: The number of the document of each row.
     """
     _, labels, counts = documents.unique(return_inverse=True, return_counts=True)
 
-    # How many rows remain if the d longest documents are cut to the length of the shortest of
-    # them, for each d; 0 for a d that is too small.
+    # For each d, how many rows remain if the d longest documents are cut to the length of the
+    # shortest of them; 0 for a d that is too small.
     sizes = counts.sort(descending=True).values
     rows_remaining = torch.arange(1, len(sizes) + 1, device=sizes.device) * sizes
-    fewest = min(FEWEST_GROUPS, len(sizes))
-    rows_remaining[: fewest - 1] = 0
-    rows_per_document = int(sizes[rows_remaining.argmax()])
+    fewest_documents = min(FEWEST_GROUPS, len(sizes))
+    rows_remaining[: fewest_documents - 1] = 0
+    rows_per_document = int(sizes[rows_remaining.argmax()])  # m
 
     order = labels.argsort(stable=True)  # rows document by document
     first_row = counts.cumsum(0) - counts  # of each document in `order`
-    rank = torch.arange(len(order), device=order.device) - first_row[labels[order]]
+    row_in_document = torch.arange(len(order), device=order.device) - first_row[labels[order]]
     is_long_enough = counts[labels[order]] >= rows_per_document
-    rows: Tensor = order[is_long_enough & (rank < rows_per_document)]
+    rows: Tensor = order[is_long_enough & (row_in_document < rows_per_document)]
     return rows.view(-1, rows_per_document)

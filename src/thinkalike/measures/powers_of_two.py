@@ -13,8 +13,12 @@ def power_of_two_below(size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     return power.where(size > 0, 1.0)
 
 
-def size_of(features: Float[Tensor, "..."], over: tuple[int, ...] = ()) -> Float[Tensor, "*l"]:
-    """Return the greatest power of two up to the largest absolute value, or ½ if all are 0.
+def power_of_two_unit(
+    features: Float[Tensor, "..."], over: tuple[int, ...] = ()
+) -> Float[Tensor, "*l"]:
+    """Return the greatest power of two up to the largest absolute value, or ½ if all values are 0.
+
+    Dividing by it brings values into range without rounding.
 
     Args:
         features: The values.

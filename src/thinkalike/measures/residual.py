@@ -94,6 +94,7 @@ class ResidualStates:
         if is_compared is None:
             is_compared = torch.ones(len(words), dtype=torch.bool)
         self._position = positions[0]
+        # for each fold its rows that are compared, and which of them have the same word
         self._folds: list[tuple[Tensor, RowGroups]] = []
         for fold in range(FOLDS):
             rows = (is_compared & (folds == fold)).nonzero()[:, 0]
@@ -113,9 +114,10 @@ class ResidualStates:
 
     @takes_arrays
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return what is left of states, in the order of `rows`, in float64.
+        """Return what word, position and mixing leave of states, in the order of `rows`.
 
-        It is in units of the largest entry if there are covariates.
+        It is in float64; if there are covariates, in units of its largest entry before they are
+        regressed out.
         """
         residuals = self._without_means(states)
         if self._covariates is None:
@@ -123,33 +125,33 @@ class ResidualStates:
         return self._covariates.residuals(residuals)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return a predictor from what is left of these states.
+        """Return a ridge predictor from what word, position and mixing leave of these states.
 
-        It is to predict what is left of others, which `of` returns, on the same rows.
+        It predicts the same residuals of another layer, as `of` returns them.
         """
         return Predictor(self.of(states), self.documents)
 
     def plain_predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return the predictor from these states as they are, on the rows of `predictor`."""
+        """Return a ridge predictor from states as they are, on the rows that are compared."""
         return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return states less the means of their word and of its position within a fold.
+        """Return states less the mean of their word and the mean of their position.
 
-        The mean of a fold depends on no other fold, so that rows that are judged do not enter the
-        rows that maps are fitted on.
+        Means are over a fold of documents. Maps are later judged on one fold and fitted on the
+        others, and so no mean has states of both.
         """
-        folds = []
-        for rows, groups in self._folds:
-            folds.append(groups.without_means(states[rows], self._position[rows]))
-        return torch.cat(folds)
+        residuals = []
+        for rows, groups_of_words in self._folds:
+            residuals.append(groups_of_words.without_means(states[rows], self._position[rows]))
+        return torch.cat(residuals)
 
 
 def fewest_rows(width: int, covariates: int) -> int:
-    """Return how many rows must be compared before a number is given.
+    """Return how many rows of states residual R² needs.
 
     With fewer rows, a map does not find what one model predicts of the other, or the covariates
-    explain everything.
+    explain everything by overfitting.
 
     Args:
         width: The width of the wider model.
@@ -159,24 +161,27 @@ def fewest_rows(width: int, covariates: int) -> int:
 
 
 def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Return the leading `COMPONENTS_OF_BAG` principal components of centred states, or all d.
+    """Return each row's coordinates along the k leading principal directions of centred states.
 
-    They are scaled together so that the mean over rows of their sum of squares is 1; states that
-    are all 0 stay 0.
+    k is `COMPONENTS_OF_BAG`, or d for narrower states. All coordinates are divided by one number,
+    so that the mean over rows of Σ coordinate² is 1; states that are all 0 stay 0.
     """
+    # Eigenvalues rise, so that the last eigenvectors are the leading directions.
     directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS_OF_BAG:]
-    components: Tensor = states @ directions
-    size = components.norm() / len(components) ** 0.5
-    size = size.clamp(min=torch.finfo(components.dtype).tiny)
-    unit_components: Tensor = components / size
+    components: Tensor = states @ directions  # (n, k)
+    root_mean_square = components.norm() / len(components) ** 0.5
+    root_mean_square = root_mean_square.clamp(min=torch.finfo(components.dtype).tiny)
+    unit_components: Tensor = components / root_mean_square
     return unit_components
 
 
 def functions_of(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
-    """Return f = `POSITION_FUNCTIONS` functions of a position t from 0, in float64.
+    """Return f = `POSITION_FUNCTIONS` functions of each row's position t ≥ 0, in float64.
 
-    They are t, log (1 + t), 1 / (1 + t), 1 / √(1 + t), the indicators of the first positions, and
-    those of ranges of later ones. Each has standard deviation 1 over the rows, or is constant.
+    They are t, log (1 + t), 1 / (1 + t), 1 / √(1 + t), the indicators of the first
+    `FIRST_POSITIONS` positions, and those of ranges of later positions up to `LAST_POSITION`,
+    whose ends grow by a constant factor. Each is divided by its standard deviation over the rows,
+    unless it is constant.
     """
     t = position.double()
     smooth = [t, (1 + t).log(), 1 / (1 + t), (1 + t).rsqrt()]

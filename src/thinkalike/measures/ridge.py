@@ -28,9 +28,7 @@ FEWEST_FOLDS = 3
 
 
 def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return the fold, 0..`FOLDS` - 1, of each row.
-
-    The rows of one document are in one fold.
+    """Return the fold, 0..`FOLDS` - 1, of each row, such that no document is in two folds.
 
     Args:
         documents: The number of the document of each row, by `numbered_by_part`, so that folds
@@ -87,13 +85,14 @@ class HeldOut:
 
     @property
     def shares(self) -> Float[Tensor, " replicates"]:
-        """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, and then without each part.
+        """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, then without each part of them.
 
-        It is 0 for constant states.
+        It is 0 for constant states. There are no values without parts, only the first one, if the
+        documents are too few for an interval.
         """
         total_of_all = self.sums.sum(0)[None]
         totals = torch.cat([total_of_all, without_parts(self.sums, self.documents)])
-        residual, variation = totals.unbind(1)
+        residual, variation = totals.unbind(1)  # both sums of squares
         smallest = torch.finfo(variation.dtype).tiny
         return torch.where(variation > 0, 1 - residual / variation.clamp(min=smallest), 0.0)
 
@@ -120,6 +119,7 @@ class Predictor:
 
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
+        """Check the states and the documents, and decompose the states outside of each fold."""
         self.documents = documents.long()
         self.states = _of_unit_size(x)
         if len(self.documents) != len(x):
@@ -136,17 +136,18 @@ class Predictor:
         self._folds = [self._fold_states(fold) for fold in range(FOLDS)]
 
     def _fold_states(self, fold: int) -> _FoldStates:
-        """Return the mean, the basis and the products of the states, seen from one fold.
+        """Return what the maps for one fold need of the states that predict.
 
-        The mean and the basis are those of the rows outside of the fold, which fit its maps.
+        The mean and the basis are of the rows outside of the fold, on which its maps are fitted;
+        the states and the products are of the rows inside, expressed by these.
         """
         is_inside = (fold_of(self.documents) == fold).to(self.states.device)
         rows = is_inside.nonzero()[:, 0]
         outside = self.states[~is_inside]
         mean = outside.mean(0)
         basis = Basis.of((outside - mean).T @ (outside - mean))
-        inside = (self.states[rows] - mean) @ basis.vectors
-        return _FoldStates(rows, mean, basis, inside, inside.T @ inside)
+        inside = (self.states[rows] - mean) @ basis.vectors  # (k, d)
+        return _FoldStates(rows, mean, basis, states=inside, products=inside.T @ inside)
 
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
@@ -164,10 +165,10 @@ class Predictor:
 
     @takes_arrays
     def residuals(self, y: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
-        """Return y - ŷ, where each row is predicted by the map of the other folds' documents.
+        """Return what is left of y, y - ŷ, where a row is predicted from documents of other folds.
 
-        It is in float64 and in units of the largest entry of y less its mean, in the order of the
-        rows.
+        It is in float64, in the order of the rows. The unit is the largest absolute entry of y
+        less its mean.
 
         Raises:
             ValueError: y has another number of rows, or a state is not finite.
@@ -179,10 +180,10 @@ class Predictor:
         return residuals
 
     def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each fold its rows, y - ŷ (k, e) and y - ȳ (k, e) of these k rows.
+        """Yield for each fold its k rows, and of these y - ŷ, (k, e), and y - ȳ, (k, e).
 
-        ŷ and ȳ come from the rows outside of the fold, and the penalty from the gains on the other
-        folds.
+        The map to ŷ and the mean ȳ come from the rows outside of the fold. The ridge penalty is
+        the one whose maps predict the other folds best.
         """
         if len(y) != len(self.states):
             raise ValueError(
@@ -198,7 +199,10 @@ class Predictor:
             yield fold.rows, fit.targets - predicted, fit.targets
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
-        """Return what the rows outside of each fold say of y, fold by fold."""
+        """Return for each fold the products of x and y outside of it, and what each penalty gains.
+
+        A gain is how much better than the mean a map fitted outside predicts the rows inside.
+        """
         total = y.sum(0)
         products = self.states.T @ y  # over all rows, from which those of a fold are subtracted
         fits = []
@@ -220,25 +224,27 @@ class Predictor:
 
 
 def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicates"]:
-    """Return the held-out R² of the second states from the first, and in reverse.
+    """Return the held-out R² with which the first states predict the second, and in reverse.
 
-    The value of all documents comes first, then those without each part of the documents.
+    Entry [direction, 0] is that of all documents, the further ones are without each part of them.
     """
     return torch.stack([first.of(second.states).shares, second.of(first.states).shares])
 
 
 def bytes_of_predictor(rows: int, width: int) -> float:
-    """Return the bytes of a `Predictor`.
+    """Return how many bytes a `Predictor` takes, in float64.
 
-    These are its states, also in the bases of all folds, and two matrices for each fold.
+    It holds its states, the same in the bases of their folds, and two matrices for each fold.
     """
-    return 8.0 * (2 * rows * width + 2 * FOLDS * width**2)
+    states = 2 * rows * width
+    matrices = 2 * FOLDS * width**2
+    return 8.0 * (states + matrices)
 
 
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Return states less their mean, in float64 and units of their largest entry.
+    """Return states less their mean, divided by their largest absolute entry, in float64.
 
-    R² keeps its value, and squares stay within the range of float64. Constant states become 0.
+    This changes no R², and squares stay within the range of float64. Constant states become 0.
 
     Raises:
         ValueError: A state is not finite.
@@ -251,11 +257,11 @@ def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:
-    """Return values with 95 % intervals over documents, from their replicates without a part.
+    """Return held-out R² values with 95 % intervals over documents.
 
-    The jackknife leaves documents out of what is judged, and the maps stay. That these are of few
-    documents, too, makes the variance 1 + k / (k - 1) times that, with k folds (Nadeau & Bengio
-    2003, equation 8).
+    The jackknife leaves out documents on which maps are judged, but the maps stay the same. That
+    they were fitted on few documents, too, makes the variance 1 + k / (k - 1) times as large, with
+    k = `FOLDS` folds (Nadeau & Bengio 2003, equation 8).
 
     Args:
         shares: The value and then its replicates, in the last axis, as `HeldOut.shares`.

@@ -39,11 +39,11 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, products: Float[Tensor, "d d"], rows: int | None = None) -> Basis:
-        """Return the basis of products.
+        """Return the eigenvalues and eigenvectors of centred products.
 
         Args:
-            products: Σ (x - x̄)(x - x̄)'.
-            rows: How many rows were summed, which is the highest rank of the basis; None: d.
+            products: Σ (x - x̄)(x - x̄)' over some rows.
+            rows: How many rows these are: there are at most as many eigenvectors. None: all d.
         """
         values, vectors = torch.linalg.eigh(products)
         rank = min(rows or len(values), len(values))  # further eigenvalues are only rounding
@@ -51,9 +51,9 @@ class Basis(NamedTuple):
 
     @property
     def unit(self) -> Float[Tensor, ""]:
-        """The mean variance of the d states, times the number of rows; above 0.
+        """The unit of penalties: Σ ‖x - x̄‖² / d, the mean variance of d units times the rows.
 
-        Penalties are in this unit.
+        It is above 0 for constant states, too.
         """
         smallest = torch.finfo(self.values.dtype).tiny
         return (self.values.sum() / len(self.vectors)).clamp(min=smallest)
@@ -66,37 +66,42 @@ def gained(
     across: Float[Tensor, "d e"],
     products: Float[Tensor, "d d"],
 ) -> Float[Tensor, " p"]:
-    """Return Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted on, for the W of each penalty.
+    """Return how much the ridge map of each penalty predicts better than 0 on other rows.
+
+    For the map W of a penalty λ the gain is Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted
+    on. In the basis V of the eigenvectors of Σ x x' over the rows to fit on, with eigenvalues v,
+    W = (V' Σ x y')' diag(1 / (v + λ)) V'.
 
     Args:
-        values: The eigenvalues of Σ x x' over the rows to fit on. All else is in the basis V of
-            its eigenvectors.
-        penalties: The penalties.
+        values: The eigenvalues v.
+        penalties: The penalties λ.
         fitted: V' Σ x y' over the rows to fit on.
         across: V' Σ x y' over the other rows.
         products: V' Σ x x' V over the other rows.
     """
     shrinkage = 1 / (values + penalties[:, None])  # (p, d)
-    linear = (fitted * across).sum(1)
-    quadratic = (fitted @ fitted.T) * products
+    # With F = fitted, D = diag(shrinkage): 2 tr(F' D across) - tr(F' D products D F).
+    linear = (fitted * across).sum(1)  # (d,)
+    quadratic = (fitted @ fitted.T) * products  # (d, d)
     return 2 * shrinkage @ linear - ((shrinkage @ quadratic) * shrinkage).sum(1)
 
 
 def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-    """Return the penalty that predicts k parts of the documents best.
+    """Return the ridge penalty whose maps predict k held-out parts of the documents best.
 
-    It is ∞, which gives the map 0, where the best predicts better than the mean by less than
-    `FEWEST_STANDARD_ERRORS` over the parts.
+    It is ∞, which gives the map 0, unless the mean gain over the parts is above about one standard
+    error (`FEWEST_STANDARD_ERRORS`).
 
     Args:
-        gains: What the maps of each penalty gain on each part, see `gained`.
+        gains: How much better than the mean the map of each penalty predicts each part, as a
+            difference of sums of squares.
         penalties: The penalties.
     """
-    best = gains.sum(0).argmax(keepdim=True)
-    gain_of_parts = gains.index_select(1, best)[:, 0]
+    best = gains.sum(0).argmax(keepdim=True)  # the index of the best penalty
+    gain_of_parts = gains.index_select(1, best)[:, 0]  # (k,)
     least_gain = FEWEST_STANDARD_ERRORS * gain_of_parts.std() / len(gain_of_parts) ** 0.5
-    is_sure = gain_of_parts.mean() > least_gain
-    return torch.where(is_sure, penalties.index_select(0, best)[0], math.inf)
+    is_significant = gain_of_parts.mean() > least_gain
+    return torch.where(is_significant, penalties.index_select(0, best)[0], math.inf)
 
 
 class HalfBasis(NamedTuple):
@@ -113,11 +118,11 @@ class HalfBasis(NamedTuple):
 
 
 def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
-    """Return the basis of x in all rows, and those of the two halves of the documents.
+    """Return eigenvector bases of the states x: of all rows, and of each half of the documents.
 
     Args:
-        halves: The statistics of each half. The statistics of all rows alone are also accepted;
-            then no bases of halves are returned.
+        halves: The statistics of each half. A single entry, of all rows, is also accepted; then
+            no bases of halves are returned.
 
     Returns:
         The basis of all rows, and for each half its basis with the products of the other half.
@@ -128,6 +133,7 @@ def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
     if len(halves) > 1:
         for fitted_half, judging_half in zip(halves, reversed(halves), strict=True):
             basis = Basis.of(fitted_half.xx, fitted_half.n)
+            # the products of the judging half about the mean of the fitted half
             shift = judging_half.mean_x - fitted_half.mean_x
             about_fitted_mean = torch.addr(judging_half.xx, shift, shift, alpha=judging_half.n)
             products = about_fitted_mean / basis_of_all.unit

@@ -32,7 +32,7 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, x_to_y: PairStatistics) -> Unexplained:
-        """Return what both maps and their round trips leave unexplained of some rows.
+        """Return the shares of variance that φ, ψ, ψ ∘ φ and φ ∘ ψ leave unexplained in some rows.
 
         Args:
             x_to_y: The statistics of these rows, with x as the source and y as the target.
@@ -47,17 +47,17 @@ class BothDirections(NamedTuple):
 
 
 def _source_to_itself(statistics: PairStatistics) -> PairStatistics:
-    """Return the statistics of the pair of the source's site with itself."""
+    """Return the statistics with the source's states in place of the target's: y = x."""
     return statistics._replace(mean_y=statistics.mean_x, yy=statistics.xx, xy=statistics.xx)
 
 
 def both_directions(x_to_y: PairStatistics, ridge: float = RIDGE) -> BothDirections:
     """Return φ: x → y and ψ: y → x, by ridge regression with a bias.
 
-    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x -
-    x̄)(x - x̄)', so that a change of either side's scale changes nothing but that of W; ψ likewise
-    with x and y exchanged. ψ is not the inverse of φ: what φ does not explain of y shrinks both,
-    and the inverse would blow it up.
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖². λ is the ridge times the mean of the diagonal of
+    Σ(x - x̄)(x - x̄)', so that scaling x or y changes W by the same factors only. ψ is fitted
+    likewise with x and y exchanged. It is not the inverse of φ, which would blow up what φ does
+    not explain of y.
 
     Args:
         x_to_y: The statistics of the rows to fit on, as `Moments.of` a layer pair.
@@ -67,7 +67,7 @@ def both_directions(x_to_y: PairStatistics, ridge: float = RIDGE) -> BothDirecti
 
 
 def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
-    """Return the ridge map from the source's states to the target's, with a bias.
+    """Return the map W x + b from the source's states to the target's, by ridge regression.
 
     Args:
         statistics: The statistics of the rows to fit on.
@@ -79,6 +79,13 @@ def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     """Return the share of the target's variance that a map leaves unexplained.
 
+    It is Σ‖y - W x - b‖² / Σ‖y - ȳ‖². The first sum is that of the deviations from the means, plus
+    n times the squared distance of ȳ from W x̄ + b.
+
+    Args:
+        fit: The map x ↦ W x + b.
+        statistics: The means and centred products of the rows x and y.
+
     Raises:
         ValueError: The target's states do not vary.
     """
@@ -88,8 +95,8 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
             "a side whose states do not vary has no variance to explain: leave this pair out"
         )
     weight = fit.weight.to(total)
-    offset = statistics.mean_y - fit(statistics.mean_x)
-    linear = (weight * statistics.xy.T).sum()
-    quadratic = (weight @ statistics.xx * weight).sum()
+    offset = statistics.mean_y - fit(statistics.mean_x)  # ȳ - W x̄ - b
+    linear = (weight * statistics.xy.T).sum()  # Σ (y - ȳ)' W (x - x̄)
+    quadratic = (weight @ statistics.xx * weight).sum()  # Σ‖W (x - x̄)‖²
     about_means = total - 2 * linear + quadratic  # Σ‖(y - ȳ) - W (x - x̄)‖²
     return float((about_means + statistics.n * offset.square().sum()) / total)

@@ -36,8 +36,10 @@ def all_alike(
 ) -> Bool[Tensor, "*b"]:
     """Return whether rows differ from their mean by no more than rounding.
 
+    Rounding is relative to the norm of the mean, as it was subtracted from numbers of that size.
+
     Args:
-        spread: The squared distance of rows from their mean.
+        spread: The (mean) squared distance of rows from their mean.
         offset: The squared norm of that mean.
         dtype: The dtype of the rows.
     """
@@ -82,17 +84,17 @@ class RowGroups:
     def of(
         cls, tokens: Annotated[Int[Tensor, " n"], Within(fewest=1)], fewest: Count
     ) -> RowGroups:
-        """Group rows by their token.
+        """Return the groups of rows with the same token.
 
         Args:
             tokens: The token of each row.
-            fewest: A token of fewer rows makes no group.
+            fewest: The fewest rows that make a group; rows of rarer tokens are in no group.
 
         Raises:
             ValueError: No token has enough rows.
         """
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
-        sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
+        sizes, group_counts = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):
             raise ValueError(
                 f"no group or token has {fewest} of the {len(tokens)} rows, so nothing can be "
@@ -102,10 +104,10 @@ class RowGroups:
 
         # Sort rows by the size of their group and then by the group; the groups that are too small
         # come first and are dropped.
-        row_count = int((sizes * numbers).sum())  # of the groups that are large enough
+        row_count = int((sizes * group_counts).sum())  # of the groups that are large enough
         sort_key = counts[labels] * len(counts) + labels
         order = sort_key.argsort(stable=True)[len(tokens) - row_count :]
-        shapes = list(zip(numbers.tolist(), sizes.tolist(), strict=True))
+        shapes = list(zip(group_counts.tolist(), sizes.tolist(), strict=True))
         return cls(order, shapes, len(tokens))
 
     @classmethod
@@ -113,8 +115,14 @@ class RowGroups:
         """Return a single group of all n rows."""
         return cls(torch.arange(n, device=device), [(1, n)], n)
 
-    def blocks(self, rows: Shaped[Tensor, " kept *d"]) -> Iterator[Shaped[Tensor, "g s *d"]]:
-        """Yield views of rows that stand in `order`: for each size s, its g groups."""
+    def split_by_size(
+        self, rows: Shaped[Tensor, " kept *d"]
+    ) -> Iterator[Shaped[Tensor, "g s *d"]]:
+        """Yield for each size s of groups the rows of its g groups, as a view (g, s, *d).
+
+        Args:
+            rows: A value for each row that is in a group, in the order of the groups, `order`.
+        """
         start = 0
         for count, size in self.shapes:
             stop = start + count * size
@@ -127,27 +135,32 @@ class RowGroups:
         positions: Int[Tensor, " n"] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Float[Tensor, "kept d"]:
-        """Return the rows in `order`, less the mean of their group and of their position.
+        """Return the rows less the mean of their group, and less the effect of their position.
 
-        With positions these are the residuals of least squares on the indicators of both. They are
-        computed by Frisch-Waugh-Lovell: what the groups leave of the positions' indicators
-        explains part of what the groups leave of the rows, and is subtracted. What remains of a
-        row may be nothing but rounding, as where the token decides the state; such a row is set to
-        0.
+        With positions these are the residuals of a least-squares regression on the indicators of
+        groups and of positions. By the theorem of Frisch, Waugh and Lovell, the means of groups
+        are first subtracted from rows and from the indicators of positions, and then the former
+        are regressed on the latter. Where nothing but rounding remains of a row, as where the
+        token alone decides the state, it is set to 0.
 
         Args:
             rows: The rows of the batch.
             positions: The position of each row; None: only the means of groups are subtracted.
             dtype: The dtype of the result.
+
+        Returns:
+            The residuals of the rows that are in a group, in the order of the groups.
         """
         ordered_rows = rows[self.order].to(dtype)
         residuals = self._centre(ordered_rows.clone())
         if positions is not None:
             effects = self._effects_of(positions)
             width = residuals.shape[1]
+            # Z' residuals, with Z the indicators of positions less their means within groups: as
+            # residuals have mean 0 in each group, these means do not matter.
             sums = residuals.new_zeros(len(effects.inverse), width)
             sums.index_add_(0, effects.indices, residuals)
-            coefficients = (effects.inverse @ sums.double()).to(dtype)  # (p, d)
+            coefficients = (effects.inverse @ sums.double()).to(dtype)  # (p, d), of positions
             residuals = self._centre(residuals.sub_(coefficients[effects.indices]))
 
         spread = residuals.square().sum(1, keepdim=True)
@@ -159,24 +172,31 @@ class RowGroups:
         return residuals.masked_fill_(all_alike(spread, offset, precision), 0)
 
     def _effects_of(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
-        """Return what `without_means` needs to know of these positions.
+        """Return what a regression of rows on the indicators of their positions needs.
 
-        It is computed once for the same tensor object, which is compared by identity.
+        Z'Z of the indicators Z, less their means within groups, is Σ_g (diag(n_g) - n_g n_g' / s)
+        with n_g how often each position occurs in group g of s rows. The last result is kept for
+        the next layer: it is returned again if `positions` is the same tensor object.
+
+        Args:
+            positions: The position of each row of the batch.
         """
         if self._last_effects and self._last_effects[0].positions is positions:
             return self._last_effects[0]
         _, indices = positions[self.order].unique(return_inverse=True)
         position_count = int(indices.max()) + 1
-        size_of_group = [size for count, size in self.shapes for _ in range(count)]
-        sizes = torch.tensor(size_of_group, device=indices.device)
-        groups = torch.arange(len(sizes), device=indices.device).repeat_interleave(sizes)
+        sizes_of_groups = []
+        for count, size in self.shapes:
+            sizes_of_groups += [size] * count
+        sizes = torch.tensor(sizes_of_groups, device=indices.device)
+        group_of_row = torch.arange(len(sizes), device=indices.device).repeat_interleave(sizes)
 
         # how often each group has each position, (groups, p)
         counts = torch.zeros(
             len(sizes), position_count, dtype=torch.float64, device=indices.device
         )
-        counts.index_put_((groups, indices), counts.new_ones(()), accumulate=True)
-        products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])
+        counts.index_put_((group_of_row, indices), counts.new_ones(()), accumulate=True)
+        products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])  # Z'Z
         inverse = torch.linalg.pinv(products, rtol=EIGENVALUE_ROUNDING, hermitian=True)
         effects = _PositionEffects(positions, indices, inverse)
         self._last_effects[:] = [effects]
@@ -184,6 +204,6 @@ class RowGroups:
 
     def _centre(self, rows: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
         """Subtract the mean of each group from rows that stand in `order`, in place."""
-        for block in self.blocks(rows):
+        for block in self.split_by_size(rows):
             block -= block.mean(1, keepdim=True)
         return rows

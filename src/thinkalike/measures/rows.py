@@ -68,9 +68,9 @@ def rows_of(
 
 
 def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
-    """Return the flat indices of the tokens that count, in rising order.
+    """Return the flat indices of the tokens that count, at which a mask is True, in rising order.
 
-    With a boolean index in place of these, the host would wait for a GPU at every layer.
+    They are computed once for all layers: to index by a mask waits for a GPU each time.
 
     Raises:
         ValueError: The mask does not hold True and False.
@@ -89,9 +89,9 @@ def labels_of_rows(
     states: Shaped[Tensor, " ..."],
     name: str,
 ) -> Int[Tensor, " n"]:
-    """Return the label, such as its token, of each row that a mask leaves of a batch of states.
+    """Return the label of each token that counts, such as its id or document, as flat rows.
 
-    Each token is a row; the labels are on the device of the states.
+    They are in the order of the rows that `rows_of` returns, and on the device of the states.
 
     Args:
         labels: A label for each token, of the states' shape without the width.

@@ -44,7 +44,8 @@ def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
     then cover 84 % (`benchmarks/unequal_coverage.py`).
 
     Args:
-        worth: How many documents of equal length they are worth, see `effective_number`.
+        worth: How many documents of equal length the documents are worth, which is fewer than
+            there are if lengths differ; see `effective_number`.
         fewest: How many they must be worth, up to rounding.
     """
     return worth >= fewest * (1 - RELATIVE_ROUNDING)
@@ -53,12 +54,12 @@ def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
 def why_no_interval(
     worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS
 ) -> str:
-    """Return why documents have no interval, as a message for users.
+    """Return a message for users that documents are too few for an interval.
 
     Args:
-        worth: How many documents of equal length they are worth.
-        count: How many there are.
-        unit: What the message calls them.
+        worth: How many documents of equal length they are worth, the effective sample size.
+        count: How many documents there are.
+        unit: What the message calls the documents.
         fewest: How many they must be worth.
     """
     return (

@@ -30,11 +30,16 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return rows less their mean, in float64, in units of their typical norm.
+    """Return rows less their mean, in float64, divided by their typical norm.
+
+    Args:
+        features: The rows.
+        name: What errors call the layer.
 
     Raises:
-        ValueError: A value is not finite, or all rows are the same; `name` is the layer's name.
+        ValueError: A value is not finite, or all rows are the same.
     """
+    # They are about a typical point, which is not exactly the mean.
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 
@@ -56,10 +61,13 @@ class Procrustes(LayerMeasure[Tensor]):
     in_benchmarks = True
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
-        """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions."""
+        """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions.
+
+        With gradients, all d dimensions remain.
+        """
         rows = centred_rows(layer, name)
-        # A rotation of the rows changes no singular value of X'Y. Gradients go through the rows.
         if rows.shape[1] > len(rows) and not rows.requires_grad:
+            # X = R'Q' with orthonormal columns of Q: R' has the same singular values of X'Y.
             rows = torch.linalg.qr(rows.T).R.T
         norm: Tensor = rows.norm()
         return rows / norm
@@ -67,6 +75,6 @@ class Procrustes(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
-        """Return the angle between two prepared layers: arccos of the nuclear norm of X' Y."""
+        """Return arccos of the nuclear norm of X' Y, the angle between prepared layers X and Y."""
         singular_values: Tensor = torch.linalg.svdvals(first.T @ second)
         return singular_values.sum().clamp(max=1).arccos()

@@ -33,10 +33,12 @@ class ShiftEstimate(LayerPairEstimate):
 
 
 def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
-    """Return the means of four values of each of l layers.
+    """Return the means of four quantities over the tokens, for each of l layers.
+
+    They are ‖x - y‖ / ‖x‖, the cosine of x and y, ‖x‖ and ‖y‖.
 
     Args:
-        sums: The sums over tokens of the four values, and as the last entry how many tokens.
+        sums: The sums of these four over the tokens, and as the last entry the number of tokens.
     """
     return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
 
@@ -58,6 +60,8 @@ class LayerShifts(Accumulator):
     def gather(self, batch: Batch) -> None:
         """Add a batch: sums of distances, cosines, norms and counts by part of the documents.
 
+        The jackknife later leaves out one of these parts, number % 10 of a document, at a time.
+
         Raises:
             ValueError: The batch has other layers than announced, states of a layer differ in
                 shape, or documents do not fit.
@@ -65,8 +69,8 @@ class LayerShifts(Accumulator):
         source, target = batch.states
         self.check(source, target, batch.groups)
         assert batch.documents is not None
-        owners = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
-        part_of_row = owners.long() % JACKKNIFE_PARTS
+        document_of_row = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
+        part_of_row = document_of_row.long() % JACKKNIFE_PARTS
         is_in_part = torch.nn.functional.one_hot(part_of_row, JACKKNIFE_PARTS)
         part_indicators = is_in_part.double().T  # (parts, n)
 
@@ -85,8 +89,8 @@ class LayerShifts(Accumulator):
             y_norm = torch.linalg.vector_norm(y, dim=1)
             count = torch.ones_like(distance)
             values = torch.stack([distance, cosine, x_norm, y_norm, count], 1)  # (n, 5)
-            sums.append(part_indicators @ values)
-        self.add(batch.number, owners, sums=torch.stack(sums, 1))
+            sums.append(part_indicators @ values)  # (parts, 5)
+        self.add(batch.number, document_of_row, sums=torch.stack(sums, 1))
 
     def compute(self) -> ShiftEstimate:
         """Return the means over all batches so far, with intervals.

@@ -50,12 +50,13 @@ class SVCCA(LayerMeasure[Tensor]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n r"]:
-        """Return the left singular vectors of the largest singular values, in float64.
+        """Return the leading left singular vectors of the centred rows, in float64.
 
-        They are as many as hold the share `kept` of the variance, but none that is only rounding.
+        They are the r that together hold the share `kept` of the variance, or fewer if some of
+        these singular values are only rounding.
         """
         rows = centred_rows(layer, name)
-        # The smaller of the two Gram matrices has the same eigenvalues but for zeros.
+        # Both Gram matrices have the same eigenvalues but for zeros, and the smaller one is taken.
         is_wide = rows.shape[1] >= len(rows)
         if is_wide:
             gram = rows @ rows.T
@@ -72,16 +73,19 @@ class SVCCA(LayerMeasure[Tensor]):
         count_of_share = int((shares < self.kept).sum()) + 1
         count_above_rounding = int((values > rounding * values[0]).sum())
         count = min(count_of_share, count_above_rounding)
-        top: Tensor = vectors[:, :count]
+        leading: Tensor = vectors[:, :count]
         if is_wide:
-            return top
-        # From right singular vectors V to left ones: U = X V / σ.
-        left_vectors: Tensor = rows @ top / values[:count].sqrt()
+            return leading  # eigenvectors of X X' are left singular vectors
+        # Eigenvectors V of X' X are right singular vectors, and left ones are U = X V / σ.
+        left_vectors: Tensor = rows @ leading / values[:count].sqrt()
         return left_vectors
 
     def compare(
         self, first: Float[Tensor, "n r"], second: Float[Tensor, "n s"]
     ) -> Float[Tensor, ""]:
-        """Return the mean canonical correlation of two sets of orthonormal components."""
+        """Return the mean canonical correlation of two layers, given as orthonormal columns.
+
+        The correlations are the singular values of first' second; there are min(r, s) of them.
+        """
         cosines: Tensor = torch.linalg.svdvals(first.T @ second)
         return cosines.mean()

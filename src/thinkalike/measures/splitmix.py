@@ -13,7 +13,10 @@ SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 
 
 def splitmix(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-    """Return the finaliser of splitmix64, in which every bit depends on all bits of a code."""
+    """Return a hash of each 64-bit code, whose bits all depend on all bits of the code.
+
+    It is the finaliser of splitmix64.
+    """
     codes = (codes ^ shift_right(codes, 30)) * FIRST_FACTOR
     codes = (codes ^ shift_right(codes, 27)) * SECOND_FACTOR
     return codes ^ shift_right(codes, 31)

@@ -30,10 +30,14 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
 
 
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
-    """Return the P ≥ 0 of largest Σ P likeness whose rows sum to 1/d and columns to 1/e.
+    """Return how d units are matched with e units in shares: the P ≥ 0 of greatest Σᵢⱼ Pᵢⱼ sᵢⱼ.
 
-    Where widths have a common multiple of at most `MOST_COPIES`, it is an assignment of copies of
-    units; else a linear program finds it, which takes minutes for some hundred units.
+    Its rows sum to 1/d and its columns to 1/e, so that for d = e it is a permutation over d. If d
+    and e have a common multiple of at most `MOST_COPIES`, copies of units are assigned to each
+    other; else a linear program finds P, which takes minutes for some hundred units.
+
+    Args:
+        likeness: s, how similar each of d units is to each of e units.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -41,7 +45,7 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     size = math.lcm(d, e)
     scores = likeness.detach().cpu().numpy()
     if size > MOST_COPIES:
-        return torch.from_numpy(_transported(scores)).to(likeness.device)
+        return torch.from_numpy(_plan_by_linear_program(scores)).to(likeness.device)
     # A square of copies of units: size // d of each row, and size // e of each column.
     copies = scores.repeat(size // d, 0).repeat(size // e, 1)
     rows, columns = linear_sum_assignment(copies, maximize=True)
@@ -50,10 +54,8 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     return torch.from_numpy(plan).to(likeness.device)
 
 
-def _transported(scores: np.ndarray) -> np.ndarray:
-    """Return the transport plan of the greatest total score, by linear programming.
-
-    Its rows sum to 1/d and its columns to 1/e.
+def _plan_by_linear_program(scores: np.ndarray) -> np.ndarray:
+    """Return the P ≥ 0 of greatest Σ P scores whose rows sum to 1/d and columns to 1/e.
 
     Args:
         scores: The score of each of d units with each of e units, (d, e).
@@ -87,7 +89,10 @@ class SoftMatching(LayerMeasure[Tensor]):
     in_benchmarks = True
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-        """Return centred units of norm 1, and 0 of those that do not vary."""
+        """Return the values of each unit, a column, centred and of norm 1.
+
+        A unit that does not vary, up to rounding, becomes 0.
+        """
         rows = centred_rows(layer, name)
         norms = torch.linalg.vector_norm(rows, dim=0)
         varies = norms > CONSTANT_NORM_SHARE * norms.max()
@@ -96,6 +101,6 @@ class SoftMatching(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
-        """Return the mean correlation of units under the best transport plan."""
+        """Return the mean correlation of the units of two layers, matched as well as possible."""
         correlations = first.T @ second
         return (transport_plan(correlations) * correlations).sum()

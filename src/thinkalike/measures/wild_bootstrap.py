@@ -67,13 +67,22 @@ def signed_similarities(
 def _scales_of_signed_sums(
     is_between: Float[Tensor, "g s s"], permutations: int
 ) -> Float[Tensor, "g a"]:
-    """Return the factors that restore the variance of signed sums; the first, without signs, is 1.
+    """Return the factors by which the signed sums of each group are multiplied.
 
-    U-centring n documents takes the share 2 / (n - 1) of that variance.
+    Centring takes a share 2 / (n - 1) of their variance in a group of n documents, and the factor
+    √((n - 1) / (n - 3)) restores it. It is 1 for n ≤ 3, and for the sum without random signs,
+    which comes first.
+
+    Args:
+        is_between: 1 for two rows of different documents, else 0, for g groups of s rows.
+        permutations: How often signs are drawn.
+
+    Returns:
+        The factors, (g, a) with a = 1 + permutations.
     """
     group_count, size, _ = is_between.shape
-    rows_of_same_document = size - is_between.sum(2)
-    document_count = (1 / rows_of_same_document).sum(1).round()[:, None]  # (g, 1)
+    rows_of_same_document = size - is_between.sum(2)  # for each row
+    document_count = (1 / rows_of_same_document).sum(1).round()[:, None]  # n, (g, 1)
     scales = torch.ones(
         group_count, permutations + 1, dtype=torch.float64, device=is_between.device
     )
@@ -87,7 +96,10 @@ def _without_row_effects(
     is_between: Float[Tensor, "g s s"],
     solution: Float[Tensor, "g s s"],
 ) -> Float[Tensor, "g s s"]:
-    """Return the similarities of rows of different documents, less the effects of both rows.
+    """Return the similarities K_ij of rows of different documents, less the effects a_i + a_j.
+
+    The effect of a row is such that its similarities with all rows of other documents sum to 0
+    afterwards. Similarities within a document are set to 0.
 
     Args:
         similarity: The similarity of every two rows of a group.
@@ -95,5 +107,5 @@ def _without_row_effects(
         solution: The pseudo-inverse of the system of equations for the effects.
     """
     between = similarity * is_between
-    effects = (solution @ between.sum(2, keepdim=True))[..., 0]
+    effects = (solution @ between.sum(2, keepdim=True))[..., 0]  # a, (g, s)
     return between - is_between * (effects[:, :, None] + effects[:, None, :])

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.evaluation.changes import BatchStates, perturbed
-from thinkalike.evaluation.forks import fork, part_moves, rate_for
+from thinkalike.evaluation.forks import fork, learning_rate_for_norm, part_moves
 from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
@@ -67,7 +67,7 @@ def null_models(
         return NullModels(open_by_kind, parts[0].layer)
 
     norm_of_change, _ = norms(base, changed)
-    rate = rate_for(base, text, norm_of_change, measure.steps)
+    rate = learning_rate_for_norm(base, text, norm_of_change, measure.steps)
 
     def open_fork(seed: int) -> AbstractContextManager[FrozenModel]:
         """Train a fork whose number is its seed; it needs no undoing."""
@@ -120,5 +120,5 @@ def run_null(
             if model is not observed.base:
                 parts = observed.parts_compared_with_forks
                 moves = part_moves(observed.base, model, parts)
-                null.moves.append([(move.weights, move.largest) for move in moves])
+                null.moves.append([(move.weights, move.log_singular_value) for move in moves])
         work.keep("null", dict(vars(null)))

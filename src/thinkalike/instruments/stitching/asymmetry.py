@@ -13,7 +13,7 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.columns import interval_columns
 from thinkalike.evaluation.document_sums import DocumentSums
 from thinkalike.evaluation.forward import states_of_both
-from thinkalike.evaluation.moments import rows_of_moments
+from thinkalike.evaluation.moments import batch_rows_of_moments
 from thinkalike.instruments.stitching.direction import Direction
 from thinkalike.instruments.stitching.table import (
     BITS_PER_NAT,
@@ -107,7 +107,7 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
         phi = _affine_map(onward.weights, number, device)
         phi_back = _affine_map(back.weights, number, device)
         maps.append((phi, phi_back))
-    batch_rows = rows_of_moments(
+    batch_rows = batch_rows_of_moments(
         setting.source, setting.target, setting.layer_pairs, rows, setting.budget
     )
     sums = residual_sums(

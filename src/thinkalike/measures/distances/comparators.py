@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Within, check_choice, refuse_nan, shown
 from thinkalike.measures.distances.ranks import levels_of, ranks_of_levels
-from thinkalike.measures.powers_of_two import size_of
+from thinkalike.measures.powers_of_two import power_of_two_unit
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANK_COMPARATORS = ("spearman", "tau_a")
@@ -91,10 +91,12 @@ def compare(
 
 
 def _check_counts(counts: Float[Tensor, "r _"], stimuli: int) -> None:
-    """Raise a ValueError unless counts are whole numbers, and each resample has two stimuli.
+    """Raise a ValueError unless `counts` says how often each stimulus is drawn in each resample.
+
+    Counts must be whole numbers for all stimuli, and a resample needs two different stimuli.
 
     Args:
-        counts: How often each stimulus is drawn in each of r resamples.
+        counts: One row for each of r resamples.
         stimuli: How many stimuli there are.
     """
     if counts.shape[1] != stimuli or (counts != counts.round()).any():
@@ -111,14 +113,15 @@ def _check_counts(counts: Float[Tensor, "r _"], stimuli: int) -> None:
 def _unit_vectors(
     vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]
 ) -> Float[Tensor, "k q"]:
-    """Return vectors of norm 1 whose products are the comparator's values.
+    """Return vectors of norm 1 whose inner products are the similarities by a comparator.
 
-    They are NaN for constant (or zero) vectors.
+    For Spearman's ρ, for instance, they are centred ranks. A vector that is constant, or zero
+    under cosines, becomes NaN.
 
     Args:
-        vectors: k vectors of distances, or their levels for a comparator of ranks.
+        vectors: k vectors of p distances; for a comparator of ranks, the levels of the distances.
         comparator: Any comparator but tau_a.
-        counts: How often each stimulus is drawn.
+        counts: How often each of the n stimuli is drawn in a resample.
     """
     weights = pair_counts(counts)
     if comparator in CENTRED_COMPARATORS:
@@ -135,14 +138,14 @@ def _unit_vectors(
 
 
 def stimuli_of(pairs: int, name: str = "vectors") -> int:
-    """Return the n ≥ 3 of n (n - 1) / 2 pairs.
+    """Return the number n of stimuli that have this many pairs, n (n - 1) / 2.
 
     Args:
-        pairs: How many pairs there are.
+        pairs: How many pairs, and so distances, there are.
         name: What an error calls the distances.
 
     Raises:
-        ValueError: No n has so many pairs.
+        ValueError: No n ≥ 3 has so many pairs.
     """
     n = (1 + isqrt(1 + 8 * pairs)) // 2
     if n * (n - 1) // 2 != pairs or n < 3:
@@ -166,16 +169,16 @@ def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
 def comparable(
     vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
-    """Return vectors of distances as `compare` needs them, checked.
+    """Return vectors of distances in the form that `compare` needs, after checks.
 
-    They are in float64, each divided by a power of two near its size; or for comparators of ranks
-    levels: whole numbers in the order of the distances, equal for distances that rounding alone
-    has taken apart.
+    For comparators of ranks these are levels: whole numbers in the order of the distances, equal
+    for distances that differ by rounding alone. For other comparators these are the distances in
+    float64, each vector divided by a power of two near its size.
 
     Args:
         vectors: Squared distances.
         comparator: How they will be compared.
-        names: What errors call the vectors; empty: "layer" and their number.
+        names: What errors call each vector; empty: "layer 0" and so on.
 
     Raises:
         ValueError: A vector cannot be compared, see `compare`.
@@ -196,14 +199,19 @@ def comparable(
         if comparator in RANK_COMPARATORS:
             prepared.append(levels_of(vector, TIE_TOLERANCE))
         else:
-            prepared.append(vector / size_of(vector))
+            prepared.append(vector / power_of_two_unit(vector))
     return torch.stack(prepared)
 
 
 def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) -> None:
-    """Raise a ValueError if distances are not finite, or constant (zero, under cosines).
+    """Raise a ValueError if a comparator cannot use a vector of distances.
 
-    `name` is what the error calls their layer.
+    Distances must be finite. They must not be constant up to rounding, or, for cosines, all 0.
+
+    Args:
+        vector: The distances.
+        comparator: How they will be compared.
+        name: What the error calls their layer.
     """
     if not vector.isfinite().all():
         raise ValueError(f"the distances of {name} are not finite")
@@ -218,9 +226,10 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
-    """Return v √w / ‖v √w‖ for each vector v and the weights w.
+    """Return v √w / ‖v √w‖ for each of k vectors v and the weights w of the entries.
 
-    The inner product of two results is their cosine under the weights. A zero vector gives NaN.
+    The inner product of two results is the weighted cosine of their vectors. A zero vector becomes
+    NaN.
     """
     weighted = vectors * weights.sqrt()
     norms: Tensor = weighted.norm(dim=1, keepdim=True)
@@ -228,44 +237,49 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 
 
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
-    """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as unit vectors.
+    """Return double-centred distances, flattened and of norm 1, for stimuli drawn several times.
 
-    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli: this is double
-    centring where all counts are 1. Stimuli that are not drawn are left out.
+    For distances D they are G = -½ D + a 1ᵀ + 1 aᵀ with the vector a that minimises Σ W G²
+    elementwise, where W_ij = c_i c_j counts the copies of each pair, and W_ii = c_i those of each
+    stimulus. If all counts c are 1, this is -½ H D H with H = 1 - 11ᵀ/n. Inner products of the
+    results are cosines under the weights W. Stimuli that are not drawn are left out.
 
     Args:
-        vectors: Squared distances D of all pairs of n stimuli.
+        vectors: Squared distances D of all pairs of n stimuli, k times.
         counts: How often each stimulus is drawn, c.
     """
     n = len(counts)
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
-    square = vectors.new_zeros(len(vectors), n, n)
-    square[:, rows, columns] = -vectors / 2
-    square[:, columns, rows] = square[:, rows, columns]
+    half_distances = vectors.new_zeros(len(vectors), n, n)  # -½ D
+    half_distances[:, rows, columns] = -vectors / 2
+    half_distances[:, columns, rows] = half_distances[:, rows, columns]
     drawn = counts.nonzero()[:, 0]
-    square = square[:, drawn][:, :, drawn]
+    half_distances = half_distances[:, drawn][:, :, drawn]
     drawn_counts = counts[drawn]
     weights = drawn_counts[:, None] * drawn_counts
     weights.diagonal().copy_(drawn_counts)
 
     # the normal equations for a
     system = weights + weights.sum(1).diag()
-    shift = torch.linalg.solve(system, -(weights * square).sum(2).T).T  # (k, n)
-    gram = square + shift[:, :, None] + shift[:, None]
-    return _normed(gram.flatten(1), weights.flatten())
+    a = torch.linalg.solve(system, -(weights * half_distances).sum(2).T).T  # (k, drawn)
+    centred = half_distances + a[:, :, None] + a[:, None]
+    return _normed(centred.flatten(1), weights.flatten())
 
 
 def _tau_a(
     x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]
 ) -> Float[Tensor, "a b"]:
-    """Return Kendall's τ_a, where a tied pair counts, so that a model gains nothing by ties.
+    """Return Kendall's τ_a of each vector of x with each of y.
 
-    It comes from τ_b, which leaves tied pairs out, times the roots of the shares of pairs that are
-    not tied in x and in y.
+    Its denominator counts tied pairs of distances, so that a model gains nothing by ties. It is
+    SciPy's τ_b, which leaves them out, times √(share not tied in x) √(share not tied in y).
 
     Args:
-        x, y: The levels of distances.
-        weights: How many copies there are of each pair of stimuli.
+        x, y: The levels of the p distances in each vector: whole numbers in their order.
+        weights: How many copies there are of each pair of stimuli in a resample.
+
+    Raises:
+        ValueError: There are more than `MOST_COPIES` copies of pairs.
     """
     from scipy.stats import kendalltau  # the import takes half a second
 
@@ -288,14 +302,14 @@ def _tau_a(
 
 
 def _root_untied(levels: np.ndarray) -> float:
-    """Return the root of the share of pairs of values that are not tied, in [0, 1].
+    """Return √(the share of all pairs of values whose two values are not tied), in [0, 1].
 
     Args:
         levels: Whole numbers from 0, equal for tied values.
     """
-    counts = np.bincount(levels).astype(float)
-    tied = (counts * (counts - 1)).sum()
-    tied_share: float = float(tied) / (len(levels) * (len(levels) - 1))
+    counts = np.bincount(levels).astype(float)  # of the values of each level
+    ordered_tied_pairs = (counts * (counts - 1)).sum()
+    tied_share: float = float(ordered_tied_pairs) / (len(levels) * (len(levels) - 1))
     return sqrt(1 - tied_share)
 
 
@@ -331,10 +345,14 @@ def weighted_tau(
 
 
 def _checked_profiles(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
-    """Return profiles as an array of float64.
+    """Return profiles, the importances of features in each layer, as an array of float64.
+
+    Args:
+        profiles: One profile for each of l layers.
+        name: What errors call the argument.
 
     Raises:
-        ValueError: A profile is constant or holds NaN; `name` is the argument that it names.
+        ValueError: A profile is constant or holds NaN.
     """
     refuse_nan(profiles, name)
     is_constant = (profiles == profiles[:, :1]).all(1)

@@ -64,18 +64,20 @@ def crossnobis(
     distances = ((distances + distances.T) / 2).fill_diagonal_(0)
     if noise != "none":
         return distances
-    return _products_in_units(distances, units[0], units[0], "runs")
+    return _unscaled_products(distances, units[0], units[0], "runs")
 
 
 def _whitened_runs(
     runs: Float[Tensor, "m n d"], size: Float[Tensor, " d"], noise: str
 ) -> Float[Tensor, "m n d"]:
-    """Return runs in which the noise of units is independent and of variance 1.
+    """Return the runs after a linear map that makes the noise of units independent, of variance 1.
+
+    With noise="diagonal" each unit is only divided by its standard deviation.
 
     Args:
         runs: The states of the stimuli, less the mean of each unit.
         size: The mean square of each unit before the mean was subtracted.
-        noise: "shrinkage" or "diagonal".
+        noise: How the covariance Σ of the noise is estimated: "shrinkage" or "diagonal".
 
     Raises:
         ValueError: A unit is the same in all runs, up to rounding.
@@ -92,9 +94,9 @@ def _whitened_runs(
     covariance = noise_covariance(residuals.reshape(m * n, d), n * (m - 1))
     if noise == "diagonal":
         return runs / covariance.diagonal().sqrt()
-    factor = torch.linalg.cholesky(covariance)
+    factor = torch.linalg.cholesky(covariance)  # L with L Lᵀ = Σ
     flat = runs.reshape(m * n, d)
-    whitened: Tensor = torch.linalg.solve_triangular(factor, flat.T, upper=False)
+    whitened: Tensor = torch.linalg.solve_triangular(factor, flat.T, upper=False)  # L⁻¹ x
     return whitened.T.reshape(m, n, d)
 
 
@@ -141,29 +143,30 @@ def noise_covariance(
         variances_of_r = (squares - r.square())[is_off_diagonal].sum()
         shrinkage = (k / freedom**2 * variances_of_r / squared_correlations).clamp(0, 1)
     shrunk = torch.where(is_off_diagonal, covariance * (1 - shrinkage), covariance)
-    return _products_in_units(shrunk, units[:, None], units, "residuals")
+    return _unscaled_products(shrunk, units[:, None], units, "residuals")
 
 
-def _products_in_units(
-    scaled: Float[Tensor, "n n"],
+def _unscaled_products(
+    products: Float[Tensor, "n n"],
     row_units: Float[Tensor, "*#n"],
     column_units: Float[Tensor, "*#n"],
     name: str,
 ) -> Float[Tensor, "n n"]:
-    """Return products of scaled numbers in the units of both factors.
+    """Return products of numbers that were divided by a power of two, multiplied by these again.
 
     Args:
-        scaled: The products of numbers that were divided by their units.
-        row_units: The unit of the first factor, for each row or for all.
-        column_units: The unit of the second factor, for each column or for all.
+        products: The products (i, j) of numbers i and j, each of them divided by its power of two,
+            the unit.
+        row_units: The unit of number i for each row, or one for all.
+        column_units: The unit of number j for each column, or one for all.
         name: What the error calls the numbers.
 
     Raises:
-        ValueError: The products, or sums of their squares, leave the range of float64.
+        ValueError: The results, or sums of their squares, leave the range of float64.
     """
-    values = scaled * row_units * column_units
+    values = products * row_units * column_units
     largest = float(values.abs().max())
-    is_too_small = largest < LEAST_SIZE**2 and bool(scaled.any())
+    is_too_small = largest < LEAST_SIZE**2 and bool(products.any())
     if largest < GREATEST_SIZE**2 and not is_too_small:
         return values
     size = float(row_units.max())

@@ -157,9 +157,9 @@ class NeuralDistances:
         return len(self.states)
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
-        """Return the distances of some of the stimuli."""
+        """Return the distances among the stimuli with these indices, in this order."""
         states = self.states[index]
-        if self.distance == GIVEN_DISTANCES:
+        if self.distance == GIVEN_DISTANCES:  # `states` is the matrix of distances itself
             states = states[:, index]
         error = None if self.error is None else self.error[index]
         return NeuralDistances(states, self.distance, self.is_integral, error)
@@ -171,8 +171,9 @@ class NeuralDistances:
 
         Args:
             rows, columns: The stimuli of either set, as indices or a slice.
-            out: Where Euclidean distances are written, if the columns begin with the rows; those
-                of stimuli from themselves are then infinite. It is not used for other distances.
+            out: If given, the columns must begin with the stimuli of the rows. Euclidean distances
+                are then written into it, with ∞ for the distance of a stimulus from itself. Other
+                distances do not use it.
         """
         if self.distance == GIVEN_DISTANCES:
             return self.states[rows][:, columns]
@@ -202,21 +203,24 @@ class NeuralDistances:
         if not self.exact:
             return squared
         squared.fill_diagonal_(0)
-        has_copies = int(squared.count_nonzero()) < n * (n - 1)
-        if not has_copies:
+        has_identical_rows = int(squared.count_nonzero()) < n * (n - 1)
+        if not has_identical_rows:
             return squared
-        # A product rounds copies of a row differently, so all take the distances of the first.
-        first_copy = (squared == 0).int().argmax(1)
-        return squared[first_copy][:, first_copy]
+        # Matrix products round identical rows differently, so all take the distances of the first.
+        first_identical_row = (squared == 0).int().argmax(1)
+        return squared[first_identical_row][:, first_identical_row]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return (D^N)² of all pairs i < j, in the order of `upper`."""
+        """Return the squared distances (D^N)² of all pairs i < j, in the order of `upper`."""
         return self.at(upper(len(self), self.states.device))
 
     def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return (D^N)² of pairs, given as flat indices in an n x n matrix.
+        """Return the squared distances (D^N)² of these pairs of stimuli.
 
-        Distances that rounding alone has taken apart are exactly equal.
+        Distances that differ by rounding alone are made exactly equal.
+
+        Args:
+            pairs: For stimuli i and j the flat index i n + j in an n x n matrix.
         """
         squared = self.squared().flatten()[pairs]
         return with_ties(squared, self.rounding(pairs, squared))
@@ -224,14 +228,14 @@ class NeuralDistances:
     def rounding(
         self, pairs: Int[Tensor, " p"], squared: Float[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
-        """Return by how much rounding may have changed the (D^N)² of pairs.
+        """Return by how much rounding may have changed the squared distance of each pair.
 
-        States x and y that are off by e and f give D off by e + f and D² by 2 D (e + f) + (e +
-        f)², however small D is.
+        If rounding moves two states by e and f, it changes their distance D by at most e + f, and
+        D² by at most 2 D (e + f) + (e + f)². The rounding of D² itself is added.
 
         Args:
-            pairs: Flat indices in an n x n matrix.
-            squared: (D^N)² of these pairs.
+            pairs: For stimuli i and j the flat index i n + j in an n x n matrix.
+            squared: The squared distance D² of each pair.
         """
         rounding = TIE_TOLERANCE * squared.abs()
         rows = pairs // len(self)
@@ -241,7 +245,7 @@ class NeuralDistances:
             rounding += error * (2 * squared.clamp(min=0).sqrt() + error)
         if self.exact and not self.is_integral:
             sizes = self.norms[rows] + self.norms[columns]
-            # Closer states have distances that are sums of squares, which lose no digits.
+            # Distances of closer states are sums of squared differences, which lose no digits.
             is_difference = squared >= CANCELLING_SHARE * sizes
             rounding += PRODUCT_ROUNDING * sizes.where(is_difference, 0.0)
         return rounding
@@ -250,7 +254,9 @@ class NeuralDistances:
 def _check_precomputed(distances: Float[Tensor, "n m"], name: str) -> None:
     """Raise a ValueError unless distances are symmetric and non-negative with a zero diagonal.
 
-    `name` is what the error calls the layer.
+    Args:
+        distances: The matrix of distances that a user gave, which may not be square.
+        name: What the error calls it.
     """
     is_square = distances.shape[0] == distances.shape[1]
     is_symmetric = is_square and torch.equal(distances, distances.T)
@@ -259,10 +265,10 @@ def _check_precomputed(distances: Float[Tensor, "n m"], name: str) -> None:
 
 
 def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None:
-    """Raise a ValueError for states whose squared distances, or their sums, leave float64.
+    """Raise a ValueError for states whose squared distances, or their sums, overflow or underflow.
 
-    These are states beyond `GREATEST_SIZE`, or that deviate from their mean by less than
-    `LEAST_SIZE`. States that are all 0 pass.
+    These are states of `GREATEST_SIZE` or more, or that deviate from their mean by less than
+    `LEAST_SIZE`. Equal states, such as those that are all 0, pass.
 
     Args:
         states: The states, or the distances of a precomputed matrix.
@@ -274,7 +280,7 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
         largest = float(torch.stack([states.amax(), -states.amin()]).max())
     spread = largest
     if distance != "precomputed" and LEAST_SIZE < largest < GREATEST_SIZE:
-        # of each column alone, since subtracting the mean of all states would copy them
+        # by the extremes of each column, since subtracting the mean would copy all states
         mean = states.mean(0)
         furthest_above = (states.amax(0) - mean).max()
         furthest_below = (mean - states.amin(0)).max()
@@ -291,10 +297,15 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
 
 
 def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tensor, " n"]:
-    """Return the size of what distances subtract, for each state, in units of the distance.
+    """Return for each state the size of the numbers whose difference a distance takes.
 
-    Times the precision of the states it bounds how far rounding moves a state. It is ∞ or NaN for
-    a constant state under correlation, which is refused later.
+    Times the relative precision of the states it bounds how far rounding moves a state, in the
+    unit of the distance. It is ∞ or NaN for a constant state under correlation, which is refused
+    later.
+
+    Args:
+        states: The states, or the distances of a precomputed matrix.
+        distance: The distance, see `NeuralDistances`.
     """
     if distance == "manhattan":
         return states.abs().sum(1)
@@ -314,11 +325,13 @@ def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tens
 def _euclidean_states(
     states: Float[Tensor, "n d"], distance: str, name: str
 ) -> Float[Tensor, "n _"]:
-    """Return states whose Euclidean distances are the distances of these states.
+    """Return the states transformed such that their Euclidean distance is the wanted distance.
+
+    They are norms, states of norm 1, or centred states of norm 1.
 
     Args:
-        states: The states.
-        distance: "norm_difference", "cosine" or "correlation".
+        states: The states, (n, d); norms have the shape (n, 1).
+        distance: The wanted distance: "norm_difference", "cosine" or "correlation".
         name: What errors call the layer.
 
     Raises:
@@ -359,20 +372,21 @@ def squared_distances(
     y_norms: Float[Tensor, " b"],
     out: Float[Tensor, "a b"] | None = None,
 ) -> Float[Tensor, "a b"]:
-    """Return ‖x - y‖² of all pairs of rows, with ten digits for centred states.
+    """Return ‖x - y‖² of each row x with each row y, to ten digits for centred states.
 
-    It is ‖x‖² + ‖y‖² - 2 x·y, or the sum of squares itself where digits would cancel.
+    It is ‖x‖² + ‖y‖² - 2 x·y, or Σ (x - y)² for close rows, whose digits would cancel.
 
     Args:
-        x, y: The states.
+        x, y: The rows.
         x_norms, y_norms: Their squared norms.
-        out: Where the distances are written, if y begins with the rows of x; those of rows from
-            themselves are then infinite.
+        out: If given, y must begin with the rows of x. The distances are written into it, with ∞
+            for the distance of a row from itself.
     """
     squared = torch.add(x_norms[:, None], y_norms, out=out).addmm_(x, y.T, alpha=-2)
     if out is not None:
         squared.fill_diagonal_(torch.inf)
-    # First the few candidates under the largest norms, to avoid another (a, b) matrix.
+    # Digits cancel where a distance is a small share of the norms. A bound by the largest norms
+    # first leaves few candidates, to avoid another (a, b) matrix.
     bound = CANCELLING_SHARE * (x_norms.max() + y_norms.max())
     candidates = (squared < bound).nonzero()
     rows, columns = candidates.unbind(1)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.centred_rows import centred
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, products
+from thinkalike.measures.contract import LayerMeasure, ModelPairs, Pair, products, reordered_matrix
 from thinkalike.measures.distances.neural import ROWS_AT_ONCE, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import mid_ranks, ranks_of_levels
 from thinkalike.measures.hsic import unbiased_from_sums
@@ -119,20 +119,20 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         """Return the distance correlation of two prepared layers."""
         return (first * second).sum()
 
-    def moved(
+    def reordered(
         self, prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]
     ) -> Float[Tensor, "n n"]:
-        """Return the distances of rows in another order."""
-        return both_in_order(prepared, order)
+        """Return the U-centred distances after the rows took another order."""
+        return reordered_matrix(prepared, order)
 
     def compare_all(
-        self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks
+        self, layers: Sequence[Float[Tensor, "n n"]], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return the distance correlation of every two layers that are compared."""
-        return products(layers, blocks, is_symmetric=True)
+        """Return the distance correlation of every two layers, (l, m) for each pair of models."""
+        return products(layers, model_pairs, is_symmetric=True)
 
     def compare_without_parts(
-        self, layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
+        self, layers: Sequence[Float[Tensor, "n n"]], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the distance correlations of all rows, and then without each part.
 
@@ -141,31 +141,31 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
 
         Args:
             layers: U-centred distances.
-            blocks: The layers of each model, and which models are compared.
+            model_pairs: The layers of each model, and which models are compared.
             sizes: The sizes of the parts of the rows, which follow one another.
         """
         n = len(layers[0])
-        products_of_all = products(layers, blocks, is_symmetric=True)
-        row_sums = blocks.by_model([layer.sum(0) for layer in layers])  # (l, n)
-        correlations = {pair: [of_all] for pair, of_all in products_of_all.items()}
+        products_of_all = products(layers, model_pairs, is_symmetric=True)
+        row_sums = model_pairs.by_model([layer.sum(0) for layer in layers])  # (l, n)
+        correlations = {pair: [product] for pair, product in products_of_all.items()}
         start = 0
         for size in sizes:
             stop = start + size
             strips = [layer[start:stop] for layer in layers]  # the rows of the part, (k, n)
-            part_by_all = products(strips, blocks)
-            part_by_part = products([strip[:, start:stop] for strip in strips], blocks)
-            part_sums = blocks.by_model([strip.sum(0) for strip in strips])
+            part_by_all = products(strips, model_pairs)
+            part_by_part = products([strip[:, start:stop] for strip in strips], model_pairs)
+            part_sums = model_pairs.by_model([strip.sum(0) for strip in strips])
 
             # The sums of the remaining rows over the remaining columns.
             sums_left = []
-            for of_all, of_part in zip(row_sums, part_sums, strict=True):
-                without_part = of_all - of_part
+            for sums_of_all, sums_of_part in zip(row_sums, part_sums, strict=True):
+                without_part = sums_of_all - sums_of_part
                 sums_left.append(torch.cat([without_part[:, :start], without_part[:, stop:]], 1))
             totals_left = [sums.sum(1) for sums in sums_left]
 
             # tr(A B) over the remaining rows is all rows - 2 (part x all) + (part x part).
             hsics = {}
-            for source, target in blocks.pairs:
+            for source, target in model_pairs.pairs:
                 pair = (source, target)
                 products_left = products_of_all[pair] - 2 * part_by_all[pair] + part_by_part[pair]
                 hsics[pair] = unbiased_from_sums(
@@ -182,14 +182,14 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
                 correlation = hsic / torch.outer(norms[source], norms[target])
                 correlations[source, target].append(correlation)
             start = stop
-        return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
+        return {pair: torch.stack(values) for pair, values in correlations.items()}
 
 
 class _Ranks(NamedTuple):
     """The mid-ranks of the distances of any two rows.
 
     Attributes:
-        doubled: Twice the ranks less their mean, which are whole numbers; 0 on the diagonal.
+        doubled: 2 (rank - mean rank) of each distance, a whole number; 0 on the diagonal.
         norm: The Frobenius norm of this matrix.
     """
 
@@ -197,19 +197,21 @@ class _Ranks(NamedTuple):
     norm: Float[Tensor, ""]
 
     def among(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return the ranks among these pairs of rows, about 0 and of norm 1.
+        """Return the ranks that distances have among some pairs of rows, centred and of norm 1.
 
-        Distances that are equal are also equal among fewer pairs.
+        They follow from the ranks among all pairs, without sorting: those are in the order of the
+        distances, and equal for equal ones.
 
         Args:
-            pairs: Flat indices of the matrix.
+            pairs: For rows i and j the flat index i n + j in an n x n matrix.
         """
         n = len(self.doubled)
         pair_count = n * (n - 1) // 2
-        # Doubled ranks are from 1 - pair_count to pair_count - 1.
-        codes = (self.doubled.view(-1)[pairs] + pair_count).long()
-        one_each = torch.ones_like(codes, dtype=torch.float64)
-        ranks = ranks_of_levels(codes, one_each, 2 * pair_count).sub_((len(pairs) + 1) / 2)
+        # Doubled ranks are from 1 - pair_count to pair_count - 1, and levels are not negative.
+        levels = (self.doubled.view(-1)[pairs] + pair_count).long()
+        one_each = torch.ones_like(levels, dtype=torch.float64)
+        mean_rank = (len(pairs) + 1) / 2
+        ranks = ranks_of_levels(levels, one_each, 2 * pair_count).sub_(mean_rank)
         norm: Tensor = ranks.norm()
         return ranks / norm
 
@@ -229,18 +231,18 @@ class TokenRSA(LayerMeasure[_Ranks]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
-        """Return the mid-ranks of the distances of all pairs of rows.
+        """Return the mid-ranks of the distances of all pairs of rows, as a symmetric matrix.
 
         Raises:
             ValueError: All distances are equal, or a state is not finite.
         """
         distances = NeuralDistances.of(layer, name=name)
         squared = distances.squared()
-        pairs = upper(len(squared), squared.device)
-        of_pairs = squared.flatten()[pairs]
-        ranks = mid_ranks(of_pairs, distances.rounding(pairs, of_pairs))
-        doubled = ranks.mul_(2).sub_(len(pairs) + 1)
-        norm = doubled.norm() * 2**0.5  # of both triangles
+        pairs = upper(len(squared), squared.device)  # flat indices of i < j
+        squared_of_pairs = squared.flatten()[pairs]
+        ranks = mid_ranks(squared_of_pairs, distances.rounding(pairs, squared_of_pairs))
+        doubled = ranks.mul_(2).sub_(len(pairs) + 1)  # 2 (rank - mean rank)
+        norm = doubled.norm() * 2**0.5  # of both triangles of the matrix
         if norm == 0:
             raise ValueError(
                 f"the distances of {name}: all {len(doubled)} values are equal and have no ranks"
@@ -253,46 +255,57 @@ class TokenRSA(LayerMeasure[_Ranks]):
         """Return Spearman's ρ of the distances of two prepared layers."""
         return (first.doubled * second.doubled).sum() / (first.norm * second.norm)
 
-    def moved(self, prepared: _Ranks, order: Int[Tensor, " n"]) -> _Ranks:
-        """Return the ranks with rows in another order."""
-        return prepared._replace(doubled=both_in_order(prepared.doubled, order))
+    def reordered(self, prepared: _Ranks, order: Int[Tensor, " n"]) -> _Ranks:
+        """Return the ranks of distances after the rows took another order."""
+        return prepared._replace(doubled=reordered_matrix(prepared.doubled, order))
 
     def compare_all(
-        self, layers: Sequence[_Ranks], blocks: Blocks
+        self, layers: Sequence[_Ranks], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return Spearman's ρ of the distances of every two layers that are compared."""
-        norms = blocks.by_model([layer.norm for layer in layers])
+        """Return Spearman's ρ of distances of each of l layers with each of m, by pair of models.
+
+        It is the inner product of centred ranks over the product of their norms.
+        """
+        norms = model_pairs.by_model([layer.norm for layer in layers])
         products_of_ranks = products(
-            [layer.doubled for layer in layers], blocks, is_symmetric=True
+            [layer.doubled for layer in layers], model_pairs, is_symmetric=True
         )
         return {
-            (source, target): of_pair / torch.outer(norms[source], norms[target])
-            for (source, target), of_pair in products_of_ranks.items()
+            (source, target): products_of_pair / torch.outer(norms[source], norms[target])
+            for (source, target), products_of_pair in products_of_ranks.items()
         }
 
     def compare_without_parts(
-        self, layers: Sequence[_Ranks], blocks: Blocks, sizes: Sequence[int]
+        self, layers: Sequence[_Ranks], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the rank correlations of all rows, and then without each part.
+        """Return the rank correlations of all rows, and then without each part of the rows.
 
         They are NaN where fewer than `FEWEST_RANKED_ROWS` rows remain. The distances of the
         remaining rows are not sorted again: their new ranks are counted from the old ones.
+
+        Args:
+            layers: The ranks of distances in each of the different layers.
+            model_pairs: Which of these layers each model has, and which models are compared.
+            sizes: How many rows each part has; the parts follow one another.
+
+        Returns:
+            The correlations (1 + parts, l, m) for each pair of models.
         """
         n = len(layers[0].doubled)
-        of_all_rows = self.compare_all(layers, blocks)
-        correlations = {pair: [of_pair] for pair, of_pair in of_all_rows.items()}
+        values_of_all_rows = self.compare_all(layers, model_pairs)
+        correlations = {pair: [values] for pair, values in values_of_all_rows.items()}
         row_numbers = torch.arange(n, device=layers[0].norm.device)
         start = 0
         for size in sizes:
             stop = start + size
-            rows = torch.cat([row_numbers[:start], row_numbers[stop:]])
+            rows = torch.cat([row_numbers[:start], row_numbers[stop:]])  # those that remain
             first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
             pairs = rows[first] * n + rows[second]
-            ranks = blocks.by_model([layer.among(pairs) for layer in layers])
-            for (source, target), of_pair in correlations.items():
+            ranks = model_pairs.by_model([layer.among(pairs) for layer in layers])
+            for (source, target), values in correlations.items():
                 if n - size >= FEWEST_RANKED_ROWS:
-                    of_pair.append(ranks[source] @ ranks[target].T)
+                    values.append(ranks[source] @ ranks[target].T)
                 else:
-                    of_pair.append(of_pair[0] * torch.nan)
+                    values.append(values[0] * torch.nan)
             start = stop
-        return {pair: torch.stack(of_pair) for pair, of_pair in correlations.items()}
+        return {pair: torch.stack(values) for pair, values in correlations.items()}

@@ -18,14 +18,14 @@ def levels_of(
 ) -> Int[Tensor, "*b n"]:
     """Return the level of each value: 0 for the least, 1 for the next different one, and so on.
 
-    Values that rounding alone may have taken apart have one level.
+    Values that differ by rounding alone have the same level.
 
     Args:
         values: The values, along the last axis.
-        rounding: By how much rounding may have changed each value; or, as a number, the share of
-            the larger one by which two values that follow each other may differ by rounding. For
-            a tensor, a chain of values, each near the next one, that is longer than twice their
-            rounding is a continuum: these values stay apart.
+        rounding: As a tensor, by how much rounding may have changed each value. As a number, which
+            share of the larger one of two neighbouring values rounding may make up. With a tensor,
+            a chain of values, each near the next, that spans more than twice their rounding is
+            taken for a continuum, and its values have different levels.
     """
     if not values.shape[-1]:
         return torch.zeros_like(values, dtype=torch.long)
@@ -35,7 +35,7 @@ def levels_of(
     else:
         gaps = ordered.diff()
         sizes = torch.maximum(ordered[..., 1:].abs(), ordered[..., :-1].abs())
-        # An infinite value is near no other one, though its gap is a share of its size.
+        # Where a value is infinite, the comparison ∞ ≤ ∞ says nothing.
         is_near = (gaps <= rounding * sizes) & gaps.isfinite()
         begins_level = (ordered[..., 1:] != ordered[..., :-1]) & ~is_near
     levels = begins_level.cumsum(-1)
@@ -47,28 +47,36 @@ def _level_beginnings(
 ) -> Bool[Tensor, "*b m"]:
     """Return for every value but the first whether it begins a new level.
 
+    It does if it is above the value before by more than rounding.
+
+    A chain of values that are each near the next is one level. If it spans more than twice the
+    rounding, it is a continuum, in which each different value begins a level.
+
     Args:
-        ordered: The values in ascending order.
+        ordered: The n values in ascending order.
         rounding: By how much rounding may have changed each of them.
+
+    Returns:
+        One entry for each of the last m = n - 1 values.
     """
     differs = ordered[..., 1:] != ordered[..., :-1]
     begins_level = differs & ~(ordered.diff() <= rounding[..., 1:])
 
-    # A level that is wider than twice the rounding is a continuum, whose values stay apart.
     with_first = torch.nn.functional.pad(begins_level, (1, 0), value=True)
     indices = torch.arange(ordered.shape[-1], device=ordered.device).expand_as(with_first)
+    # for each value the index of the first value of its level
     level_start = torch.where(with_first, indices, 0).cummax(-1).values
-    is_wide = ordered - ordered.gather(-1, level_start) > 2 * rounding
-    if is_wide.is_cpu and not is_wide.any():  # a GPU would be waited for
+    is_far_from_start = ordered - ordered.gather(-1, level_start) > 2 * rounding
+    if is_far_from_start.is_cpu and not is_far_from_start.any():  # a GPU would be waited for
         return begins_level
-    is_start_of_wide = torch.zeros_like(indices)
-    is_start_of_wide.scatter_reduce_(-1, level_start, is_wide.long(), "amax")
-    is_in_wide = is_start_of_wide.gather(-1, level_start).bool()
-    return begins_level | (differs & is_in_wide[..., 1:])
+    starts_continuum = torch.zeros_like(indices)
+    starts_continuum.scatter_reduce_(-1, level_start, is_far_from_start.long(), "amax")
+    is_in_continuum = starts_continuum.gather(-1, level_start).bool()
+    return begins_level | (differs & is_in_continuum[..., 1:])
 
 
 def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Return the values, with those that rounding alone has taken apart set to the least of them.
+    """Return the values, where those that differ by rounding alone are set to the least of them.
 
     Args:
         values: The values.
@@ -83,10 +91,9 @@ def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Flo
 def in_ascending_order(
     values: Float[Tensor, "*b n"],
 ) -> tuple[Float[Tensor, "*b n"], Int[Tensor, "*b n"]]:
-    """Return the values in ascending order along the last axis, and their indices before.
+    """Return `values.sort()`: the values in ascending order, and the index that each had before.
 
-    This is `values.sort()`; on a CPU NumPy sorts with vector instructions and takes a third of the
-    time. The order of equal values is not defined.
+    On a CPU NumPy sorts, which takes a third of the time. The order of equal values is undefined.
     """
     if not values.is_cpu:
         return values.sort()
@@ -98,7 +105,7 @@ def in_ascending_order(
 def ranks_of_levels(
     levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"], most: int | None = None
 ) -> Float[Tensor, "*b n"]:
-    """Return the mid-ranks, from 1, of values that are given by their levels.
+    """Return the mid-ranks, from 1, of values that are given by their order, as levels.
 
     Args:
         levels: Whole numbers from 0 in the order of the values, equal for equal values; some
@@ -109,9 +116,10 @@ def ranks_of_levels(
     """
     if most is None:
         most = int(levels.max()) + 1 if levels.numel() else 0
-    sizes = counts.new_zeros(*levels.shape[:-1], most)
-    sizes.scatter_add_(-1, levels, counts.expand(levels.shape))
-    rank_of_level = sizes.cumsum(-1) - (sizes - 1) / 2
+    copies_of_level = counts.new_zeros(*levels.shape[:-1], most)
+    copies_of_level.scatter_add_(-1, levels, counts.expand(levels.shape))
+    # A level's copies have the ranks from cumsum - copies + 1 to cumsum; this is their mean.
+    rank_of_level = copies_of_level.cumsum(-1) - (copies_of_level - 1) / 2
     return rank_of_level.gather(-1, levels)
 
 
@@ -123,7 +131,8 @@ def mid_ranks(
 
     Args:
         values: The values.
-        rounding: By how much rounding may have changed them, see `levels_of`.
+        rounding: By how much rounding may have changed each value, or, as a number, the share of a
+            value that rounding may make up. Values that differ by less are ties.
     """
     one_each = torch.ones_like(values, dtype=torch.float64)
     return ranks_of_levels(levels_of(values, rounding), one_each, values.shape[-1])
@@ -138,23 +147,24 @@ def unit_ranks(
 
     Args:
         rows: The rows, all of one length; they may come one at a time, to save memory.
-        count: How many there are.
-        name: What errors call a row.
-        rounding: See `levels_of`.
+        count: How many rows there are.
+        name: What errors call a row, before its index.
+        rounding: The share of a value that rounding may make up, below which values are ties.
 
     Raises:
         ValueError: All values of a row are equal.
     """
-    unit = torch.empty(0)
+    unit_vectors = torch.empty(0)
     for index, row in enumerate(rows):
-        ranks = mid_ranks(row, rounding).sub_((len(row) + 1) / 2)
+        mean_rank = (len(row) + 1) / 2
+        ranks = mid_ranks(row, rounding).sub_(mean_rank)
         norm = ranks.norm()
         if norm == 0:
             raise ValueError(f"{name} {index}: all {len(row)} values are equal and have no ranks")
         if index == 0:
-            unit = ranks.new_empty(count, len(row))
-        torch.div(ranks, norm, out=unit[index])
-    return unit
+            unit_vectors = ranks.new_empty(count, len(row))
+        torch.div(ranks, norm, out=unit_vectors[index])
+    return unit_vectors
 
 
 def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
@@ -178,15 +188,19 @@ def spearman_of_patterns(
     counts: Float[Tensor, " q"],
     rank_sums: Float[Tensor, "l q"],
 ) -> Float[Tensor, "*b l"]:
-    """Return Spearman's ρ of predictions that have one value for all pairs of a pattern.
+    """Return Spearman's ρ of predicted and measured distances, if pairs share predictions.
 
-    It is NaN where they are constant. The rank of a prediction is the same for all pairs of its
-    pattern, so that sums over the pairs of each pattern are enough.
+    Pairs of stimuli whose features differ in the same way, in one of q patterns, have the same
+    prediction. So sums over the pairs of each pattern are enough. ρ is NaN for constant
+    predictions.
 
     Args:
-        predictions: The prediction of each of q patterns, for each of l targets.
+        predictions: The predicted distance of the pairs of each pattern, in each of l layers.
         counts: The number of pairs of each pattern.
-        rank_sums: The sums over the pairs of each pattern of the `unit_ranks` of each target.
+        rank_sums: Of the ranks of measured distances in each layer, centred and of norm 1: their
+            sum over the pairs of each pattern.
     """
-    ranks = ranks_of_levels(levels_of(predictions), counts) - (counts.sum() + 1) / 2
-    return (ranks * rank_sums).sum(-1) / (counts * ranks.square()).sum(-1).sqrt()
+    mean_rank = (counts.sum() + 1) / 2
+    ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank
+    norms = (counts * ranks.square()).sum(-1).sqrt()
+    return (ranks * rank_sums).sum(-1) / norms

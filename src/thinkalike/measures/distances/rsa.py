@@ -65,9 +65,9 @@ def rsa_of_models(
     distance: str = "euclidean",
     comparator: str = "spearman",
 ) -> Float[Tensor, "l m"]:
-    """Return the representational similarity of each of l layers with each of m layers.
+    """Return how alike the distances of stimuli are in each of l layers and each of m layers.
 
-    It is that of `rsa`, of one layer with one other.
+    These are the values of `rsa`; errors call the arguments by the names that they have here.
 
     Args:
         models: l layers, each the states (n, d) of the same n stimuli.
@@ -226,9 +226,10 @@ def mantel(
 
 
 def _pair_indices(n: int, device: torch.device) -> Int[Tensor, "n n"]:
-    """Return the index of each pair of stimuli, in either order, in a vector of distances.
+    """Return an n x n matrix with the position of each pair (i, j) in a vector of distances.
 
-    The diagonal, a stimulus with itself, is no pair and has 0.
+    The vector has the distances of all pairs i < j, row by row, and (j, i) has the position of
+    (i, j). The diagonal, which is no pair, is 0.
     """
     rows, columns = torch.triu_indices(n, n, 1, device=device)
     indices = torch.arange(len(rows), device=device)
@@ -288,14 +289,14 @@ def distance_vectors(
 def _distances_of_both(
     layers: Layers, others: Layers | None, distance: str, name: str = "layers"
 ) -> tuple[Float[Tensor, "l p"], Float[Tensor, "m p"]]:
-    """Return the distances of the layers and of those that they are compared with.
+    """Return the distances of all pairs of stimuli in some layers and in those compared with them.
 
-    Both are the same tensor if `others` is None.
+    If `others` is None, the same tensor is returned twice.
 
     Args:
-        layers: The layers.
-        others: The layers that they are compared with; None: the same ones.
-        distance: The distance of two stimuli.
+        layers: The first layers.
+        others: The layers that they are compared with; None: the first ones.
+        distance: The distance of two stimuli, see `NeuralDistances`.
         name: What errors call the first layers.
 
     Raises:

@@ -52,11 +52,16 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
 def _by_block_pivots(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
-    """Return the solutions of b systems, and which of them are optimal.
+    """Return the w ≥ 0 with least w'Gw / 2 - t'w of b systems, and which of them were solved.
 
-    Each round solves the systems on their used columns, then takes in the columns of a wrong
-    slope and drops those of a wrong sign. Systems with dependent columns, and those that are not
-    optimal within `MOST_EXCHANGES` rounds, are not solved.
+    Each round solves the systems on their used columns, without the constraint. Then unused
+    columns whose weight should grow are taken in, and used ones with a weight of 0 or less are
+    dropped. Systems with dependent columns, and those that are not optimal within `MOST_EXCHANGES`
+    rounds, are not solved.
+
+    Args:
+        gram: G of each system, with a diagonal of 1, or 0 for a column that is zero.
+        target: t of each system.
     """
     count, size = target.shape
     solution = torch.zeros_like(target)
@@ -74,10 +79,10 @@ def _by_block_pivots(
         solution[active] = weights
         is_solved[active] = is_independent & (wrong_count == 0)
 
-        goes_on = is_independent & (wrong_count > 0)
-        active = active[goes_on]
-        is_wrong = is_wrong[goes_on]
-        wrong_count = wrong_count[goes_on]
+        is_unsolved = is_independent & (wrong_count > 0)
+        active = active[is_unsolved]
+        is_wrong = is_wrong[is_unsolved]
+        wrong_count = wrong_count[is_unsolved]
         if not len(active):
             break
 
@@ -98,10 +103,15 @@ def _by_block_pivots(
 def _unconstrained(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
-    """Return the least-squares solutions on the used columns, and whether these are independent.
+    """Return the solutions of G w = t on the used columns, and whether these are independent.
 
-    Weights of unused columns are 0. The solution of a system with dependent columns means nothing:
-    the identity stands in for its Cholesky factor, so that all systems can be solved at once.
+    Weights of unused columns are 0. The solution of a system with dependent columns is
+    meaningless: the identity stands in for its Cholesky factor, so that all b systems can be
+    solved at once.
+
+    Args:
+        gram, target: G and t of each system.
+        is_used: Which columns each system uses.
     """
     factor, has_failed = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
     smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
@@ -115,9 +125,13 @@ def _unconstrained(
 def _by_active_sets(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]
 ) -> Float[Tensor, "b f"]:
-    """Return the solutions of b systems, by taking in one column at a time.
+    """Return the w ≥ 0 with least w'Gw / 2 - t'w of b systems (Lawson & Hanson 1974).
 
-    It is that of the greatest slope; after it all columns whose weight reaches 0 are dropped.
+    In each round, the unused column of the greatest slope t - G w is taken in, and then all
+    columns whose weight reaches 0 on the way to the new solution are dropped.
+
+    Args:
+        gram, target: G and t of each system.
     """
     weights = torch.zeros_like(target)
     is_used = torch.zeros_like(target, dtype=torch.bool)
@@ -143,7 +157,14 @@ def _back_to_cone(
     weights: Float[Tensor, "b f"],
     is_used: Bool[Tensor, "b f"],
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, "b f"]]:
-    """Walk from `weights` to the solution on the used columns, dropping each that reaches 0.
+    """Move from `weights` to the solution on the used columns, dropping columns that reach 0.
+
+    This is the inner loop of Lawson & Hanson's algorithm, for b systems at once.
+
+    Args:
+        gram, target: G and t of each system.
+        weights: Weights that are not negative.
+        is_used: The columns that the solution may use.
 
     Returns:
         The solution, which is above 0 on all used columns, and the columns that are still used.
@@ -153,6 +174,7 @@ def _back_to_cone(
         is_negative = is_used & (solution <= 0)
         if not is_negative.any():
             return solution, is_used
+        # The first column that reaches 0 ends the step; 1 is the whole way to the solution.
         step_to_zero = torch.where(is_negative, weights / (weights - solution), torch.inf)
         step, column = step_to_zero.min(1, keepdim=True)
         weights = weights + step.clamp(max=1) * (solution - weights)
@@ -164,7 +186,12 @@ def _back_to_cone(
 def _solved_on_used(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> Float[Tensor, "b f"]:
-    """Return the least-squares solutions on the used columns, and 0 for the others."""
+    """Return for b systems the w with G w = t on the used columns, and 0 for the others.
+
+    Args:
+        gram, target: G and t of each system.
+        is_used: Which columns each system uses; they must be independent.
+    """
     solutions: Tensor = torch.linalg.solve(_system_of_used(gram, is_used), target * is_used)
     return solutions.where(is_used, 0)
 
@@ -172,17 +199,21 @@ def _solved_on_used(
 def _system_of_used(
     gram: Float[Tensor, "b f f"], is_used: Bool[Tensor, "b f"]
 ) -> Float[Tensor, "b f f"]:
-    """Return Gram matrices with the identity in place of the columns that are not used."""
+    """Return Gram matrices in which unused rows and columns are those of the identity.
+
+    So systems with different used columns can be solved at once.
+    """
     used = is_used.to(gram.dtype)
     return gram * used[:, :, None] * used[:, None] + torch.diag_embed(1 - used)
 
 
 def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
-    """Return the symmetric W of its f diagonal entries, and then √2 W_fg for f < g.
+    """Return the symmetric f x f matrix W whose coordinates are W_ff and then √2 W_fg for f < g.
 
-    ‖W‖_F is the norm of the entries, of which there are r = f (f + 1) / 2.
+    There are r = f (f + 1) / 2 coordinates, and their norm is the Frobenius norm of W.
     """
-    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)  # solves r = f (f + 1) / 2
+    # r = f (f + 1) / 2, solved for f
+    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)
     rows, columns = torch.triu_indices(f, f, 1, device=entries.device)
     off_diagonal = entries[..., f:] / 2**0.5
     matrix = torch.diag_embed(entries[..., :f])
@@ -192,7 +223,10 @@ def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
 
 
 def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
-    """Return the diagonal of a symmetric W, and then √2 W_fg for f < g: `to_matrix` in reverse."""
+    """Return the coordinates of a symmetric matrix W: its diagonal, then √2 W_fg for f < g.
+
+    Their norm is the Frobenius norm of W. `to_matrix` is the inverse.
+    """
     f = matrix.shape[-1]
     rows, columns = torch.triu_indices(f, f, 1, device=matrix.device)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)

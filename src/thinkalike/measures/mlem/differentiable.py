@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.powers_of_two import size_of
+from thinkalike.measures.powers_of_two import power_of_two_unit
 
 LOSSES = ("squared_error", "pearson", "spearman")
 
@@ -48,6 +48,7 @@ class DifferentiableMLEM(nn.Module):
         alpha: float = 0.0,
         strength: float | None = None,
     ):
+        """Check the choices, and begin with W = I and an intercept of 0."""
         super().__init__()
         check_choice("weights", weights, ("diagonal", "full"))
         check_choice("loss", loss, LOSSES)
@@ -55,7 +56,7 @@ class DifferentiableMLEM(nn.Module):
         self.alpha = alpha
         self.strength = strength
         start = torch.eye(features) if weights == "full" else torch.ones(features)
-        self.root = nn.Parameter(start)
+        self.root = nn.Parameter(start)  # R
         self.intercept = nn.Parameter(torch.zeros(()))
 
     @property
@@ -67,7 +68,7 @@ class DifferentiableMLEM(nn.Module):
 
     @takes_arrays
     def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
-        """Return the predicted squared distances of p pairs with these Δ of f features."""
+        """Return the predicted squared distances b + Δᵀ W Δ of p pairs, given their Δ."""
         if self.root.dim() == 1:
             return self.intercept + differences.square() @ self.root.square()
         return self.intercept + (differences @ self.root).square().sum(-1)
@@ -98,7 +99,7 @@ class DifferentiableMLEM(nn.Module):
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
         if self.kind != "squared_error":
             # Correlations do not depend on the scale, whose squares may be beyond the dtype.
-            states = states / size_of(states.detach())
+            states = states / power_of_two_unit(states.detach())
         predicted = self(features.differences(pairs).to(self.root.dtype))
         distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
         wider = torch.promote_types(predicted.dtype, distances.dtype)
@@ -133,11 +134,11 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
 
 
 def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:
-    """Return ranks from 1 that have gradients.
+    """Return differentiable ranks from 1, r_i = ½ + Σ_j σ((x_i - x_j) / (strength · s)).
 
-    r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)). At strength → 0 they are the
-    mid-ranks; at strength → ∞ they are linear in x. Neighbours are about 1/p of the spread apart,
-    which is a good strength. The memory is p².
+    σ is the sigmoid and s the standard deviation of the values x. At strength → 0 they are the
+    mid-ranks, at strength → ∞ linear in x. 1/p is a good strength, as neighbouring ones of p
+    values are about s / p apart. The memory is p² numbers.
     """
     differences = values[:, None] - values
     return 0.5 + (differences / (strength * values.std())).sigmoid().sum(1)

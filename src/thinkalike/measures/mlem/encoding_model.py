@@ -35,7 +35,12 @@ from thinkalike.measures.mlem.features import (
     predict,
     weight_slices,
 )
-from thinkalike.measures.mlem.solver import Division, FittedWeights, describe, fit_weights
+from thinkalike.measures.mlem.solver import (
+    Division,
+    FittedWeights,
+    feature_correlations,
+    fit_weights,
+)
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
@@ -128,6 +133,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         folds: Count = 5,
         seed: Seed = 0,
     ):
+        """Store the parameters under their names, as scikit-learn asks; `fit` checks them."""
         self.weights = weights
         self.distance = distance
         self.alpha = alpha
@@ -168,7 +174,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         features = self.encoder_.encode_values(table.values)
         pairs = table.stimulus_pairs
         fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
-        self.correlation_, self.condition_number_ = describe(fitted, features.labels)
+        self.correlation_, self.condition_number_ = feature_correlations(fitted, features.labels)
         self._set_fitted(fitted, table)
         self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
@@ -282,7 +288,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         for index, layer in enumerate(states):
             distances.append(NeuralDistances.of(layer, self.distance, f"layer {index}"))
         if len(rows) < len(values):
-            distances = [of_layer.take(rows) for of_layer in distances]
+            distances = [distances_of_layer.take(rows) for distances_of_layer in distances]
         pairs = StimulusPairs(distances)
         if divides_pairs:
             pairs = StimulusPairs(distances, chosen=pairs.flat, targets=pairs.targets())
@@ -294,7 +300,9 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds that choose alpha; a single fold, without pairs, if there is one alpha.
+        """Return the inner folds of the training stimuli or pairs, by which alpha is chosen.
+
+        If there is one alpha, there is a single fold, and no pairs to score.
 
         Args:
             pairs: The pairs of the training stimuli, which are divided.
@@ -305,11 +313,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             units = pairs.chosen  # pairs are divided, under recipe="paper"
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
-        cells = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
+        fold_of = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
         pairs_of_folds = (
-            pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)
+            pairs.part((fold_of == fold).nonzero()[:, 0]) for fold in range(self.folds)
         )
-        return Division(cells, pairs_of_folds)
+        return Division(fold_of, pairs_of_folds)
 
     def folds_of(
         self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
@@ -353,7 +361,9 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def fit_weights(
         self, features: Features, stimulus_pairs: StimulusPairs, division: Division
     ) -> FittedWeights:
-        """Return the weights of every layer on these pairs, with the alpha that scores best.
+        """Return the weights of every layer fitted to these pairs, each with its best alpha.
+
+        The best alpha is the one of the highest mean score over the folds.
 
         Args:
             features: The encoded features of the stimuli.
@@ -385,11 +395,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return tuple(alphas)
 
     def _set_fitted(self, fitted: FittedWeights, table: StimulusTable) -> None:
-        """Set the fitted attributes but those of the encoder, in the scale of the fit.
+        """Set `weights_`, `intercept_`, `alpha_` and `range_`, in the scale of the fit.
 
         Args:
             fitted: The weights, in units of the squared neural distance.
-            table: The data of the fit.
+            table: The data of the fit, which say whether there is an axis of layers.
         """
         ends = self._scale_ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
@@ -404,10 +414,17 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         self.range_ = ends[layer]
 
     def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        """Return for each layer the squared distances that become 0 and 1.
+        """Return for each layer the squared distances that become 0 and 1 in the scale of the fit.
+
+        They are 0 and the mean under "mean", the least and the greatest under "minmax", and 0 and
+        1 under "none".
+
+        Args:
+            fitted: The fitted weights, with the mean squared distance of the pairs.
+            pairs: The pairs of the fit, with their distances in each layer.
 
         Raises:
-            ValueError: All distances of a layer are equal, and the scale is theirs.
+            ValueError: All distances of a layer are equal, unless the scale is "none".
         """
         scale = self.scale
         if scale == "auto":
@@ -416,8 +433,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if scale == "none":
             return torch.stack([zero, zero + 1], 1)
         ends = torch.stack([zero, fitted.mean], 1)
-        # Where nothing is explained, the distances may be all equal. Under "mean" the other
-        # layers need not be looked at, as looking takes the distances of all pairs.
+        # Distances may all be equal only where nothing is explained. Under "mean" the remaining
+        # layers are skipped, as this takes the distances of all pairs.
         may_be_constant = fitted.weights.abs().amax(1) <= WEIGHT_ROUNDING * fitted.mean
         for index, layer in enumerate(pairs.layers):
             if scale == "mean" and not may_be_constant[index]:
@@ -478,9 +495,11 @@ class StimulusTable(NamedTuple):
 
 
 def complete_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
-    """Return the indices of the rows that lack no value; of all rows if `drop` is False."""
-    lacks_value = values.isnan().any(1)
-    return (~lacks_value | (not drop)).nonzero()[:, 0]
+    """Return the indices of the rows that lack no value; if `drop` is False, of all rows."""
+    is_returned = ~values.isnan().any(1)
+    if not drop:
+        is_returned = torch.ones_like(is_returned)
+    return is_returned.nonzero()[:, 0]
 
 
 class LevelWeights(NamedTuple):
@@ -503,26 +522,28 @@ class LevelWeights(NamedTuple):
 def level_weights(
     fitted: FittedWeights, encoder: FeatureEncoder, features: Features, single: bool
 ) -> list[LevelWeights]:
-    """Return the weights of the pairs of levels of each feature that has such weights.
+    """Return the weights of pairs of levels as symmetric matrices, for each feature that has them.
 
     Args:
         fitted: The fitted weights.
-        encoder: The encoder of the fit.
-        features: The features of its stimuli.
-        single: Whether the weights are those of a single layer, without an axis of layers.
+        encoder: The encoder of the fit, which knows the levels.
+        features: The features of the training stimuli.
+        single: Whether there is a single layer, so that matrices have no axis of layers.
     """
-    of_features = []
+    weights_of_features = []
     for (feature, *_), weight_slice in weight_slices(fitted.terms):
         size = features.weighted_levels[feature]
         if not size:
             continue
         first, second = torch.triu_indices(size, size, 1)
         # The last weight is that of a new level, which no training stimulus has.
-        of_pairs = fitted.weights[:, weight_slice.start : weight_slice.stop - 1]
+        known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
+        weights_of_pairs = fitted.weights[:, known_pairs]  # (l, pairs)
         matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
-        matrix[:, first, second] = of_pairs
-        matrix[:, second, first] = of_pairs
-        values = torch.cat([of_pairs.new_tensor([torch.nan]), encoder.training_levels[feature]])
+        matrix[:, first, second] = weights_of_pairs
+        matrix[:, second, first] = weights_of_pairs
+        missing_value = weights_of_pairs.new_tensor([torch.nan])
+        values = torch.cat([missing_value, encoder.training_levels[feature]])
 
         # Level 0 is a missing value, which is left out unless a stimulus has it.
         has_missing = (features.levels[:, feature] == 0).any()
@@ -531,5 +552,5 @@ def level_weights(
         values = values[first_level:]
         names = [level_of(value, encoder.columns.levels[feature]) for value in values.tolist()]
         weights = matrix[0] if single else matrix
-        of_features.append(LevelWeights(feature, values, weights, names))
-    return of_features
+        weights_of_features.append(LevelWeights(feature, values, weights, names))
+    return weights_of_features

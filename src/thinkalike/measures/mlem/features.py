@@ -71,19 +71,19 @@ class Features:
         return replace(self, levels=self.levels[index], positions=self.positions[index])
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
-        """Return a table in which these features have moved between stimuli together.
+        """Return a table in which each stimulus has the values of another one in these features.
 
         Args:
-            features: The indices of the features that move; the others stay where they are.
-            order: For each stimulus, the one whose values it takes.
+            features: The indices of the features whose values move, all in the same way.
+            order: For each stimulus, the index of the one whose values it takes.
         """
         device = self.levels.device
         order = order.to(device)
-        moves = torch.zeros(len(self.scaled), dtype=torch.bool)
-        moves[[*features]] = True
-        moves = moves.to(device)
-        levels = self.levels[order].where(moves, self.levels)
-        positions = self.positions[order].where(moves, self.positions)
+        is_permuted = torch.zeros(len(self.scaled), dtype=torch.bool)  # for each feature
+        is_permuted[[*features]] = True
+        is_permuted = is_permuted.to(device)
+        levels = self.levels[order].where(is_permuted, self.levels)
+        positions = self.positions[order].where(is_permuted, self.positions)
         return replace(self, levels=levels, positions=positions)
 
     def difference(
@@ -101,30 +101,30 @@ class Features:
             feature: f.
             rows, columns: The indices of the stimuli of either set; None: all stimuli.
         """
-        of_rows = self
+        row_stimuli = self
         if rows is not None:
-            of_rows = self.take(rows)
-        of_columns = self
+            row_stimuli = self.take(rows)
+        column_stimuli = self
         if columns is not None:
-            of_columns = self.take(columns)
-        row_levels = of_rows.levels[:, feature, None]
-        column_levels = of_columns.levels[:, feature]
+            column_stimuli = self.take(columns)
+        row_levels = row_stimuli.levels[:, feature, None]
+        column_levels = column_stimuli.levels[:, feature]
         if self.weighted_levels[feature]:
             return pair_codes(row_levels, column_levels, self.weighted_levels[feature])
         is_different = _are_different(row_levels, column_levels)
         if not self.scaled[feature]:
             return is_different
         distance = _scaled_distance(
-            of_rows.positions[:, feature, None],
-            of_columns.positions[:, feature],
+            row_stimuli.positions[:, feature, None],
+            column_stimuli.positions[:, feature],
             self.ranges[feature],
         )
         return distance * is_different
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
-        """Return Δ of all features for p pairs of stimuli, in float64.
+        """Return the differences Δ of all f features for p pairs of stimuli, in float64.
 
-        Two levels whose pair has a weight of its own are 1 apart here, whichever pair they are.
+        For a feature with a weight for each pair of levels, Δ is 1 for any two different levels.
 
         Args:
             pairs: The indices of the two stimuli of each pair.
@@ -137,7 +137,10 @@ class Features:
 
 
 def _are_different(first: Int[Tensor, "*a"], second: Int[Tensor, "*b"]) -> Bool[Tensor, "*c"]:
-    """Return whether levels differ, and neither is ignored, which is a negative level."""
+    """Return whether two levels differ, element by element; False if one is negative.
+
+    A negative level is a missing value that is ignored. The shapes are broadcast.
+    """
     is_different = first != second
     first_is_ignored = first < 0
     second_is_ignored = second < 0
@@ -151,10 +154,10 @@ def _scaled_distance(
     second: Float[Tensor, "*b"],
     ranges: float | Float[Tensor, " f"],
 ) -> Float[Tensor, "*c"]:
-    """Return |first - second| / range for positions and ranges that are broadcast.
+    """Return |first - second| / range of the positions of stimuli on a scaled feature.
 
-    It is 1 where a position is NaN: for an indicator, or a missing value. The caller multiplies it
-    by whether the levels differ.
+    It is 1 where a position is NaN, because a value is missing or the feature is not scaled; the
+    caller multiplies it by whether levels differ. The shapes are broadcast.
     """
     return ((first - second).abs() / ranges).nan_to_num(1.0)
 
@@ -209,10 +212,11 @@ class FeatureEncoder:
     def of(
         cls, values: Float[Tensor, "n f"], columns: FeatureColumns, difference: str, missing: str
     ) -> FeatureEncoder:
-        """Return the encoder of some stimuli, as `fit` does, from the numbers of their table.
+        """Return an encoder that knows the levels that these stimuli have.
 
         Args:
-            values: The numbers that `FeatureColumns.read` gives.
+            values: The values of their features as numbers, NaN where one is missing, from
+                `FeatureColumns.read`.
             columns, difference, missing: See `FeatureEncoder`.
         """
         check_choice("difference", difference, DIFFERENCES)
@@ -222,7 +226,10 @@ class FeatureEncoder:
         return cls(columns, difference, missing, training_levels, has_missing)
 
     def encode(self, X: object) -> Features:
-        """Return a table in terms of the known levels.
+        """Return the features of the stimuli of a table, as levels and positions.
+
+        Args:
+            X: A table with the features of the training stimuli.
 
         Raises:
             ValueError: A value is missing under missing="error" or "drop"; this class drops no
@@ -232,7 +239,14 @@ class FeatureEncoder:
         return self.encode_values(values)
 
     def encode_values(self, values: Float[Tensor, "n f"]) -> Features:
-        """Return what `encode` does, from the numbers that `FeatureColumns.read` gives."""
+        """Return the levels and positions of features whose values were read as numbers.
+
+        Args:
+            values: The values as numbers, NaN where one is missing, from `FeatureColumns.read`.
+
+        Raises:
+            ValueError: See `encode`.
+        """
         is_missing = values.isnan()
         if self.missing in ("error", "drop") and is_missing.any():
             feature = int(is_missing.any(0).nonzero()[0])
@@ -248,6 +262,7 @@ class FeatureEncoder:
         positions = []
         ranges = []
         for feature, column in enumerate(values.T):
+            # Level 0 is kept for missing values, whose entries are set below.
             levels.append(self._levels(feature, column.nan_to_num(0.0)) + 1)
             positions_of_feature = torch.full_like(column, torch.nan)
             extent = 1.0
@@ -268,14 +283,16 @@ class FeatureEncoder:
     def refuse_new(
         self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]
     ) -> None:
-        """Raise a ValueError if these stimuli have a level that is new to training.
+        """Raise a ValueError if these stimuli have a level that is new to the fit.
 
-        Under "own_level" a missing value is such a level. New numbers of ordinal, numeric and
-        continuous features are accepted: they lie between or beyond the known ones.
+        Of a feature with a list of levels it is one that is not in the list, of a nominal feature
+        of numbers one that no training stimulus has. Under missing="own_level" a missing value is
+        new if no training stimulus lacks a value. New numbers of numeric and continuous features
+        are accepted: they lie between or beyond the known ones.
 
         Args:
-            values: The numbers that `FeatureColumns.read` gives.
-            levels: The levels that it gives.
+            values: The values of features as numbers, from `FeatureColumns.read`.
+            levels: What these numbers stand for, from the same call.
         """
         for feature, column in enumerate(values.T):
             is_missing = column.isnan()
@@ -297,19 +314,19 @@ class FeatureEncoder:
                 )
 
     def size(self, feature: int) -> int:
-        """Return the number of levels of a feature whose pairs of levels have weights.
+        """Return how many levels a feature has if each pair of them has a weight, else 0.
 
-        It counts the training levels and that of missing values; 0 for a feature with one weight.
+        These are the levels of the training stimuli, and one for missing values.
         """
         if self.difference == "levels" and self.columns.kinds[feature] == "nominal":
             return 1 + len(self.training_levels[feature])
         return 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return the level of each value, a number from 0 that is equal for equal values.
+        """Return a level for each value of a feature: a number from 0, equal for equal values.
 
-        If pairs of levels have weights, the levels of the training stimuli come first, in their
-        order, so that a level has the same number in each table; new ones come after them.
+        If each pair of levels has a weight, a level must have the same number in each table: those
+        of the training stimuli come first, in rising order, and new ones after them.
 
         Args:
             feature: The index of the feature.
@@ -328,11 +345,15 @@ class FeatureEncoder:
     def _positions(
         self, feature: int, column: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, " n"], float]:
-        """Return the position of each value of a scaled feature, and their range in training.
+        """Return the position of each value of a scaled feature, and the range in training.
 
-        Positions are the numbers themselves, or the ranks of ordinal levels from 0, with a new
-        level halfway between its neighbours; NaN where a value is missing. The range is 1 for a
-        feature that is constant in training.
+        Positions of numbers are the numbers themselves. Those of ordinal levels are their ranks,
+        with a new level halfway between its neighbours. They are NaN where a value is missing, and
+        all 0, with a range of 1, for a feature that is constant in training.
+
+        Args:
+            feature: The index of the feature.
+            column: Its values as numbers, NaN where one is missing.
         """
         training_levels = self.training_levels[feature]
         column = column.contiguous()
@@ -340,27 +361,28 @@ class FeatureEncoder:
             return torch.where(column.isnan(), torch.nan, 0.0), 1.0
         if self.columns.kinds[feature] in NUMBER_KINDS:
             return column, float(training_levels[-1] - training_levels[0])
-        # A known level k has k levels below it and k + 1 up to it; a new one has the same number
-        # in both, so that it is half a rank from either neighbour.
+        # The known level k has k levels below it and k + 1 levels up to it, so its position is
+        # k + ½. A new level between k - 1 and k has k levels in both counts: its position is k.
         below = torch.searchsorted(training_levels, column)
         up_to = torch.searchsorted(training_levels, column, right=True)
-        ranks = (below + up_to).double() / 2  # the rank from 0, plus ½
+        ranks = (below + up_to).double() / 2
         return torch.where(column.isnan(), torch.nan, ranks), len(training_levels) - 1.0
 
 
 def pair_codes(
     first: Int[Tensor, "*a"], second: Int[Tensor, "*b"], level_count: int
 ) -> Int[Tensor, "*c"]:
-    """Return the codes of pairs of levels, which are broadcast.
+    """Return a code for the pair of levels of two stimuli, element by element.
 
-    Two stimuli of one level, or with an ignored, negative one, have code 0; those of the known
-    levels a < b codes from 1, in the order (0, 1), (0, 2), ..., (k - 2, k - 1); those with a level
-    that is new to training have the last code.
+    It is 0 for equal levels and for a negative level, which is an ignored missing value. The pairs
+    of known levels, in any order, have codes from 1: (0, 1), (0, 2), ..., (k - 2, k - 1). All
+    pairs with a level that is new to training have the code after these.
 
     Args:
-        first, second: The levels.
-        level_count: How many levels are known, which are 0..level_count - 1.
+        first, second: The levels; the shapes are broadcast.
+        level_count: The number k of known levels, which are 0..k - 1; new ones are above.
     """
+    # A table of the codes of all pairs; its last row and column are those of a new level.
     codes = torch.zeros(level_count + 1, level_count + 1, dtype=torch.int32, device=first.device)
     rows, columns = torch.triu_indices(level_count, level_count, 1, device=first.device)
     code_of_pair = torch.arange(1, len(rows) + 1, device=first.device).int()
@@ -369,7 +391,7 @@ def pair_codes(
     codes[columns, rows] = code_of_pair
     codes[level_count] = code_of_new
     codes[:, level_count] = code_of_new
-    # Levels beyond the known ones, and ignored ones, are brought into the table of codes first.
+    # Clamping makes all new levels one, and brings ignored ones into the table.
     entries = first.clamp(0, level_count).long() * (level_count + 1) + second.clamp(0, level_count)
     code = codes.flatten().index_select(0, entries.flatten()).view(entries.shape)
     is_pair = (first != second) & (first >= 0) & (second >= 0)
@@ -431,32 +453,39 @@ def terms_of(
 
 
 def weight_slices(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
-    """Return the terms but the intercept, each with the slice of its weights.
+    """Return the terms of a model, each with the slice of its weights, without the intercept.
 
-    The pairs of levels of a feature f come together, as the term (f,) with the slice of all of
-    their weights; the slice of another term has length 1. Slices count from the first weight
-    after the intercept.
+    A term (f, g) is one weight, that of the product of the features f and g. The terms (f, a, b),
+    the weights of the pairs of levels a, b of a feature f, are returned as one term (f,), with the
+    slice of all of them.
+
+    Args:
+        terms: All terms, the intercept first. Slices count from the weight after it.
     """
-    groups = []
+    terms_with_slices = []
     start = 0
-    for term, terms_of_group in groupby(terms[1:], key=_group_of):
+    for term, terms_of_group in groupby(terms[1:], key=_without_levels):
         stop = start + len(list(terms_of_group))
-        groups.append((term, slice(start, stop)))
+        terms_with_slices.append((term, slice(start, stop)))
         start = stop
-    return groups
+    return terms_with_slices
 
 
-def _group_of(term: Term) -> Term:
-    """Return (f,) for the weight of two levels of f, and any other term as it is."""
+def _without_levels(term: Term) -> Term:
+    """Return (f,) for a term (f, a, b) of two levels of feature f, and other terms as they are."""
     if is_level_pair(term):
         return term[:1]
     return term
 
 
-def of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
-    """Return 1 for the terms that sum to Δ_f, else 0; the columns are the terms but the intercept.
+def features_by_term(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
+    """Return a matrix that is 1 where a term (column) belongs to a feature (row) alone, else 0.
 
-    The product of two different features belongs to neither.
+    The terms of a feature sum to Δ_f: they are (f, f), or all pairs of its levels. The product of
+    two different features belongs to neither.
+
+    Args:
+        terms: All terms, the intercept first, which has no column.
     """
     feature_of_term = []
     for term in terms[1:]:
@@ -467,13 +496,14 @@ def of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
 
 
 def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Float[Tensor, "*p"]]:
-    """Return the regressor of each term at the same pairs, in float64, in the order of the terms.
+    """Return the values of the regressor of each term at the same pairs of stimuli, in float64.
 
-    It is 1 for the intercept, the product of two differences, or an indicator of two levels.
+    The regressor of the intercept is 1, of a term (f, g) the product Δ_f Δ_g, and of a term
+    (f, a, b) whether the pair has the levels a and b of feature f.
 
     Args:
-        differences: Δ of the pairs, feature by feature; the codes of `pair_codes` where pairs of
-            levels have weights.
+        differences: Δ of the pairs, feature by feature. For a feature with a weight for each pair
+            of levels these are codes of the pairs, from `pair_codes`.
         terms: The terms, the intercept first.
     """
     columns = [torch.ones_like(differences[0], dtype=torch.float64)]
@@ -490,35 +520,38 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return the sum of weights times `regressors` at each of p pairs, without the intercept.
+    """Return the sum of weights times regressors at each of p pairs, without the intercept.
 
-    They are added one by one, so that equal Δ give equal bits.
+    Terms are added one by one, so that pairs with equal Δ have predictions with equal bits.
 
     Args:
-        differences: Δ of the pairs, feature by feature.
+        differences: Δ of the pairs, feature by feature, as `regressors` takes them.
         terms: The terms, the intercept first.
         weights: The r weights of the terms after the intercept, for any number of models.
     """
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
     for term, weight_slice in weight_slices(terms):
-        of_term = weights[..., weight_slice]
+        weights_of_term = weights[..., weight_slice]
         if is_all_level_pairs(term):
-            weight_of_code = pad(of_term, (1, 0))  # 0 for code 0
+            weight_of_code = pad(weights_of_term, (1, 0))  # code 0, of equal levels, has weight 0
             total += weight_of_code.index_select(-1, differences[term[0]].long())
         else:
-            total += of_term * (differences[term[0]] * differences[term[1]])
+            total += weights_of_term * (differences[term[0]] * differences[term[1]])
     return total
 
 
-def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
-    """Return the patterns of differences, feature by feature, and the pattern of each pair.
+def distinct_patterns(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
+    """Return the different patterns of differences, and which of them each pair of stimuli has.
 
     Pairs with the same Δ of every feature have one pattern, so that predictions are computed once
-    for each. If more than half of a sample of pairs have different patterns, each pair gets its
-    own pattern, which spares sorting them; differences that are all indicators are not sampled.
+    for all of them. If most pairs of a sample have different patterns, each pair gets a pattern of
+    its own, which spares sorting; differences that are all indicators are not sampled.
 
     Args:
         differences: Δ of p pairs, feature by feature.
+
+    Returns:
+        Δ of the patterns, feature by feature, and the index of each pair's pattern.
     """
     pair_count = len(differences[0])
     stride = -(-pair_count // SAMPLED_PAIRS)  # rounded up, so that the sample is no larger
@@ -534,17 +567,21 @@ def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, "
 
 
 def _pattern_numbers(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
-    """Return a number for each pair, equal for pairs that agree in all differences.
+    """Return a number for each pair of stimuli, equal for pairs that agree in all differences.
 
     The numbers in use are 0, 1, 2, ... without a gap.
+
+    Args:
+        differences: Δ of the p pairs, feature by feature.
     """
+    # A number has a digit for each feature, like a number in a mixed-radix system.
     numbers = torch.zeros_like(differences[0], dtype=torch.int64)
     number_count = 1  # how many numbers are possible so far
     for column in differences:
         if column.is_floating_point():
             _, column = torch.unique(column, return_inverse=True)
         size = int(column.max()) + 1
-        if number_count * size >= GREATEST_CODE:
+        if number_count * size >= GREATEST_CODE:  # numbers would overflow: renumber without gaps
             number_count = len(numbers)
             _, numbers = torch.unique(numbers, return_inverse=True)
         numbers = numbers * size + column
@@ -552,6 +589,6 @@ def _pattern_numbers(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
     if number_count > MOST_COUNTED_PATTERNS:
         consecutive: Tensor = torch.unique(numbers, return_inverse=True)[1]
         return consecutive
-    # Renumber them without sorting.
+    # Renumber them by counting, without sorting.
     occurs = torch.bincount(numbers, minlength=number_count) > 0
     return (occurs.cumsum(0) - 1)[numbers]

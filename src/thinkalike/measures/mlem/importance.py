@@ -19,7 +19,7 @@ from thinkalike.measures.folds import splits
 from thinkalike.measures.kinds import FeatureColumns
 from thinkalike.measures.mlem.encoding_model import MLEM, StimulusTable
 from thinkalike.measures.mlem.features import FeatureEncoder
-from thinkalike.measures.mlem.solver import Division, FittedWeights, describe
+from thinkalike.measures.mlem.solver import Division, FittedWeights, feature_correlations
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.measures.seeds import seeded
@@ -37,7 +37,7 @@ FeatureSet = tuple[int, ...]
 
 
 def fewest_groups(folds: int) -> int:
-    """Return how many groups, such as sentences, an interval over so many folds needs."""
+    """Return how many groups, such as sentences, an interval over this many folds needs."""
     return max(FEWEST_GROUPS, GROUPS_PER_FOLD * folds)
 
 
@@ -103,10 +103,10 @@ class Importance:
         return self._drops_by_fold([features for features in self.sets if len(features) == 1])
 
     def pair_effects(self) -> Estimate:
-        """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs).
+        """Return the interaction S_a + S_b - S_ab - S of each requested pair, (l, pairs).
 
-        S is the score, S_a that when feature a moves, and S_ab that when both move together. In
-        drops this is drop(ab) - drop(a) - drop(b).
+        S is the score, S_a the score with feature a permuted, and S_ab that with both permuted
+        together. In drops of the score this is drop(ab) - drop(a) - drop(b).
         """
         pairs = [features for features in self.sets if len(features) == 2]
         first_alone = self._drops_by_fold([(first,) for first, _ in pairs])
@@ -124,16 +124,20 @@ class Importance:
         return self._share_of_null(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
-        """Return `p_values` against the largest importance of any layer and feature in each draw.
+        """Return p-values that are corrected for the number of layers and features.
 
-        They account for having looked at all of them (Westfall & Young 1993).
+        Each importance is compared with the largest one of all layers and features in each null
+        draw (Westfall & Young 1993).
+
+        Raises:
+            ValueError: There are no null draws.
         """
         return self._share_of_null(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
-        """Return the mean over the k folds of the last axis, with its interval.
+        """Return the mean over the k folds of the last axis, with a 95 % interval.
 
-        The interval is (-∞, ∞) if the groups are too few for one.
+        The interval is (-∞, ∞) if there are fewer groups of stimuli than `fewest_groups`.
         """
         estimate = fold_interval(values)
         if self.groups >= fewest_groups(values.shape[-1]):
@@ -141,11 +145,16 @@ class Importance:
         return interval_around(estimate.value, torch.inf)
 
     def _share_of_null(self, *, largest: bool) -> Float[Tensor, "l f"]:
-        """Return the p-value of each feature in each layer.
+        """Return the p-value (1 + #{null ≥ importance}) / (1 + #null) of each feature and layer.
+
+        It is NaN where the null is, because groups are too few.
 
         Args:
             largest: Whether the null is the largest importance of all layers and features in a
                 draw, instead of that of the same layer and feature.
+
+        Raises:
+            ValueError: There are no null draws.
         """
         if self.null is None:
             raise ValueError(
@@ -155,12 +164,19 @@ class Importance:
         null = self.null
         if largest:
             null = null.amax((1, 2), keepdim=True).expand_as(null)
-        importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
+        # Single features come first among the sets that are permuted.
+        importance = self.drops.mean((1, 2))[:, : null.shape[-1]]  # (l, f)
         p = (1 + (null >= importance - DROP_ROUNDING).sum(0)) / (1 + len(null))
         return p.where(~null.isnan().any(0), torch.nan)
 
     def _drops_by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
-        """Return the mean drop over permutations of these t sets, each of `self.sets`, by fold."""
+        """Return how much the score drops when each of t sets of features is permuted, by fold.
+
+        It is the mean over permutations.
+
+        Args:
+            sets: The sets, each of which is one of `self.sets`.
+        """
         indices = [self.sets.index(features) for features in sets]
         return self.drops.mean(2)[:, :, indices].mT
 
@@ -241,17 +257,17 @@ def feature_importance(
         model, table, folds, permutations, strata, generator, seed
     )
     if null:  # the ranks of held-out pairs are used many times
-        plan = [_with_listed_parts(fold) for fold in plan]
+        plan = [_with_inner_folds_in_memory(fold) for fold in plan]
 
     scores_of_folds: list[Tensor] = []
     drops_of_folds: list[Tensor] = []
     for fold in counted(plan, "fold", folds):
-        fitted, scores, drops = _drops(model, table.values, table.columns, fold, sets)
+        fitted, scores, drops = _fit_and_drops(model, table.values, table.columns, fold, sets)
         if not scores_of_folds:
             first_fit = fitted
         scores_of_folds.append(scores)
         drops_of_folds.append(drops)
-    describe(first_fit, [table.columns.label(feature) for feature in range(f)])
+    feature_correlations(first_fit, [table.columns.label(feature) for feature in range(f)])
     all_scores = torch.stack(scores_of_folds, 1)  # (l, k)
     all_drops = torch.stack(drops_of_folds, 1)  # (l, k, r, t)
     constant = (all_scores == 0).any(1).nonzero().flatten().tolist()
@@ -283,8 +299,8 @@ def feature_importance(
     return Importance(sets, all_scores, all_drops, draws, group_count)
 
 
-def _with_listed_parts(fold: _HeldOutFold) -> _HeldOutFold:
-    """Return a fold whose inner folds are a list, so that several fits can go through them."""
+def _with_inner_folds_in_memory(fold: _HeldOutFold) -> _HeldOutFold:
+    """Return a fold whose inner folds are a list and no iterator, so that fits can reuse them."""
     division = fold.division._replace(pairs_of_folds=list(fold.division.pairs_of_folds))
     return fold._replace(division=division)
 
@@ -296,35 +312,36 @@ def _importance_if_moved(
     feature: int,
     order: Int[Tensor, " n"],
 ) -> Float[Tensor, " l"]:
-    """Return the importance that a feature has in each layer after its values moved.
+    """Return the importance of a feature in each layer if its values are exchanged before fitting.
 
-    Everything else, the fits too, is repeated with the moved values.
+    This is one draw of the null: fits and permutations are repeated with the exchanged values.
 
     Args:
         model: The parameters of the fits.
         table: The data; they are not changed.
-        plan: The folds, which can be gone through several times.
+        plan: The folds of the cross-validation.
         feature: The index of the feature.
-        order: For each stimulus, the one whose value it takes.
+        order: For each stimulus, the index of the one whose value it takes.
     """
     values = table.values.clone()
     values[:, feature] = values[order, feature]
     drops_of_folds = []
     for fold in plan:
-        _, _, drops = _drops(model, values, table.columns, fold, [(feature,)])
+        _, _, drops = _fit_and_drops(model, values, table.columns, fold, [(feature,)])
         drops_of_folds.append(drops)
-    return torch.stack(drops_of_folds, 1).mean((1, 2))[:, 0]
+    all_drops = torch.stack(drops_of_folds, 1)  # (layer, fold, permutation, 1)
+    return all_drops.mean((1, 2))[:, 0]
 
 
 def _pairs_of_features(interactions: Any, columns: FeatureColumns) -> list[FeatureSet]:
-    """Return the requested pairs of features by their numbers, in the given order.
+    """Return pairs of features that a user gave by name or index, as pairs of indices.
 
     Args:
-        interactions: Pairs of numbers or names, as `feature_importance` takes them.
+        interactions: What the user gave: a list of pairs of names or indices.
         columns: The features of the table.
 
     Raises:
-        ValueError: Something is not a pair of different features, or is given twice.
+        ValueError: Something is not a pair of different features, or a pair is given twice.
     """
     message = (
         f"interactions={shown(interactions)} must be a list of pairs of features, by number or "
@@ -363,7 +380,7 @@ def _plan(
     generator: torch.Generator,
     seed: int,
 ) -> Iterator[_HeldOutFold]:
-    """Yield the folds of the cross-validation, with the orders of their permutations.
+    """Yield the folds of the cross-validation, with the orders in which test stimuli are permuted.
 
     Args:
         model: The parameters of the fits.
@@ -388,16 +405,17 @@ def _plan(
         yield _HeldOutFold(train, test, division, orders)
 
 
-def _drops(
+def _fit_and_drops(
     model: MLEM,
     values: Float[Tensor, "n f"],
     columns: FeatureColumns,
     fold: _HeldOutFold,
     sets: Sequence[FeatureSet],
 ) -> tuple[FittedWeights, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Return the fit to a fold's training pairs, the score of its held-out ones, and its drops.
+    """Fit a model to the training pairs of a fold, and score the held-out pairs.
 
-    Constant predictions score 0. Drops that are rounding are 0.
+    They are scored as they are, and with each set of features permuted. Constant predictions score
+    0. Drops of the score that are only rounding are 0.
 
     Args:
         model: The parameters of the fit.
@@ -407,14 +425,14 @@ def _drops(
         sets: The t sets of features that are permuted, once for each of the fold's r orders.
 
     Returns:
-        The fit, the score of each layer, and how much it drops, (l, r, t).
+        The fit, the score of each layer, and how much it drops for each order and set, (l, r, t).
     """
     encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
     features = encoder.encode_values(values)
     fitted = model.fit_weights(features, fold.train, fold.division)
     test = fold.test
     differences = test.differences(features)
-    variants = [differences]
+    variants = [differences]  # as they are, then permuted
     for order in fold.orders:
         for moved_features in sets:
             variants.append(test.permuted(features, differences, moved_features, order))
@@ -426,14 +444,22 @@ def _drops(
 
 
 def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return a random order of stimuli in which each takes the place of one of its stratum.
+    """Return a random order of stimuli that exchanges values only within each stratum.
 
-    Entry i is the stimulus whose value stimulus i takes.
+    Args:
+        strata: The stratum of each stimulus, as a number.
+        generator: Draws the order.
+
+    Returns:
+        For stimulus i, the index of the stimulus whose value it takes.
     """
-    # Both sorts put strata in the same order, one with its stimuli as they are, one shuffled.
+    # Both lists go through the strata in the same order: one with the stimuli of a stratum as they
+    # are, one with them shuffled.
     shuffled = torch.randperm(len(strata), generator=generator).to(strata.device)
+    stimuli_by_stratum = strata.argsort(stable=True)
+    shuffled_by_stratum = shuffled[strata[shuffled].argsort(stable=True)]
     order = torch.empty_like(shuffled)
-    order[strata.argsort(stable=True)] = shuffled[strata[shuffled].argsort(stable=True)]
+    order[stimuli_by_stratum] = shuffled_by_stratum
     return order
 
 

@@ -28,9 +28,9 @@ from thinkalike.measures.mlem.cone_solvers import (
 from thinkalike.measures.mlem.features import (
     Features,
     Term,
+    features_by_term,
     is_all_level_pairs,
     is_level_pair,
-    of_features,
     terms_of,
     weight_slices,
 )
@@ -71,30 +71,31 @@ class FittedWeights(NamedTuple):
 
     @property
     def matrices(self) -> Float[Tensor, "l f"] | Float[Tensor, "l f f"]:
-        """W of each layer: its diagonal (f) alone if no interactions were fitted, else (f, f).
+        """W of each layer: only its diagonal (f) if no interactions were fitted, else (f, f).
 
-        With levels it is the mean weight w^f of each feature, (f).
+        If each pair of levels of some feature has a weight, it is the mean weight of each feature.
         """
         if any(is_level_pair(term) for term in self.terms):
             # The last weight of a feature is that of a new level, which is the mean weight.
-            last = [weight_slice.stop - 1 for _, weight_slice in weight_slices(self.terms)]
-            return self.weights[:, last]
+            last_weights = [weight_slice.stop - 1 for _, weight_slice in weight_slices(self.terms)]
+            return self.weights[:, last_weights]
         norms = _entry_norms(self.terms).to(self.weights)
-        if (norms > 1).any():
+        has_interactions = bool((norms > 1).any())
+        if has_interactions:
             return to_matrix(self.weights / norms)
         return self.weights
 
 
 class Division(NamedTuple):
-    """Folds of stimuli, or of pairs if folds are of these, for the choice of the ridge.
+    """The folds by which the ridge is chosen: of stimuli, or, under recipe="paper", of pairs.
 
     Attributes:
-        cells: The fold of each stimulus, or pair.
+        fold_of: The fold of each stimulus, or pair.
         pairs_of_folds: The pairs within each fold, one fold at a time: their ranks are most of
             the memory. There are none if there is one α and nothing to choose.
     """
 
-    cells: Int[Tensor, " k"]
+    fold_of: Int[Tensor, " k"]
     pairs_of_folds: Iterable[StimulusPairs]
 
 
@@ -119,11 +120,11 @@ def fit_weights(
     """
     terms = terms_of(features.weighted_levels, interactions, features.labels)
     term_count = len(terms)
-    sums = stimulus_pairs.sums(features, terms, division.cells)
+    sums = stimulus_pairs.sums(features, terms, division.fold_of)
     covariance = about_means(sums)[0, :, : term_count - 1] / sums[0, 0, 0]  # of all pairs
     varies = ~_constant(covariance, terms)
     if any(features.weighted_levels):
-        counts = stimulus_pairs.level_counts(features, division.cells)
+        counts = stimulus_pairs.level_counts(features, division.fold_of)
         has_pairs = sums[:, 0, 1:term_count] > 0
         sizes = pair_sizes(counts, terms)
         path = level_path(about_means(sums), varies & has_pairs, sizes, terms, alphas)
@@ -156,16 +157,18 @@ def fit_weights(
 
 
 def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return 1 for W_ff and √2 for W_fg, by the terms (f, g) after the intercept.
+    """Return for each term (f, g) after the intercept 1 if f = g, for W_ff, else √2, for W_fg.
 
-    In the coordinates W_ff and √2 W_fg, ‖W‖² is a sum of squares.
+    Multiplied by these, the entries of W on and above the diagonal have the norm of W.
     """
     norms = [1.0 if f == g else 2**0.5 for f, g in terms[1:]]
     return torch.tensor(norms, dtype=torch.float64)
 
 
 def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
-    """Return which of the r terms after the intercept have a feature with the same Δ in all pairs.
+    """Return which of the r terms after the intercept have a constant feature.
+
+    A feature is constant if its Δ is the same in all pairs of stimuli, up to rounding.
 
     Args:
         covariance: The covariance of these terms over the pairs.
@@ -174,7 +177,7 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
     Raises:
         ValueError: Every feature has the same Δ in all pairs.
     """
-    sums_to_feature = of_features(terms).to(covariance)  # (f, r)
+    sums_to_feature = features_by_term(terms).to(covariance)  # (f, r)
     variances = (sums_to_feature @ covariance @ sums_to_feature.T).diagonal()
     is_constant = variances <= VARIANCE_ROUNDING
     if is_constant.all():
@@ -182,11 +185,11 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
             "X: every feature is equal in all pairs of stimuli, or differs in all of them, and "
             "explains no distance: choose kinds='continuous' for numbers that all differ"
         )
-    of_constant = []
+    term_is_constant = []
     for term in terms[1:]:
         features = term[:1] if is_level_pair(term) else term
-        of_constant.append(is_constant[list(features)].any())
-    return torch.stack(of_constant)
+        term_is_constant.append(is_constant[list(features)].any())
+    return torch.stack(term_is_constant)
 
 
 def _weights_by_alpha(
@@ -195,42 +198,46 @@ def _weights_by_alpha(
     terms: Sequence[Term],
     alphas: Sequence[float],
 ) -> Float[Tensor, "a s l r"]:
-    """Return the weights at each of a α, on each of s sets of pairs, of each of l layers.
+    """Return the weights of terms at each of a ridges, on each of s sets of pairs, for l layers.
 
-    They are of W_ff and W_fg; features whose pairs of levels have weights are for `level_path`.
+    The terms are W_ff and, for a full W, W_fg. Models with weights of pairs of levels are solved
+    by `level_path`.
 
     Args:
-        sums: The `normal_equations`.
+        sums: Sums of products over the pairs of each set, see `normal_equations`.
         varies: Which terms are not constant; the others get weight 0.
         terms: The terms, the intercept first.
         alphas: The ridges α.
     """
     moments = about_means(sums)
     r = len(terms) - 1
+    # In the coordinates W_ff and √2 W_fg, the penalty α ‖W‖² is a sum of squares.
     scale = _entry_norms(terms).to(moments) * varies
     target = (moments[..., r:] * scale[:, None]).mT  # (s, l, r)
     shape = (len(alphas), *target.shape)
     identity = torch.eye(r, dtype=scale.dtype, device=scale.device)
-    ridge = moments.new_tensor(alphas)[:, None, None, None, None] * identity
-    gram = (moments[..., :r] * scale[:, None] * scale)[:, None] + ridge
+    ridge = moments.new_tensor(alphas)[:, None, None, None, None] * identity  # (a, 1, 1, r, r)
+    gram = (moments[..., :r] * scale[:, None] * scale)[:, None] + ridge  # (a, s, 1, r, r)
     last_term = terms[-1]
     is_diagonal = last_term[0] == last_term[1]
     solve = nnls if is_diagonal else psd_least_squares
     return solve(gram.expand(*shape, r), target.expand(shape)) * scale
 
 
-def describe(fitted: FittedWeights, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
-    """Return Pearson's r of the features' Δ over the pairs, and its condition number.
+def feature_correlations(
+    fitted: FittedWeights, labels: Sequence[str]
+) -> tuple[Float[Tensor, "f f"], float]:
+    """Return the correlation matrix of the features' Δ over the pairs, and its condition number.
 
-    r is NaN for a constant feature, which the condition number leaves out. The condition number is
-    ∞ where Δ are linearly dependent up to rounding. Warnings name constant and highly correlated
-    features.
+    It also warns of constant and of highly correlated features. Correlations are NaN for a
+    constant feature, which the condition number leaves out. The condition number is ∞ if Δ are
+    linearly dependent up to rounding.
 
     Args:
         fitted: The weights of a fit, whose covariance is used.
         labels: What warnings call the features.
     """
-    sums_to_feature = of_features(fitted.terms).to(fitted.covariance)  # (f, r)
+    sums_to_feature = features_by_term(fitted.terms).to(fitted.covariance)  # (f, r)
     covariance = sums_to_feature @ fitted.covariance @ sums_to_feature.T
     variances = covariance.diagonal()
     deviations = variances.where(variances > VARIANCE_ROUNDING, torch.nan).sqrt()
@@ -284,7 +291,7 @@ def level_path(
     gram = torch.where(used[:, :, None] & used[:, None], moments[..., :r], 0)
     used_sizes = sizes * used
     ridge = level_ridge(used_sizes, terms)
-    sums_to_feature = of_features(terms).to(gram)  # (f, r)
+    sums_to_feature = features_by_term(terms).to(gram)  # (f, r)
     path = []
     for alpha in alphas:
         if alpha == torch.inf:  # one weight per feature
@@ -298,10 +305,10 @@ def level_path(
                 continue
             sizes_of_feature = used_sizes[:, None, weight_slice]
             shares = sizes_of_feature / sizes_of_feature.sum(-1, keepdim=True).clamp(min=1)
-            of_feature = weights[..., weight_slice]
-            mean = (of_feature * shares).sum(-1, keepdim=True)
+            weights_of_feature = weights[..., weight_slice]
+            mean = (weights_of_feature * shares).sum(-1, keepdim=True)
             is_known = used[:, None, weight_slice]
-            weights[..., weight_slice] = torch.where(is_known, of_feature, mean)
+            weights[..., weight_slice] = torch.where(is_known, weights_of_feature, mean)
         path.append(weights)
     return torch.stack(path)
 
@@ -309,25 +316,31 @@ def level_path(
 def _nnls_of_layers(
     gram: Float[Tensor, "s q q"], target: Float[Tensor, "s l q"]
 ) -> Float[Tensor, "s l q"]:
-    """Return the w ≥ 0 with least w'Gw / 2 - t'w, of l layers that share G on a set of pairs."""
+    """Return the w ≥ 0 with least w'Gw / 2 - t'w, for l layers on each of s sets of pairs.
+
+    Args:
+        gram: G, which all layers share.
+        target: t of each layer.
+    """
     return nnls(gram[:, None].expand(*target.shape, target.shape[2]), target)
 
 
 def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
-    """Return the matrix R of w'R w = Σ_f Σ_ab p_ab (w_ab - Σ p w / Σ p)², for each set of pairs.
+    """Return the matrix R of the ridge penalty on weights of pairs of levels, for each of s sets.
 
-    A term of size 0, such as that of a feature with one weight, is not penalised.
+    The penalty is w'R w = Σ_f Σ_ab p_ab (w_ab - w̄_f)², with w̄_f = Σ p w / Σ p the mean weight of
+    feature f. A term of size p = 0, such as that of a feature with one weight, is not penalised.
 
     Args:
-        sizes: p, the `pair_sizes`.
+        sizes: p of each term, how many stimuli have one of the two levels, see `pair_sizes`.
         terms: The terms, the intercept first.
     """
     ridge = torch.diag_embed(sizes)
     for term, weight_slice in weight_slices(terms):
         if is_all_level_pairs(term):
-            of_feature = sizes[:, weight_slice]
-            total = of_feature.sum(1).clamp(min=1)[:, None, None]
-            products = of_feature[:, :, None] * of_feature[:, None]
+            sizes_of_feature = sizes[:, weight_slice]
+            total = sizes_of_feature.sum(1).clamp(min=1)[:, None, None]
+            products = sizes_of_feature[:, :, None] * sizes_of_feature[:, None]
             ridge[:, weight_slice, weight_slice] -= products / total
     return ridge
 
@@ -335,20 +348,22 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
 def pair_sizes(
     counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]
 ) -> Float[Tensor, "s r"]:
-    """Return n_a + n_b, the stimuli of both levels, of each pair of levels in each of s sets.
+    """Return for each term (f, a, b) how many stimuli have the level a or b, n_a + n_b, by set.
 
-    It is 0 for the pairs with a new level, and for any other term.
+    It is 0 for the last term of a feature, that of pairs with a new level, and for terms that are
+    not of pairs of levels.
 
     Args:
-        counts: The `level_counts` of each feature.
+        counts: For each feature, how many stimuli have each of its levels in each of s sets;
+            (s, 0) for a feature with one weight.
         terms: The terms, the intercept first.
     """
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
     for (feature, *_), weight_slice in weight_slices(terms):
-        of_levels = counts[feature]
-        level_count = of_levels.shape[1]
+        level_counts = counts[feature]
+        level_count = level_counts.shape[1]
         if level_count:
             first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
-            sizes[:, known_pairs] = of_levels[:, first] + of_levels[:, second]
+            sizes[:, known_pairs] = level_counts[:, first] + level_counts[:, second]
     return sizes

@@ -82,8 +82,8 @@ def split_half_reference(
     _, cell_of = cell_of[stimuli].unique(return_inverse=True)
     distances = []
     for layer in layers:
-        of_layer = NeuralDistances.of(torch.as_tensor(layer).cpu(), distance)
-        distances.append(of_layer.take(stimuli))
+        distances_of_layer = NeuralDistances.of(torch.as_tensor(layer).cpu(), distance)
+        distances.append(distances_of_layer.take(stimuli))
 
     # All stimuli, and those without each part of the groups in turn.
     group_count = int(owners.max()) + 1
@@ -92,13 +92,15 @@ def split_half_reference(
     without_parts = [part_of != part_number for part_number in range(part_count)]
     remaining = torch.stack([torch.ones_like(without_parts[0]), *without_parts])
 
-    of_divisions = []
+    references_of_divisions = []
     for _ in counted(range(splits), "division for split-half references"):
         half_of_group = torch.randperm(group_count, generator=generator) % 2
         half = half_of_group[owners]
-        of_layers = [_references_of_layer(layer, cell_of, half, remaining) for layer in distances]
-        of_divisions.append(torch.stack(of_layers, 1))
-    values = torch.stack(of_divisions).mean(0)  # (1 + parts, l)
+        references_of_layers = [
+            _references_of_layer(layer, cell_of, half, remaining) for layer in distances
+        ]
+        references_of_divisions.append(torch.stack(references_of_layers, 1))
+    values = torch.stack(references_of_divisions).mean(0)  # (1 + parts, l)
     for index, value in enumerate(values[0]):
         if value.isnan():
             reason = _why_no_reference(distances[index], cell_of)
@@ -128,7 +130,12 @@ def split_half_reference(
 
 
 def _why_no_reference(distances: NeuralDistances, cells: Int[Tensor, " n"]) -> str:
-    """Return why the distances of a layer have no split-half reference, and the remedy."""
+    """Return for users why a layer has no split-half reference, and what to do.
+
+    Args:
+        distances: The distances of the stimuli in the layer.
+        cells: The cell of each stimulus, its combination of levels of all features.
+    """
     squared = distances.vector()
     if squared.max() <= squared.min():
         return "all distances are equal, so no cell is nearer than another; leave the layer out"
@@ -161,13 +168,15 @@ def _references_of_layer(
     half: Int[Tensor, " n"],
     remaining: Bool[Tensor, "m n"],
 ) -> Float[Tensor, " m"]:
-    """Return the mean of ρ(B, A) / √r over both directions, for each of m sets of stimuli.
+    """Return the split-half reference of a layer, for each of m sets of stimuli.
 
-    It is NaN for a set whose reliability r is not above 0.
+    For the halves A and B of the stimuli it is the mean of ρ(B, A) / √r over both directions. ρ
+    is Spearman's correlation of the distances of pairs in B with the mean distances of the same
+    cells in A, and r the reliability of these means. It is NaN for a set with r ≤ 0.
 
     Args:
         distances: The distances of the n stimuli in one layer.
-        cells: The cell of each stimulus, from 0.
+        cells: The cell of each stimulus, from 0: its combination of levels of all features.
         half: The half of each stimulus, 0 or 1.
         remaining: Which stimuli each set has.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
-from thinkalike.measures.mlem.features import Features, Term, distinct, predict
+from thinkalike.measures.mlem.features import Features, Term, distinct_patterns, predict
 from thinkalike.measures.mlem.sums import level_counts, normal_equations, sums_of_given_pairs
 
 # Predictions that are in memory at once.
@@ -36,6 +36,7 @@ class StimulusPairs:
         chosen: Int[Tensor, " p"] | None = None,
         targets: Float[Tensor, "l p"] | None = None,
     ):
+        """Store the arguments; without an index, the stimuli are all rows of the feature table."""
         if index is None:
             index = torch.arange(len(layers[0]), device=layers[0].states.device)
         self.layers = layers
@@ -50,10 +51,10 @@ class StimulusPairs:
         return len(self.chosen)
 
     def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
-        """Return the pairs of some stimuli, or some of the chosen pairs.
+        """Return the pairs of some of the stimuli, or some of the chosen pairs, as in a fold.
 
         Args:
-            units: The positions of these stimuli, or pairs, in the order of this object.
+            units: The indices of these stimuli in `index`, or of these pairs in `chosen`.
         """
         if self.chosen is None:
             layers = [layer.take(units) for layer in self.layers]
@@ -73,7 +74,10 @@ class StimulusPairs:
         return torch.stack(list(self._squares()))
 
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
-        """Return the squared distances of the pairs layer by layer, one in memory at a time."""
+        """Return the squared distances of the pairs in each layer, computed one layer at a time.
+
+        If they are known, they are those that were given.
+        """
         if self._targets is not None:
             return self._targets
         return (layer.at(self.flat) for layer in self.layers)
@@ -88,69 +92,85 @@ class StimulusPairs:
         return unit_ranks(self._squares(), len(self.layers), "the distances of layer")
 
     def differences(self, features: Features) -> list[Tensor]:
-        """Return Δ of the pairs, feature by feature, as `Features.difference` has it.
+        """Return how the stimuli of each pair differ, Δ, feature by feature.
+
+        It is bool, a distance, or the code of two levels, see `Features.difference`.
 
         Args:
             features: The features of all stimuli of the table.
         """
-        of_stimuli = features.take(self.index)
-        feature_numbers = range(len(features.scaled))
-        return [of_stimuli.difference(feature).flatten()[self.flat] for feature in feature_numbers]
+        features_of_stimuli = features.take(self.index)
+        differences = []
+        for feature in range(len(features.scaled)):
+            matrix = features_of_stimuli.difference(feature)  # of all stimuli with all stimuli
+            differences.append(matrix.flatten()[self.flat])
+        return differences
 
     def permuted(
         self,
         features: Features,
         differences: Sequence[Tensor],
-        moved: Sequence[int],
+        permuted_features: Sequence[int],
         order: Int[Tensor, " k"],
     ) -> list[Tensor]:
-        """Return the differences after some features moved between stimuli, or between pairs.
+        """Return Δ of the pairs, feature by feature, after some features were permuted.
+
+        Their values move between stimuli; if folds divide pairs, their Δ moves between pairs.
 
         Args:
             features: The features of all stimuli of the table.
             differences: Δ of the pairs before, feature by feature.
-            moved: The indices of the features that move, all in the same order.
-            order: For each stimulus, or pair if folds divide these, the one whose values it takes.
+            permuted_features: The indices of the features that are permuted, all in the same way.
+            order: For each stimulus, or pair, the index of the one whose values it takes.
         """
         permuted = list(differences)
         if self.chosen is not None:
-            for feature in moved:
+            for feature in permuted_features:
                 permuted[feature] = differences[feature][order]
             return permuted
-        of_stimuli = features.take(self.index).permuted(moved, order)
-        for feature in moved:
-            permuted[feature] = of_stimuli.difference(feature).flatten()[self.flat]
+        permuted_stimuli = features.take(self.index).permuted(permuted_features, order)
+        for feature in permuted_features:
+            permuted[feature] = permuted_stimuli.difference(feature).flatten()[self.flat]
         return permuted
 
     def sums(
-        self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]
+        self, features: Features, terms: Sequence[Term], fold_of: Int[Tensor, " k"]
     ) -> Float[Tensor, "s t u"]:
-        """Return `normal_equations` of all pairs, and without each cell of stimuli or pairs.
+        """Return the sums for a least-squares fit: over all pairs, then without each fold.
+
+        Entry (s, a, b) is Σ x_a x_b over the pairs of set s, with x_a the regressor of term a of
+        the model. From b = t on it is Σ x_a y, with y the squared distance of the pair in a layer.
 
         Args:
             features: The features of all stimuli of the table.
-            terms: The terms, the intercept first.
-            cells: The cell, from 0, of each stimulus, or of each pair if folds divide these.
+            terms: The t terms of the model, the intercept first.
+            fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
         if self.chosen is None:
-            return normal_equations(features.take(self.index), self.layers, terms, cells)
-        return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
+            return normal_equations(features.take(self.index), self.layers, terms, fold_of)
+        return sums_of_given_pairs(self.differences(features), self.targets(), terms, fold_of)
 
     def level_counts(
-        self, features: Features, cells: Int[Tensor, " k"]
+        self, features: Features, fold_of: Int[Tensor, " k"]
     ) -> list[Float[Tensor, "s _"]]:
-        """Return `level_counts` for each set of `sums`.
+        """Return for each feature how many stimuli of each level there are in each of s sets.
 
-        With folds of pairs every set has all stimuli.
+        The sets are all stimuli and, if there are several folds, all but those of each fold. If
+        folds divide pairs, every set has all stimuli.
+
+        Args:
+            features: The features of all stimuli of the table.
+            fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
-        of_stimuli = features.take(self.index)
+        features_of_stimuli = features.take(self.index)
         if self.chosen is None:
-            return level_counts(of_stimuli, cells)
+            return level_counts(features_of_stimuli, fold_of)
         set_count = 1
-        if cells.any():  # several cells: all pairs, and all but those of each cell
-            set_count += int(cells.max()) + 1
-        of_all = level_counts(of_stimuli, torch.zeros_like(self.index))
-        return [counts.expand(set_count, -1) for counts in of_all]
+        if fold_of.any():  # several folds: all pairs, and all but those of each fold
+            set_count += int(fold_of.max()) + 1
+        single_fold = torch.zeros_like(self.index)
+        counts_of_features = level_counts(features_of_stimuli, single_fold)
+        return [counts.expand(set_count, -1) for counts in counts_of_features]
 
     def score(
         self,
@@ -158,21 +178,22 @@ class StimulusPairs:
         terms: Sequence[Term],
         weights: Float[Tensor, "*b l r"],
     ) -> Float[Tensor, "v *b l"]:
-        """Return Spearman's ρ of predicted and neural distances; NaN of constants.
+        """Return Spearman's ρ of predicted and neural distances; NaN for constant predictions.
 
-        Pairs of equal differences have one prediction, so only the different predictions are
-        sorted.
+        Pairs with the same Δ, differences of features, have the same prediction, so only the
+        different predictions are sorted.
 
         Args:
-            variants: v times Δ of the pairs, feature by feature, such as with features permuted.
-            terms: The terms, the intercept first.
+            variants: v versions of the Δ of the pairs, feature by feature, for instance with
+                different features permuted.
+            terms: The terms of the model, the intercept first.
             weights: The weights of the r terms after the intercept in each layer, for any number
                 of fits.
         """
         scores = []
         for differences in variants:
-            patterns, pattern_of_pair = distinct(differences)
-            counts = torch.bincount(pattern_of_pair).double()
+            patterns, pattern_of_pair = distinct_patterns(differences)
+            counts = torch.bincount(pattern_of_pair).double()  # pairs of each pattern
             rank_sums = self.ranks.new_zeros(len(self.ranks), len(counts))
             rank_sums.index_add_(1, pattern_of_pair, self.ranks)
 

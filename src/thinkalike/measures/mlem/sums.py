@@ -1,7 +1,7 @@
 """Sums over all pairs of stimuli for a least-squares fit of squared neural distances on features.
 
 One table of sums holds terms against terms, then terms against layers: (s, t, t + l) for s sets of
-stimuli. The first set is all of them, set 1 + c all but cell c. Most sums over pairs follow from
+stimuli. The first set is all of them, set 1 + c all but fold c. Most sums over pairs follow from
 sums over stimuli: no pair is formed.
 
 **Indicators.** With E_T = 1[equal on all features of T], a product of indicators over U is
@@ -59,7 +59,7 @@ def normal_equations(
     features: Features,
     layers: Sequence[NeuralDistances],
     terms: Sequence[Term],
-    cells: Int[Tensor, " n"],
+    fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
     """Return sums of products over the pairs i < j of each set of stimuli: (s, t, u = t + l).
 
@@ -74,44 +74,49 @@ def normal_equations(
         features: The features of the stimuli.
         layers: Their distances in each of l layers.
         terms: The t terms, the intercept first.
-        cells: The cell of each stimulus, from 0. The first of the s sets is all stimuli; where
-            there are several cells, set 1 + c is all stimuli but those of cell c.
+        fold_of: The fold of each stimulus, from 0. The first of the s sets is all stimuli; where
+            there are several folds, set 1 + c is all stimuli but those of fold c.
     """
     crossed = [term for term in terms if len(term) == 2 and term[0] != term[1]]
     has_scaled_product = any(features.scaled[feature] for term in crossed for feature in term)
     all_euclidean = all(layer.exact for layer in layers)
     if has_scaled_product or not all_euclidean:
-        return sums_by_pair(features, layers, terms, cells)
+        return sums_by_pair(features, layers, terms, fold_of)
 
     indicators = []  # the indices of terms that are products of indicators
     for index, term in enumerate(terms):
         if not is_level_pair(term) and not _is_scaled(features, term):
             indicators.append(index)
-    of_indicators = sums_by_level(features, layers, [terms[index] for index in indicators], cells)
+    sums_of_indicators = sums_by_level(
+        features, layers, [terms[index] for index in indicators], fold_of
+    )
     if len(indicators) == len(terms):
-        return of_indicators
+        return sums_of_indicators
 
     width = len(terms) + len(layers)
-    sums = of_indicators.new_zeros(len(of_indicators), len(terms), width)
+    sums = sums_of_indicators.new_zeros(len(sums_of_indicators), len(terms), width)
     rows = torch.tensor(indicators)[:, None]
-    sums[:, rows, [*indicators, *range(len(terms), width)]] = of_indicators
-    add_forms(sums, features, layers, terms, cells)
+    sums[:, rows, [*indicators, *range(len(terms), width)]] = sums_of_indicators
+    add_forms(sums, features, layers, terms, fold_of)
     return sums
 
 
 def _is_scaled(features: Features, term: Term) -> bool:
-    """Return whether a term is Δ² of a scaled feature."""
+    """Return whether a term (f, f) is Δ² of a scaled feature f, and no product of indicators."""
     return len(term) == 2 and term[0] == term[1] and features.scaled[term[0]]
 
 
 def about_means(sums: Float[Tensor, "s t u"]) -> Float[Tensor, "s r v"]:
-    """Return the sums about the means, which eliminates the intercept: r = t - 1, v = u - 1.
+    """Return sums of products of deviations from the means: Σ x y - Σ x Σ y / Σ 1.
 
-    They are Σ x y - Σ x Σ y / Σ 1; the intercept, term 0, is 1 in all pairs, so that its column
-    holds Σ x and its first entry the number of pairs.
+    This eliminates the intercept. It is term 0, which is 1 in all pairs, so that row and column 0
+    hold the sums Σ x, and entry (0, 0) the number of pairs.
 
     Args:
-        sums: The `normal_equations`.
+        sums: Sums of products Σ x y over the pairs of each of s sets, see `normal_equations`.
+
+    Returns:
+        The sums without row and column 0: r = t - 1 and v = u - 1.
     """
     return sums[:, 1:, 1:] - sums[:, 1:, :1] * sums[:, :1, 1:] / sums[:, :1, :1]
 
@@ -120,128 +125,144 @@ def sums_by_level(
     features: Features,
     layers: Sequence[NeuralDistances],
     terms: Sequence[Term],
-    cells: Int[Tensor, " n"],
+    fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
     """Return `normal_equations` for products of indicators and squared Euclidean distances.
 
     The sums come from sums over the stimuli that agree on some features, without forming pairs.
+
+    Args:
+        features: The features of the stimuli.
+        layers: Their squared Euclidean distances in each of l layers.
+        terms: The t terms, of which each is a product of indicators Δ_f of features.
+        fold_of: The fold of each stimulus.
+
+    Returns:
+        Sums (s, t, t + l) over the pairs of each of s sets: the regressor of a term times that of
+        a term, and then times the squared distance of a layer.
     """
-    blocks = _Blocks(features.levels, cells)
+    sums_of_stimuli = _SumsOfAgreeing(features.levels, fold_of)
 
     @cache
-    def differing_pairs(union: Term) -> Float[Tensor, " s"]:
-        """Return `blocks.differing` of all pairs, computed once for each union of terms."""
-        return blocks.differing(union, blocks.pairs)
+    def count_of_differing(features_of_terms: Term) -> Float[Tensor, " s"]:
+        """Return how many pairs of stimuli differ in each of these features, in each set."""
+        return sums_of_stimuli.over_differing(features_of_terms, sums_of_stimuli.pairs)
 
     with_terms = []
     for first in terms:
-        products = [differing_pairs(_union(first, second)) for second in terms]
+        # A product of indicators is 1 for pairs that differ in all features of both terms.
+        products = [count_of_differing(_different_features(first, second)) for second in terms]
         with_terms.append(torch.stack(products, -1))
     with_layers = []
     for layer in layers:
-        squares = blocks.squares_of(layer.states)
-        products = [blocks.differing(_union(term), squares) for term in terms]
+        squares = sums_of_stimuli.squares_of(layer.states)
+        products = []
+        for term in terms:
+            products.append(sums_of_stimuli.over_differing(_different_features(term), squares))
         with_layers.append(torch.stack(products, -1))
     return torch.cat([torch.stack(with_terms, -2), torch.stack(with_layers, -1)], -1)
 
 
-def _union(*terms: Term) -> Term:
-    """Return the different features of some terms, in rising order."""
+def _different_features(*terms: Term) -> Term:
+    """Return each feature that occurs in some of these terms once, in rising order."""
     return tuple(sorted({feature for term in terms for feature in term}))
 
 
-class _Keys(NamedTuple):
-    """The blocks of stimuli that agree on some features, within each cell.
+class _AgreeingStimuli(NamedTuple):
+    """The classes of stimuli that agree on some features, within each fold.
 
     Attributes:
-        stimuli: The stimuli that belong to a block; those with an ignored value belong to none.
-        keys: The cell and the block of each stimulus, as one number: cell * block_count + block.
-        block_count: How many blocks a cell has.
+        stimuli: The stimuli that belong to a class; those with an ignored value belong to none.
+        keys: The fold and the class of each of these, as one number: fold * class_count + class.
+        class_count: How many classes a fold has; some may be empty.
     """
 
     stimuli: Int[Tensor, " k"]
     keys: Int[Tensor, " k"]
-    block_count: int
+    class_count: int
 
 
-class _Blocks:
+class _SumsOfAgreeing:
     """Sums over the pairs of stimuli that agree on some features, for each set of stimuli.
 
-    Methods take `agree`, the features that the stimuli of a block agree on, and `needed`, the
-    features whose values must not be ignored: stimuli with an ignored value of one of them are
-    left out. Each result is computed once.
+    The sets are all stimuli and, if there are several folds, all stimuli but those of each fold.
+    Methods take `agree`, the features whose levels are equal within a class of stimuli, and
+    `needed`, the features whose values must not be ignored: stimuli with an ignored value of one
+    of them are left out.
 
     Args:
         levels: The levels of each stimulus.
-        cells: The cell of each stimulus.
+        fold_of: The fold of each stimulus.
     """
 
-    def __init__(self, levels: Int[Tensor, "n f"], cells: Int[Tensor, " n"]):
+    def __init__(self, levels: Int[Tensor, "n f"], fold_of: Int[Tensor, " n"]):
+        """Store the levels and folds; `classes`, `counts` and `pairs` keep their results."""
         self.levels = levels.long()
-        self.cells = cells
-        self.cell_count = int(cells.max()) + 1
+        self.fold_of = fold_of
+        self.fold_count = int(fold_of.max()) + 1
         self.has_ignored = (levels < 0).any(0).tolist()
         self.level_counts = (levels.amax(0) + 2).tolist()
-        self.keys = cache(self._keys)
+        self.classes = cache(self._classes)
         self.counts = cache(self._counts)
         self.pairs = cache(self._pairs)
 
-    def differing(
-        self, union: Term, sum_within: Callable[[Term, Term], Float[Tensor, " s"]]
+    def over_differing(
+        self, features: Term, sum_within: Callable[[Term, Term], Float[Tensor, " s"]]
     ) -> Float[Tensor, " s"]:
-        """Return the sum over the pairs of stimuli that differ in every feature of `union`.
+        """Return the sum over the pairs of stimuli that differ in every one of some features.
 
-        By inclusion and exclusion, this is Σ_{T ⊆ union} (-1)^|T| times the sum over the pairs
-        that agree on T.
+        By inclusion and exclusion, this is Σ_T (-1)^|T| times the sum over the pairs that agree on
+        T, over all subsets T of the features.
 
         Args:
-            union: The features.
-            sum_within: Returns the sum over pairs that agree on some features, `agree`, and have
-                no ignored value of others, `needed`.
+            features: The indices of the features.
+            sum_within: Takes `agree` and `needed`, and returns for each set the sum over the pairs
+                that agree on the features of `agree` and have no ignored value in `needed`.
         """
-        needed = tuple(feature for feature in union if self.has_ignored[feature])
+        needed = tuple(feature for feature in features if self.has_ignored[feature])
         signed_sums = []
-        for size in range(len(union) + 1):
-            for agree in combinations(union, size):
+        for size in range(len(features) + 1):
+            for agree in combinations(features, size):
                 signed_sums.append((-1) ** size * sum_within(agree, needed))
         return torch.stack(signed_sums).sum(0)
 
-    def _keys(self, agree: Term, needed: Term) -> _Keys:
-        """Return the blocks of stimuli that agree on all features of `agree`, within each cell.
+    def _classes(self, agree: Term, needed: Term) -> _AgreeingStimuli:
+        """Return the classes of stimuli with equal levels in all features of `agree`, by fold.
 
-        Stimuli with an ignored value of a feature of `needed` belong to no block.
+        Stimuli with an ignored value of a feature of `needed` belong to no class.
         """
-        block = torch.zeros_like(self.cells)
-        block_count = 1
-        # The block is a mixed-radix number, whose digits are the levels + 1, so that -1 is 0.
+        class_of = torch.zeros_like(self.fold_of)
+        class_count = 1
+        # The class is a mixed-radix number, whose digits are the levels + 1, so that -1 is 0.
         for feature in agree:
-            block = block * self.level_counts[feature] + self.levels[:, feature] + 1
-            block_count *= self.level_counts[feature]
-            if block_count > 4 * len(block):  # most are empty
-                _, block = torch.unique(block, return_inverse=True)
-                block_count = int(block.max()) + 1
-        has_needed = (self.levels[:, list(needed)] >= 0).all(1)
-        stimuli = has_needed.nonzero()[:, 0]
-        return _Keys(stimuli, (self.cells * block_count + block)[stimuli], block_count)
+            class_of = class_of * self.level_counts[feature] + self.levels[:, feature] + 1
+            class_count *= self.level_counts[feature]
+            if class_count > 4 * len(class_of):  # most classes are empty: number the others anew
+                _, class_of = torch.unique(class_of, return_inverse=True)
+                class_count = int(class_of.max()) + 1
+        has_needed_values = (self.levels[:, list(needed)] >= 0).all(1)
+        stimuli = has_needed_values.nonzero()[:, 0]
+        keys = self.fold_of * class_count + class_of
+        return _AgreeingStimuli(stimuli, keys[stimuli], class_count)
 
     def _counts(self, agree: Term, needed: Term) -> Float[Tensor, "s c"]:
-        """Return the number of stimuli of each of c blocks in each of s sets, in float64."""
-        _, keys, block_count = self.keys(agree, needed)
-        counts = torch.bincount(keys, minlength=self.cell_count * block_count)
-        return of_sets(counts.view(self.cell_count, block_count).double())
+        """Return the number of stimuli in each of c classes, in each of s sets, in float64."""
+        _, keys, class_count = self.classes(agree, needed)
+        counts = torch.bincount(keys, minlength=self.fold_count * class_count)
+        return sums_over_sets(counts.view(self.fold_count, class_count).double())
 
     def _pairs(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
-        """Return the number of pairs of stimuli of one block, Σ n (n - 1) / 2, in each set."""
+        """Return how many pairs of stimuli are in one class, Σ n (n - 1) / 2, in each set."""
         counts = self.counts(agree, needed)
         return (counts * (counts - 1)).sum(-1) / 2
 
     def squares_of(
         self, states: Float[Tensor, "n d"]
     ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
-        """Return a function that sums the squared distances of states over pairs within blocks.
+        """Return a function that sums squared distances over the pairs of stimuli of one class.
 
-        The function takes `agree` and `needed`, and returns Σ over blocks of n Σ ‖x‖² - ‖Σ x‖² in
-        each set of stimuli. It keeps its results.
+        The function takes `agree` and `needed`, and returns for each set of stimuli the sum over
+        classes of n Σ ‖x‖² - ‖Σ x‖², for the n states x of a class. It keeps its results.
         """
         norms = torch.cat(
             [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
@@ -249,35 +270,43 @@ class _Blocks:
 
         @cache
         def squares(agree: Term, needed: Term) -> Tensor:
-            stimuli, keys, block_count = self.keys(agree, needed)
+            """Return the sum of squared distances over pairs of stimuli of one class, by set."""
+            stimuli, keys, class_count = self.classes(agree, needed)
             rows = states
             row_norms = norms
             if len(stimuli) < len(states):
                 rows = states[stimuli]
                 row_norms = norms[stimuli]
-            total = self._by_block(keys, rows, block_count)
-            norm_total = self._by_block(keys, row_norms, block_count)[..., 0]
+            total = self._sums_by_class(keys, rows, class_count)  # (s, c, d)
+            norm_total = self._sums_by_class(keys, row_norms, class_count)[..., 0]  # (s, c)
             weighted_norms = (self.counts(agree, needed) * norm_total).sum(-1)
             return weighted_norms - total.square().sum((-2, -1))
 
         return squares
 
-    def _by_block(
-        self, keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], block_count: int
+    def _sums_by_class(
+        self, keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], class_count: int
     ) -> Float[Tensor, "s c d"]:
-        """Return the sums of rows over each block in each set."""
-        sums = rows.new_zeros(self.cell_count * block_count, rows.shape[1])
+        """Return the sums of rows over each of c classes of stimuli, in each of s sets.
+
+        Args:
+            keys: The fold and the class of each row, as fold * class_count + class.
+            rows: The rows.
+            class_count: How many classes a fold has.
+        """
+        sums = rows.new_zeros(self.fold_count * class_count, rows.shape[1])
         sums.scatter_add_(0, keys[:, None].expand_as(rows), rows)
-        return of_sets(sums.view(self.cell_count, block_count, -1))
+        return sums_over_sets(sums.view(self.fold_count, class_count, -1))
 
 
-def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
-    """Return sums over each of s sets: all cells and, if there are several, all cells but each.
-
-    There are s = 1 + g sets of g > 1 cells, and 1 set of a single cell.
+def sums_over_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
+    """Return sums over all folds, and then, if there are several, over all folds but each in turn.
 
     Args:
-        sums: The sums over each of g cells.
+        sums: The sums over each of g folds.
+
+    Returns:
+        The sums over s = 1 + g sets, or over 1 set if there is a single fold.
     """
     total = sums.sum(0, keepdim=True)
     if len(sums) == 1:
@@ -285,27 +314,32 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
     return torch.cat([total, total - sums])
 
 
-def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
-    """Return for each feature the number of stimuli of each of its levels in each of s sets.
+def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
+    """Return for each feature how many stimuli have each of its levels, in each of s sets.
 
-    It is (s, levels), and (s, 0) for a feature with one weight. Levels that are new to training
-    count as the last.
+    The sets are all stimuli and, if there are several folds, all but those of each fold. Only the
+    levels of features with a weight for each pair of levels are counted, (s, levels); it is (s, 0)
+    for other features. Levels that are new to training count as the last.
+
+    Args:
+        features: The features of the stimuli.
+        fold_of: The fold of each stimulus.
     """
-    one_each = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
+    one_each = torch.ones(len(fold_of), 1, dtype=torch.float64, device=fold_of.device)
     counts = []
     for levels, level_count in zip(features.levels.T, features.weighted_levels, strict=True):
         training_levels = levels.clamp(max=level_count - 1)
-        counts.append(_by_level(training_levels, level_count, one_each, cells)[..., 0])
+        counts.append(_by_level(training_levels, level_count, one_each, fold_of)[..., 0])
     return counts
 
 
-def stimuli_of_cells(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
-    """Return the indices of the stimuli, or of the pairs, of each cell, in rising order."""
-    return [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
+def stimuli_of_folds(fold_of: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
+    """Return the indices of the stimuli, or of the pairs, of each fold, in rising order."""
+    return [(fold_of == fold).nonzero()[:, 0] for fold in range(int(fold_of.max()) + 1)]
 
 
 class _FeatureForms(NamedTuple):
-    """The k terms of one feature as quadratic forms z_i' C z_j in columns z of each stimulus.
+    """The k terms of one feature as bilinear forms z_i' C z_j in columns z of each stimulus.
 
     Attributes:
         term_indices: The indices of the terms among all terms.
@@ -320,14 +354,16 @@ class _FeatureForms(NamedTuple):
 
     @classmethod
     def of(cls, features: Features, feature: int, weight_slice: slice) -> _FeatureForms:
-        """Return the forms of a scaled feature, or of one whose pairs of levels have weights.
+        """Return the terms of one feature as bilinear forms of columns of the two stimuli.
+
+        The feature is scaled, or each pair of its levels has a weight.
 
         Args:
             features: The features of the stimuli.
             feature: The index of the feature.
-            weight_slice: The slice of its weights, which count from the term after the intercept.
+            weight_slice: The slice of its weights among all weights, without the intercept.
         """
-        first_term = weight_slice.start + 1  # after the intercept
+        first_term = weight_slice.start + 1  # among all terms, of which the intercept is the first
         if features.weighted_levels[feature]:
             # The last term is that of new levels, which no training stimulus has.
             return cls._of_level_pairs(features, feature, first_term, weight_slice.stop)
@@ -337,7 +373,17 @@ class _FeatureForms(NamedTuple):
     def _of_level_pairs(
         cls, features: Features, feature: int, first_term: int, stop: int
     ) -> _FeatureForms:
-        """Return the forms of the pairs of levels of a feature, in the columns h of its levels."""
+        """Return the terms of the pairs of levels of a feature.
+
+        They are bilinear forms in columns h, one for each level, which are 1 for stimuli with this
+        level, else 0.
+
+        Args:
+            features: The features of the stimuli.
+            feature: The index of the feature.
+            first_term: The index of its first term.
+            stop: The index after its last term for levels known from training.
+        """
         device = features.levels.device
         level_count = features.weighted_levels[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
@@ -348,10 +394,15 @@ class _FeatureForms(NamedTuple):
 
     @classmethod
     def _of_scaled(cls, features: Features, feature: int, term: int) -> _FeatureForms:
-        """Return the form of Δ² of a scaled feature, in the columns p, x, x² and q.
+        """Return the term Δ² of a scaled feature, as a bilinear form in the columns p, x, x², q.
 
-        p is 1 where the feature has a position x, and q where it lacks one that is not ignored. x
-        counts from its mean, which cancels in Δ.
+        p is 1 for stimuli with a position x, else 0, and q is 1 for stimuli without one, unless
+        their missing value is ignored. x is less its mean, which cancels in Δ.
+
+        Args:
+            features: The features of the stimuli.
+            feature: The index of the feature.
+            term: The index of the term.
         """
         position = features.positions[:, feature] / features.ranges[feature]
         has_position = ~position.isnan()
@@ -361,11 +412,12 @@ class _FeatureForms(NamedTuple):
         return cls(torch.tensor([term], device=columns.device), columns, None)
 
     def sums_with(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
-        """Return the sums over pairs of each of these k terms times another term.
+        """Return the sums over pairs of stimuli of each of these k terms times another term.
 
         Args:
-            product: M D' M', with D the form of the other term and M the sums over stimuli of the
-                columns of this feature times those of the other term.
+            product: M D' M' for each of s sets of stimuli, with D the bilinear form of the other
+                term, and M the sums over stimuli of the c columns of this feature times the
+                columns of the other term.
         """
         if self.level_pairs is None:
             form = product.new_tensor(SCALED_FORM)
@@ -376,19 +428,20 @@ class _FeatureForms(NamedTuple):
     def times(
         self, other: _FeatureForms, shared: Float[Tensor, "s c d"]
     ) -> Float[Tensor, "s k m"]:
-        """Return the sums over pairs of each of these k terms times each of m of another feature.
+        """Return the sums over pairs of stimuli of these k terms times the m of another feature.
 
         Args:
             other: The terms of the other feature.
-            shared: M, the sums over stimuli of the c columns of this feature times the d columns
-                of the other one.
+            shared: M for each of s sets of stimuli: the sums over stimuli of the c columns of this
+                feature times the d columns of the other one.
         """
         if other.level_pairs is None:
             product = shared @ shared.new_tensor(SCALED_FORM) @ shared.mT
             return self.sums_with(product)[..., None]
         if self.level_pairs is None:
             return other.times(self, shared.mT).mT
-        # one stimulus has level a, the other b; and one has c, the other d
+        # The first term is 1 if one stimulus has level a and the other b; the second likewise with
+        # c and d. So stimuli have (a, c) and (b, d), or (a, d) and (b, c).
         a = self.level_pairs[0][:, None]
         b = self.level_pairs[1][:, None]
         c, d = other.level_pairs
@@ -400,7 +453,7 @@ def add_forms(
     features: Features,
     layers: Sequence[NeuralDistances],
     terms: Sequence[Term],
-    cells: Int[Tensor, " n"],
+    fold_of: Int[Tensor, " n"],
 ) -> None:
     """Write the sums of scaled features and of pairs of levels into a table, in place.
 
@@ -411,7 +464,7 @@ def add_forms(
         features: The features of the stimuli.
         layers: Their distances, all of them squared Euclidean.
         terms: All terms, in the order of the table.
-        cells: The cell of each stimulus.
+        fold_of: The fold of each stimulus.
     """
     forms = []
     for term, weight_slice in weight_slices(terms):
@@ -419,20 +472,24 @@ def add_forms(
             forms.append(_FeatureForms.of(features, term[0], weight_slice))
     columns = torch.cat([form.columns for form in forms], 1)
     widths = [form.columns.shape[1] for form in forms]
-    stimuli = stimuli_of_cells(cells)
+    stimuli = stimuli_of_folds(fold_of)
 
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
         """Return for each form M = Σ_i z_i z'_i, its columns z times other columns z', by set."""
-        of_cells = [columns[rows].T @ other_columns[rows] for rows in stimuli]
-        products: Sequence[Tensor] = of_sets(torch.stack(of_cells)).split(widths, 1)
-        return products
+        products_of_folds = [columns[rows].T @ other_columns[rows] for rows in stimuli]
+        products = sums_over_sets(torch.stack(products_of_folds))  # (s, all columns, m)
+        products_of_forms: Sequence[Tensor] = products.split(widths, 1)
+        return products_of_forms
 
     def write(column: int, products: Iterable[Tensor]) -> None:
-        """Write the sums of each form times the term or layer of a column of the table.
+        """Write the sums of the terms of each form times the term or layer of one column.
+
+        If the column is a term, they are also written into its row.
 
         Args:
-            column: The column.
-            products: M D' M' of each form, (s, c, c) with the c columns of the form.
+            column: The index of the column: a term, or, after all terms, a layer.
+            products: M D' M' of each form, (s, c, c) with the c columns of the form, where D is
+                the form of the column's term or layer.
         """
         for form, product in zip(forms, products, strict=True):
             values = form.sums_with(product)
@@ -448,11 +505,12 @@ def add_forms(
     for index, term in enumerate(terms):
         if len(term) == 2 and not _is_scaled(features, term):
             levels = features.levels[:, term[0]]
-            by_level = _by_level(levels, int(levels.max()) + 1, columns, cells)
+            by_level = _by_level(levels, int(levels.max()) + 1, columns, fold_of)
             products = []
-            for of_form in by_level.split(widths, 2):  # (s, levels, c)
-                total = of_form.sum(1)
-                products.append(total[:, :, None] * total[:, None] - of_form.mT @ of_form)
+            for sums_of_form in by_level.split(widths, 2):  # (s, levels, c)
+                total = sums_of_form.sum(1)
+                product_of_totals = total[:, :, None] * total[:, None]
+                products.append(product_of_totals - sums_of_form.mT @ sums_of_form)
             write(index, products)
 
     # times squared distances: ‖v_i‖² + ‖v_j‖² - 2 v_i · v_j
@@ -475,97 +533,123 @@ def _by_level(
     levels: Int[Tensor, " n"],
     level_count: int,
     columns: Float[Tensor, "n m"],
-    cells: Int[Tensor, " n"],
+    fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s c m"]:
-    """Return the sums of m columns over the stimuli of each level from 0, in each set.
+    """Return the sums of m columns over the stimuli of each of c levels, in each of s sets.
 
-    A negative level, which is an ignored value, is left out.
+    The sets are all stimuli and, if there are several folds, all but those of each fold. Stimuli
+    with a negative level, an ignored missing value, are left out.
+
+    Args:
+        levels: The level of each stimulus.
+        level_count: How many levels there are, from 0.
+        columns: The columns that are summed.
+        fold_of: The fold of each stimulus.
     """
-    cell_count = int(cells.max()) + 1
+    fold_count = int(fold_of.max()) + 1
     size = level_count + 1  # with the ignored level -1, which comes first and is dropped
-    keys = cells * size + levels.clamp(min=-1) + 1
-    sums = columns.new_zeros(cell_count * size, columns.shape[1]).index_add_(0, keys, columns)
-    return of_sets(sums.view(cell_count, size, -1))[:, 1:]
+    keys = fold_of * size + levels.clamp(min=-1) + 1
+    sums = columns.new_zeros(fold_count * size, columns.shape[1]).index_add_(0, keys, columns)
+    return sums_over_sets(sums.view(fold_count, size, -1))[:, 1:]
 
 
 def sums_by_pair(
     features: Features,
     layers: Sequence[NeuralDistances],
     terms: Sequence[Term],
-    cells: Int[Tensor, " n"],
+    fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return `normal_equations`, summed over chunks of pairs within and between cells.
+    """Return `normal_equations`, summed over chunks of pairs within and between folds.
 
-    This works for any terms and distances. The set without a cell is the sum over all pairs less
-    that over the pairs with a stimulus of the cell.
+    This works for any terms and distances. The sum without a fold is that over all pairs less that
+    over the pairs with a stimulus of the fold.
+
+    Args:
+        features: The features of the n stimuli.
+        layers: Their distances in each of l layers.
+        terms: The t terms, the intercept first.
+        fold_of: The fold of each stimulus.
+
+    Returns:
+        Sums (s, t, t + l): over all pairs and, if there are several folds, without each of them.
     """
-    stimuli = stimuli_of_cells(cells)
-    cell_count = len(stimuli)
-    # Entry (a, b), for cells a ≤ b, sums over the pairs with one stimulus in each.
+    stimuli = stimuli_of_folds(fold_of)
+    fold_count = len(stimuli)
+    # Entry (a, b), for folds a ≤ b, sums over the pairs with one stimulus in each.
     between = torch.zeros(
-        cell_count,
-        cell_count,
+        fold_count,
+        fold_count,
         len(terms),
         len(terms) + len(layers),
         dtype=torch.float64,
-        device=cells.device,
+        device=fold_of.device,
     )
     pairs_at_once = _pairs_at_once(terms)
     feature_numbers = range(len(features.scaled))
-    for a, b in combinations_with_replacement(range(cell_count), 2):
+    for a, b in combinations_with_replacement(range(fold_count), 2):
         columns = stimuli[b]
         for rows in stimuli[a].split(max(1, pairs_at_once // len(columns))):
-            is_pair = (rows[:, None] < columns) | (a != b)  # within a cell, each pair once
+            is_pair = (rows[:, None] < columns) | (a != b)  # within a fold, each pair once
             differences = [features.difference(f, rows, columns) for f in feature_numbers]
-            of_terms = [regressor[is_pair] for regressor in regressors(differences, terms)]
-            of_layers = [layer.block(rows, columns)[is_pair] for layer in layers]
-            between[a, b] += _products(of_terms, of_layers)
+            term_values = [regressor[is_pair] for regressor in regressors(differences, terms)]
+            squared_distances = [layer.block(rows, columns)[is_pair] for layer in layers]
+            between[a, b] += _products(term_values, squared_distances)
     total = between.sum((0, 1))
-    if cell_count == 1:
+    if fold_count == 1:
         return total[None]
-    with_cell = between.sum(0) + between.sum(1) - between.diagonal().movedim(-1, 0)
-    return torch.cat([total[None], total - with_cell])
+    with_fold = between.sum(0) + between.sum(1) - between.diagonal().movedim(-1, 0)
+    return torch.cat([total[None], total - with_fold])
 
 
 def _pairs_at_once(terms: Sequence[Term]) -> int:
-    """Return how many pairs are in memory at once, fewer where terms are many."""
-    chunks_of_terms = -(-len(terms) // TERMS_AT_ONCE)  # rounded up
-    return PAIRS_AT_ONCE // chunks_of_terms
+    """Return for how many pairs of stimuli regressors are computed at a time, to bound memory.
+
+    It is `PAIRS_AT_ONCE` for up to `TERMS_AT_ONCE` terms, half of it for up to twice as many terms
+    and so on.
+    """
+    divisor = -(-len(terms) // TERMS_AT_ONCE)  # rounded up
+    return PAIRS_AT_ONCE // divisor
 
 
 def sums_of_given_pairs(
     differences: Sequence[Tensor],
     targets: Float[Tensor, "l p"],
     terms: Sequence[Term],
-    cells: Int[Tensor, " p"],
+    fold_of: Int[Tensor, " p"],
 ) -> Float[Tensor, "s t u"]:
-    """Return the sums of `normal_equations` over p given pairs, where cells divide the pairs.
+    """Return sums of products over p given pairs of stimuli, and without each fold of these pairs.
 
     Args:
         differences: Δ of the pairs, feature by feature.
-        targets: The squared distances of the pairs in each layer.
-        terms: The terms.
-        cells: The cell of each pair, from 0.
+        targets: The squared distances of the pairs in each of l layers.
+        terms: The t terms, the intercept first.
+        fold_of: The fold of each pair, from 0.
+
+    Returns:
+        For each of s sets of pairs, the sums of the regressor of a term times that of a term, and
+        then times the squared distance of a layer: (s, t, u = t + l).
     """
-    sums_of_cells = []
-    for pairs_of_cell in stimuli_of_cells(cells):
+    sums_of_folds = []
+    for pairs_of_fold in stimuli_of_folds(fold_of):
         sums = torch.zeros(
-            len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device
+            len(terms), len(terms) + len(targets), dtype=torch.float64, device=fold_of.device
         )
-        for pairs in pairs_of_cell.split(_pairs_at_once(terms)):
-            of_terms = regressors([column[pairs] for column in differences], terms)
-            sums += _products(of_terms, list(targets[:, pairs]))
-        sums_of_cells.append(sums)
-    return of_sets(torch.stack(sums_of_cells))
+        for pairs in pairs_of_fold.split(_pairs_at_once(terms)):
+            term_values = regressors([column[pairs] for column in differences], terms)
+            sums += _products(term_values, list(targets[:, pairs]))
+        sums_of_folds.append(sums)
+    return sums_over_sets(torch.stack(sums_of_folds))
 
 
-def _products(of_terms: list[Tensor], of_layers: list[Tensor]) -> Float[Tensor, "t u"]:
-    """Return the sums over some pairs of products of terms with terms and with layers.
+def _products(term_values: list[Tensor], squared_distances: list[Tensor]) -> Float[Tensor, "t u"]:
+    """Return Σ x_a x_b over some pairs, with x_a and x_b the regressors of every two terms a, b.
+
+    Further columns are Σ x_a y, with y the squared distance of a pair in each layer.
 
     Args:
-        of_terms: The regressor of each of t terms at the pairs.
-        of_layers: The squared distances of the pairs in each of l layers; u = t + l.
+        term_values: The regressor of each of t terms at the pairs.
+        squared_distances: The squared distances of the pairs in each of l layers; u = t + l.
     """
-    regressors_of_terms = torch.stack(of_terms)  # (t, pairs)
-    columns = torch.cat([regressors_of_terms, torch.stack(of_layers)])  # (u, pairs)
-    return regressors_of_terms @ columns.T
+    term_rows = torch.stack(term_values)  # (t, pairs)
+    columns = torch.cat([term_rows, torch.stack(squared_distances)])  # (u, pairs)
+    return term_rows @ columns.T
