@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinkalike.models.description import Description, Trait, bytes_of
 from thinkalike.models.module_facts import relative_error, sample_tokens
-from thinkalike.models.survey import passing
+from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.models.traits import described_traits
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
     longest = min(LONG_ROW, max(affordable, SHORT_ROW))
     long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
     short_rows = sample_tokens(model.vocabulary, context)
-    with passing(model.name):
+    with explaining_pass_errors(model.name):
         return model.head(long_row, model.n_layers - 1), model.full(short_rows)
 
 

@@ -42,7 +42,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
 )
 from thinkalike.models.precision import cast_weights
-from thinkalike.models.survey import passing
+from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     was_training = {submodule: submodule.training for submodule in module.modules()}
     try:
-        with torch.no_grad(), passing(name):
+        with torch.no_grad(), explaining_pass_errors(name):
             output = module.eval()(tokens.to(embedding.device))
             return first_tensor(output).clone()
     finally:

@@ -12,7 +12,7 @@ from thinkalike.config.parts import MIDDLE
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.hooks import Arguments, alone, ended_at
+from thinkalike.models.hooks import Arguments, ended_at, pass_lock
 from thinkalike.models.module_facts import first_tensor
 from thinkalike.models.proof import prove
 from thinkalike.models.sites import Sites, with_first_tensor
@@ -83,7 +83,7 @@ class MiddleModel(FrozenModel):
         def return_residual(_: nn.Module, args: Arguments, output: object) -> Tensor:
             return residual
 
-        with alone(self.module), contextlib.ExitStack() as hooks:
+        with pass_lock(self.module), contextlib.ExitStack() as hooks:
             if direction == "output":
                 hooks.enter_context(middle.register_forward_hook(return_residual))
             else:

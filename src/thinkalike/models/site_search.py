@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.hooks import Arguments, NamedArguments, alone, state_in
+from thinkalike.models.hooks import Arguments, NamedArguments, pass_lock, state_in
 from thinkalike.models.module_facts import embedding_of, first_tensor, sample_tokens
 from thinkalike.models.parts import component_of
-from thinkalike.models.survey import SAMPLE_ROWS, passing
+from thinkalike.models.survey import SAMPLE_ROWS, explaining_pass_errors
 
 # The tokens of each row of the sample.
 TOKENS_OF_SAMPLE_ROW = 8
@@ -194,7 +194,11 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
         rows_of_output = rows_of(lambda: first_tensor(output))
         runs[path] = ModuleRun(path, module, entered, moment, rows_of_input, rows_of_output)
 
-    with contextlib.ExitStack() as hooks, passing(model.name), alone(model.module):
+    with (
+        contextlib.ExitStack() as hooks,
+        explaining_pass_errors(model.name),
+        pass_lock(model.module),
+    ):
         for path, module in model.module.named_modules():
             # A default binds the path of this turn of the loop.
             def leave_path(
