@@ -104,7 +104,10 @@ def _whole_numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def tensors_held(folder: Path) -> int | None:
-    """Return how many tensors the weights of a folder have, or None if there are no weights."""
+    """Return an upper bound on the number of tensors in a folder's files of weights.
+
+    None means that the folder has no such files.
+    """
     files = _weight_files(folder)
     if not files:
         return None
@@ -112,7 +115,7 @@ def tensors_held(folder: Path) -> int | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder, by the patterns of `WEIGHTS`."""
+    """Return the files of weights in a folder: .safetensors, .bin and .ckpt."""
     files: list[Path] = []
     for pattern in WEIGHTS:
         files += folder.glob(pattern)

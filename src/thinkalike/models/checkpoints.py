@@ -349,20 +349,23 @@ def _check_index(folder: Path) -> None:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the name of the file that holds each tensor, as an index of weights says.
+    """Return the entry `weight_map` of an index of weights: the file of each tensor, by name.
+
+    Args:
+        index: An index, such as model.safetensors.index.json.
 
     Raises:
-        ModelError: The index is damaged, or has no such table.
+        ModelError: The index is damaged, or `weight_map` is missing or has another form.
     """
-    stated = checkpoint_json(index).get("weight_map")
+    file_of_tensor = checkpoint_json(index).get("weight_map")
     fault = (
         f"{index} has no weight_map of tensors and the names of their files; {GIVE_ONE_REVISION}"
     )
-    if not isinstance(stated, dict):
+    if not isinstance(file_of_tensor, dict):
         raise ModelError(fault)
-    if not all(isinstance(file, str) and file for file in stated.values()):
+    if not all(isinstance(file, str) and file for file in file_of_tensor.values()):
         raise ModelError(fault)
-    return stated
+    return file_of_tensor
 
 
 def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:

@@ -107,24 +107,26 @@ class Description:
     """
 
     def __init__(self, root: nn.Module, changing: Collection[Steps] = ()):
+        """Note the names of the root's modules and weights; nothing is described yet."""
         self.changing = changing
 
-        # Whose traits are being described: the path of a module, or "libraries".
+        # What is being described now: the path of its module, or "libraries", ...
         self.owner = ""
-        # The steps to the object that is being described.
+        # ... the steps that lead to it, ...
         self.steps: Steps = ()
-        # The objects that are being described, since they may contain themselves.
+        # ... and the `id`s of it and of the objects that hold it, since one may hold itself.
         self.described: list[int] = []
 
-        # The text of each object, and how many objects it holds.
+        # The text of each object so far, how many objects it holds, and the text of each class.
         self.texts: dict[Steps, str] = {}
         self.held_counts: dict[Steps, int] = {}
         self.classes: dict[type, str] = {}
 
-        # Whether texts tell all that decides what the objects do. Code that is of no installed
-        # package can read anything: the attributes of a class, a file, the environment.
+        # Whether the texts cover everything that decides what the objects do. They do not if code
+        # of a user runs, which can read anything: attributes of a class, files, the environment.
         self.is_complete = True
 
+        # The names of the root's modules and weights, and its configurations, by `id`.
         self.paths = {id(module): path for path, module in root.named_modules()}
         self.weights: dict[int, str] = {}
         for name, weight in root.named_parameters(remove_duplicate=False):
@@ -437,7 +439,7 @@ def _values_of_slots(value: object) -> dict[str, object]:
 
 
 def _ingredients_of_copy(value: object) -> list[object]:
-    """Return what `pickle` would store of an object beside its class, for a copy of it.
+    """Return what `pickle` would store of an object: arguments of its class, state and entries.
 
     Raises:
         TypeError: The object cannot be copied, such as a generator. A class may also raise any

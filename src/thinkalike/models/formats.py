@@ -146,7 +146,10 @@ def _distributed_command(folder: Path) -> str:
 
 
 def _megatron_command(folder: Path) -> str:
-    """Return the call of the script of Megatron-Bridge."""
+    """Return the shell command that converts a Megatron checkpoint, by Megatron-Bridge's script.
+
+    The user has to put in the repository of the model for ORG/NAME.
+    """
     source = shlex.quote(str(folder))
     target = shlex.quote(f"{folder}-hf")
     script = "python examples/conversion/convert_checkpoints.py export --hf-model ORG/NAME"

@@ -256,11 +256,12 @@ class FrozenModel:
             ModelError: A layer is out of range, or the model cannot read these tokens.
         """
         self.check_layers(layers)
-        deepest_block_count = max(after(layer) for layer in layers)  # blocks that must run
+        n_blocks_to_run = max(after(layer) for layer in layers)
 
-        # A model with code of its user is proved once more, on its first rows of real text.
+        # Code of a user may change the output for certain tokens only. So what was checked at load
+        # is checked again for the first rows of real text.
         is_text = tokens.shape[1] > 1
-        if self.proves_next_rows and is_text and deepest_block_count == self.n_layers:
+        if self.proves_next_rows and is_text and n_blocks_to_run == self.n_layers:
             self.proves_next_rows = False
             self.output_error = output_error_of(self, tokens, mask, types)
 
@@ -269,9 +270,9 @@ class FrozenModel:
             hooks.enter_context(pass_lock(self.module))
             for layer in set(layers):
                 hooks.enter_context(self._captured(layer, tokens.shape, states))
-            # A place behind the last block, such as the final norm, needs the whole pass.
-            if deepest_block_count <= self.n_layers:
-                hooks.enter_context(self._ended_after(deepest_block_count))
+            # A hook point behind the last block, such as the final norm, needs the whole pass.
+            if n_blocks_to_run <= self.n_layers:
+                hooks.enter_context(self._ended_after(n_blocks_to_run))
             self._run(tokens, mask, types)
         # The blocks of a model that is laid out over several devices leave states where they are.
         return [states[layer].to(self.device) for layer in layers]
@@ -392,9 +393,9 @@ class FrozenModel:
             return self._run(tokens, mask, types)
 
     def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text and the span of characters of each, (start, end).
+        """Return the token ids of one text, and for each token its (start, end) characters in it.
 
-        Special tokens have an empty span.
+        Special tokens, which the tokenizer adds, have an empty span.
         """
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 

@@ -109,7 +109,9 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
     return copy.deepcopy(reading.config), reading.types
 
 
-def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedTokenizerFast:
+def split_words_as_stated(
+    tokenizer: PreTrainedTokenizerFast, path: Path
+) -> PreTrainedTokenizerFast:
     """Make a tokenizer split texts into words (before BPE) as its GGUF file states.
 
     transformers does this by itself, but for the rules that also make each digit a word. For these

@@ -191,6 +191,7 @@ def replaced_input(block: nn.Module, state: Tensor) -> contextlib.AbstractContex
     def replace(
         _: nn.Module, args: Arguments, kwargs: NamedArguments
     ) -> tuple[Arguments, NamedArguments]:
+        """Return the block's arguments with `state` in the place of its own state, as a hook."""
         if args:
             return (state, *args[1:]), kwargs
         return args, kwargs | {_name_of_state(kwargs): state}

@@ -16,16 +16,16 @@ UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 
 def label(config: ModelConfig) -> str:
-    """Return the everyday name of a model, or of its folder or repository.
+    """Return what tables call a model: its everyday name, or that of its folder or repository.
 
-    The revision is part of it if one is asked for.
+    If the setting `model.revision` is given, it follows after an "@".
     """
     if config.revision:
         return f"{config.called}@{config.revision}"
     return config.called
 
 
-def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
+def distinct_labels(configs: Sequence[ModelConfig]) -> list[str]:
     """Return a label for each model, so that different models have different labels.
 
     A label is the everyday name. If different models have the same one, each gets the settings or
@@ -49,7 +49,7 @@ def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
         sides: Models, the paths of recordings, or recordings in memory.
     """
     models = [side for side in sides if isinstance(side, ModelConfig)]
-    labels_of_models = iter(told_apart(models))
+    labels_of_models = iter(distinct_labels(models))
     names = []
     for side in sides:
         if isinstance(side, ModelConfig):

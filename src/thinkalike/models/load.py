@@ -26,7 +26,7 @@ from thinkalike.models.families import (
     stated_quantization,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.labels import label, told_apart
+from thinkalike.models.labels import distinct_labels, label
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer, read_mini
 from thinkalike.models.model_config import configured
@@ -102,7 +102,7 @@ def load_groups(
 
     loaded_groups = []
     for group in groups:
-        names = told_apart(group)
+        names = distinct_labels(group)
         loaded_groups.append(
             [find_or_load(config, name) for config, name in zip(group, names, strict=True)]
         )

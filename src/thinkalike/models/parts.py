@@ -483,11 +483,11 @@ def _set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def moved(
+def weights_changed(
     base: FrozenModel,
     changed: FrozenModel,
     parts: Sequence[Part],
-    move: Callable[[str, Tensor], Tensor],
+    addition_for: Callable[[str, Tensor], Tensor],
 ) -> Iterator[None]:
     """Add a tensor to each weight of `base` that differs from `changed`, while this is open.
 
@@ -498,8 +498,8 @@ def moved(
         base: The model whose weights are changed.
         changed: A model that has a weight of every name that `base` has.
         parts: The components, such as the attention of one block, whose weights are changed.
-        move: Given the name of a weight and the difference changed - base, returns the tensor that
-            is added. It may change the difference in place.
+        addition_for: Given the name of a weight and the difference changed - base, returns the
+            tensor that is added. It may change the difference in place.
     """
     changed_weights = dict(changed.module.named_parameters())
     prefixes = tuple(prefix for part in parts for prefix in part.prefixes)
@@ -513,7 +513,7 @@ def moved(
             if is_same_shape and not torch.equal(weight, changed_weight):
                 weights_with_original_values.append((weight, weight.data))
                 difference = changed_weight - weight.data
-                addition = move(name, difference)
+                addition = addition_for(name, difference)
                 weight.data = addition.add_(weight.data)  # in place, to take no further memory
         yield
     finally:
@@ -545,16 +545,22 @@ def common_weights(
                 yield weight.to(dtype), changed_weight.to(weight.device, dtype)
 
 
-def norms(
+def norms_of_change_and_base(
     base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)
 ) -> tuple[float, float]:
-    """Return ‖changed - base‖ and ‖base‖, the Euclidean norms over the `common_weights`.
+    """Return the Euclidean norms ‖changed - base‖ and ‖base‖ of all weights taken together.
 
-    Squares are summed in float64; both are 0 if the models have no weight in common.
+    Only weights that both models have in the same shape count. Squares are summed in float64. Both
+    norms are 0 if the models have no weight in common.
+
+    Args:
+        base, changed: The two models.
+        paths: The paths of the modules whose weights count; "" is the whole model.
     """
-    change_square = 0.0
-    base_square = 0.0
+    sum_of_squared_changes = 0.0
+    sum_of_squares = 0.0
     for weight, changed_weight in common_weights(base, changed, paths):
-        change_square += float((changed_weight - weight).double().square().sum())
-        base_square += float(weight.double().square().sum())
-    return change_square**0.5, base_square**0.5
+        change = changed_weight - weight
+        sum_of_squared_changes += float(change.double().square().sum())
+        sum_of_squares += float(weight.double().square().sum())
+    return sum_of_squared_changes**0.5, sum_of_squares**0.5

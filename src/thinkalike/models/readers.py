@@ -380,9 +380,9 @@ def _refuse_faults(
         source = "fields describe"
         remedy = TAKE_ORIGINAL
     prefix = f"{module.base_model_prefix}."
-    lacks_head_alone = not any(name.startswith(prefix) for name in missing)
+    is_only_head_missing = not any(name.startswith(prefix) for name in missing)
     has_head = module.base_model is not module
-    if faults["missing"] and lacks_head_alone and has_head:
+    if faults["missing"] and is_only_head_missing and has_head:
         body_name = type(module.base_model).__name__
         remedy = f"if it has no head, write {body_name} under architectures in config.json"
     # A folder of a program such as DeepSpeed, which leaves empty weights in the format of
@@ -465,6 +465,7 @@ def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -
     convert = WeightRenaming.convert
 
     def convert_checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
+        """Check that tensors for the same weight are equal, and convert as transformers does."""
         for stored_names in renaming.layer_targets.values():
             first, *others = sorted(stored_names)
             for other in others:

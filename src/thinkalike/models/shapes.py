@@ -313,12 +313,14 @@ class _ModelSizes(NamedTuple):
 
 @cache
 def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
-    """Return the sizes of a model and the operations of a pass, or None if it cannot be built.
+    """Return the sizes of a model and the floating-point operations of a pass, or None.
 
-    It is built and run on the meta device, which holds no weights.
+    The model is built and run on the meta device, where tensors have no values. None means that it
+    cannot be built. If it can be built but not run, the operations are estimated from the number
+    of weights.
 
     Args:
-        config_json: The content of its config.json.
+        config_json: The content of the model's config.json, as text.
     """
     try:
         model = meta_model(json.loads(config_json))
@@ -329,7 +331,7 @@ def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
     blocks = model.blocks
     embedding = embedding_of(module)
     config = config_of_text_model(module)
-    # The embedding of some models is narrower than the stream.
+    # The configuration comes first, since some models have an embedding narrower than the stream.
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     width = int(width or embedding.shape[1])
     weights_of_blocks = []
@@ -339,9 +341,12 @@ def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
         operations = counted_operations(module, blocks, torch.device("meta"))
     except Exception as error:  # such as routing between experts, which reads values
         log.debug("no count of %s: %s", config_json, error)
-        # Two operations for each weight, and none that grow with the row.
-        of_blocks = tuple(2.0 * count for count in weights_of_blocks)
-        operations = Operations(of_blocks, (0.0,) * len(blocks), 2.0 * len(embedding) * width)
+        # A multiplication and an addition for each weight; attention is left out.
+        operations = Operations(
+            blocks=tuple(2.0 * count for count in weights_of_blocks),
+            attention=(0.0,) * len(blocks),
+            output=2.0 * len(embedding) * width,
+        )
     return _ModelSizes(
         layers=len(blocks),
         width=width,

@@ -46,6 +46,7 @@ class Sites:
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
+        """Find the model's hook points, and check that it has the chosen ones and the head."""
         stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1
@@ -130,11 +131,13 @@ class Sites:
         module, direction = self.modules[place.site, place.layer]
 
         def store(state: Tensor) -> None:
-            states_of_rows = state.reshape(*rows, -1)
+            """Store a state, or the part of it that belongs to one attention head."""
+            state_of_rows = state.reshape(*rows, -1)  # some modules see all tokens as one axis
             if place.head is not None:
-                # Heads lie side by side: (b, t, heads * d) has equal slices of d.
-                states_of_rows = states_of_rows.chunk(self.n_heads, -1)[place.head]
-            states[key] = states_of_rows.clone()  # Falcon adds to the output of its MLP in place
+                # (b, t, heads * d), where heads lie side by side, becomes (b, t, d).
+                state_of_rows = state_of_rows.chunk(self.n_heads, -1)[place.head]
+            # A copy, since Falcon adds to the output of its MLP in place.
+            states[key] = state_of_rows.clone()
 
         def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
             store(state_in(args, kwargs))
@@ -182,6 +185,7 @@ class Sites:
             raise ValueError(f"{place} is no output of a module")
 
         def replace_output(_: nn.Module, args: Arguments, output: object) -> object:
+            """Return the module's output with `state` in its place, as a hook after it."""
             original = first_tensor(output)
             changed = state.reshape(original.shape).to(original)
             if place.site == "z":

@@ -13,7 +13,7 @@ from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError
 from thinkalike.files import is_folder
 from thinkalike.models.checkpoints import is_gguf, located
-from thinkalike.models.gguf import cut_as_stated
+from thinkalike.models.gguf import split_words_as_stated
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.plausible import PLAIN_SENTENCE
 from thinkalike.models.tokenizer_growth import check_growth
@@ -93,7 +93,7 @@ def _tokenizer_of_gguf(file: Path) -> PreTrainedTokenizerBase:
         link = Path(folder, file.name)
         link.symlink_to(file.absolute())
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**located(str(link)))
-        return cut_as_stated(tokenizer, file)
+        return split_words_as_stated(tokenizer, file)
 
 
 def _as_its_file(

@@ -83,12 +83,15 @@ def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
 
 
 def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple[str, str]]:
-    """Return the traits in which two modules differ, with the text of each of the two.
+    """Return the traits in which two models differ: (text in the first, text in the second).
 
-    A trait that one of them lacks has the text "none" for it. Of a module whose class differs only
-    the class is listed, since its attributes mean something else, and of modules that only one of
-    the two has nothing: their weights differ. If configurations differ, what follows from them
-    alone is left out.
+    A trait decides the output beside weights and configuration, such as an attribute of a module.
+    The text "none" stands for a trait that a model lacks. Left out are:
+
+    - modules that only one of the models has, since their weights differ anyway;
+    - for a module whose class differs, everything but the class, since its attributes mean
+      something else;
+    - if the configurations differ, traits that follow from them.
     """
     first_traits = traits_of(first)
     second_traits = traits_of(second)

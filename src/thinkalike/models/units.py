@@ -199,7 +199,11 @@ class UnitModel:
         return matrix[: units.units]
 
     def _as_float32(self, name: str, stored: Tensor) -> Tensor:
-        """Return a stored weight in float32 on the CPU.
+        """Return the values of a stored weight in float32 on the CPU.
+
+        Args:
+            name: The name of the weight, for messages.
+            stored: The weight as it was read.
 
         Raises:
             ModelError: It is stored as whole numbers, or holds a NaN or an infinity.
@@ -275,7 +279,10 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
-    """Return the hidden units of a model that is loaded."""
+    """Return the hidden units of a model in memory, such as its MLPs' neurons, and its embedding.
+
+    `name` is what results call the model.
+    """
     weights = LoadedWeights(model)
     facts = model.describe() | {"name": name}
     heads = exchangeable_heads(config_of_text_model(model.module))
