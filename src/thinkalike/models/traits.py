@@ -139,7 +139,7 @@ def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool
             result is false.
         trait: The key of the trait.
     """
-    # The new model has tensors without values, which might be equal.
+    # A tensor of the new model has no values, so that nothing but its presence is compared.
     expected_text = expected.get(trait, UNKNOWN)
     return text == expected_text or expected_text.endswith(NO_VALUES)
 
