@@ -64,7 +64,7 @@ from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain_setting
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import identity_of, sample_digest
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -1413,9 +1413,9 @@ def test_a_model_in_memory_beside_its_namesake_is_told_apart_by_where_it_is():
     module = copy.deepcopy(model.module)
     module.name_or_path = "gpt2-mini"
     configs = model_configs({"source": (module, model.tokenizer), "target": "gpt2-mini"}, {})
-    assert told_apart(configs) == ["gpt2-mini (in memory)", "gpt2-mini"]
+    assert distinct_labels(configs) == ["gpt2-mini (in memory)", "gpt2-mini"]
     turned = model_configs({"source": "gpt2-mini", "target": (module, model.tokenizer)}, {})
-    assert told_apart(turned)[0] == "gpt2-mini"
+    assert distinct_labels(turned)[0] == "gpt2-mini"
 
 
 @pytest.mark.parametrize("name", ["arrays", "texts", "stitches"])

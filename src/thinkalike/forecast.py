@@ -17,7 +17,7 @@ from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.planning import is_known_done
 from thinkalike.memory import FRAGMENTATION, readable
 from thinkalike.models.families import pick_device
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.models.shapes import Passes, Shape
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
@@ -215,7 +215,7 @@ def _labelled_jobs(config: JobConfig) -> list[tuple[str, JobConfig]]:
 def _label_of_job(config: JobConfig) -> str:
     """Return the kind of a job with its models."""
     kind = instrument_of(config)
-    names = told_apart(list(kind.models_of(config).values()))
+    names = distinct_labels(list(kind.models_of(config).values()))
     if not names:
         return kind.kind
     return f"{kind.kind}: {', '.join(dict.fromkeys(names))}"
@@ -224,7 +224,7 @@ def _label_of_job(config: JobConfig) -> str:
 def _forecast_of_job(label: str, config: JobConfig, looks_up: bool) -> ForecastJob:
     """Return what is known of a job before it runs."""
     kind = instrument_of(config)
-    names = told_apart(list(kind.models_of(config).values()))
+    names = distinct_labels(list(kind.models_of(config).values()))
     shapes = kind.shapes_of(config)
     known_shapes = {name: shape for name, shape in shapes.items() if shape is not None}
     job = ForecastJob(

@@ -31,7 +31,7 @@ from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, check_read
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.models.load import load_model
 
 HERE = Path(__file__).parent
@@ -78,8 +78,10 @@ def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):
 
 def test_models_of_one_label_are_called_by_what_differs():
     models = [model_settings(name="pythia"), model_settings(name="pythia", seed=1, index=2)]
-    assert told_apart(models) == ["pythia[index=0,seed=0]", "pythia[index=2,seed=1]"]
-    assert told_apart([ModelConfig(name="pythia"), models[1]])[0] == "pythia", "of the core, without these settings"
+    assert distinct_labels(models) == ["pythia[index=0,seed=0]", "pythia[index=2,seed=1]"]
+    assert distinct_labels([ModelConfig(name="pythia"), models[1]])[0] == "pythia", (
+        "of the core, without these settings"
+    )
 
 
 def test_pretraining_has_one_model():

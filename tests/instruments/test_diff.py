@@ -28,7 +28,7 @@ from thinkalike.instruments.diff.outcome import worst
 from thinkalike.instruments.diff.screen import APART, lines
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
-from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
+from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms_of_change_and_base, parts_of
 from thinkalike.models.variants import variant
 from thinkalike.states.contrasts import kind_of_token
 
@@ -246,7 +246,7 @@ def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
     base = tiny.frozen()
     before = base.fingerprint()
     whole = fork(base, TOKENS, 0.5, seed=0, steps=8)
-    assert norms(base, whole)[0] == pytest.approx(0.5, rel=1e-4)
+    assert norms_of_change_and_base(base, whole)[0] == pytest.approx(0.5, rel=1e-4)
     losses = [torch.nn.functional.cross_entropy(model.full(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
               for model in (base, whole)]  # fmt: skip
     assert losses[1] < losses[0]
@@ -256,7 +256,8 @@ def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
     assert base.fingerprint() == before
     assert fork(base, TOKENS, 0.5, seed=0, steps=8).fingerprint() == whole.fingerprint() != before
     rate = learning_rate_for_norm(base, TOKENS, 0.5, 8)
-    assert norms(base, fork(base, TOKENS, 0.5, 0, rate=rate, steps=8))[0] == pytest.approx(0.5, rel=1e-4)
+    forked = fork(base, TOKENS, 0.5, 0, rate=rate, steps=8)
+    assert norms_of_change_and_base(base, forked)[0] == pytest.approx(0.5, rel=1e-4)
     assert 0.1 < rate / learning_rate_for_norm(base, TOKENS, 1.0, 8) < 0.9
 
 

@@ -14,7 +14,7 @@ from thinkalike.instruments.diff.differing_settings import settings_that_differ
 from thinkalike.instruments.diff.edits import edits_of
 from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.models.load import load_model
-from thinkalike.models.parts import one_form
+from thinkalike.models.parts import give_same_ties_and_vocabulary
 from thinkalike.stitches.stitch_map import Site
 
 EMBEDDING = "transformer.wte.weight"
@@ -50,7 +50,7 @@ def job(first, second, text_files, *more):
 
 def said(base, folder):
     models = load_model(base), load_model(folder)
-    one_form(*models)
+    give_same_ties_and_vocabulary(*models)
     table, tokens = edits_of(*models)
     return weights_in_words(table), tokens
 

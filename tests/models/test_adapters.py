@@ -15,7 +15,7 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.checkpoints import base_of
 from thinkalike.models.families import outline
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.models.load import load_model, load_models
 from thinkalike.models.shapes import shape_of
 
@@ -186,7 +186,10 @@ def test_one_adapter_of_two_bases_has_two_names(adapter, base, tmp_path):
     moved = shutil.copytree(base, tmp_path / "moved")
     one, two = load_models(tiny.local(adapter), tiny.local(adapter, base=str(moved)))
     assert one.name != two.name
-    assert told_apart([tiny.local(adapter), tiny.local(adapter, base="b")]) == ["tuned[base=None]", "tuned[base=b]"]
+    assert distinct_labels([tiny.local(adapter), tiny.local(adapter, base="b")]) == [
+        "tuned[base=None]",
+        "tuned[base=b]",
+    ]
 
 
 @pytest.mark.parametrize("given", [{"target_modules": ["dt_proj"]}, {"target_modules": ["in_proj"], "lora_bias": True}])

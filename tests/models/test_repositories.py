@@ -14,7 +14,7 @@ from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
 from thinkalike.errors import ModelError
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.labels import label, told_apart
+from thinkalike.models.labels import distinct_labels, label
 from thinkalike.models.load import load_model, load_models
 
 
@@ -208,23 +208,25 @@ PYTHIA = ModelConfig(name="pythia")
     ],
 )
 def test_models_of_one_label_are_called_by_what_differs(changes, labels):
-    assert told_apart([PYTHIA, replace(PYTHIA, **changes)]) == labels
+    assert distinct_labels([PYTHIA, replace(PYTHIA, **changes)]) == labels
 
 
 def test_whatever_two_models_differ_in_is_named():
-    assert told_apart([PYTHIA, replace(PYTHIA, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
-    assert told_apart([PYTHIA, replace(PYTHIA, bos=True)]) == ["pythia[bos=False]", "pythia[bos=True]"]
-    assert told_apart([PYTHIA, replace(PYTHIA, corpus="stdlib")]) == ["pythia"] * 2, "what text it suits is no part"
+    assert distinct_labels([PYTHIA, replace(PYTHIA, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
+    assert distinct_labels([PYTHIA, replace(PYTHIA, bos=True)]) == ["pythia[bos=False]", "pythia[bos=True]"]
+    assert distinct_labels([PYTHIA, replace(PYTHIA, corpus="stdlib")]) == ["pythia"] * 2, (
+        "what text it suits is no part"
+    )
     owned = [composed(f"model={name}").model for name in ("a/m", "b/m", "a/n")]
-    assert told_apart(owned) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
+    assert distinct_labels(owned) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
 
 
 def test_folders_of_one_name_are_told_apart_by_those_above_them():
     paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
     folders = [ModelConfig(name="local", path=path) for path in paths]
-    assert told_apart(folders) == ["a/final/checkpoint", "b/final/checkpoint", "other"]
+    assert distinct_labels(folders) == ["a/final/checkpoint", "b/final/checkpoint", "other"]
     typed = replace(folders[0], dtype="bfloat16")
-    assert told_apart([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
+    assert distinct_labels([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
 
 
 def test_a_folders_label_is_its_name_however_written(tmp_path, monkeypatch):
@@ -233,7 +235,7 @@ def test_a_folders_label_is_its_name_however_written(tmp_path, monkeypatch):
     for path in (".", "./", "../my-model", "../my-model/", "../my-model.gguf"):
         assert label(ModelConfig(name="local", path=path)) == "my-model"
     both = [ModelConfig(name="local", path=path) for path in (".", "b/my-model")]
-    assert told_apart(both) == [f"{tmp_path.name}/my-model", "b/my-model"]
+    assert distinct_labels(both) == [f"{tmp_path.name}/my-model", "b/my-model"]
 
 
 def test_a_model_that_is_named_twice_is_loaded_once(minis):

@@ -22,7 +22,7 @@ from thinkalike.measures.changes import (
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import Part, moved
+from thinkalike.models.parts import Part, weights_changed
 from thinkalike.processes import counted
 
 LOGITS_AT_ONCE = 2**24
@@ -183,5 +183,7 @@ def perturbed(
         random_change: Takes the change of a weight, and returns a random one of the same size.
     """
     generator = seeded(seed)
-    with moved(base, changed, parts, lambda name, change: random_change(change, generator)):
+    with weights_changed(
+        base, changed, parts, lambda name, change: random_change(change, generator)
+    ):
         yield base

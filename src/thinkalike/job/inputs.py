@@ -11,7 +11,7 @@ from thinkalike.config import DataConfig, JobConfig, ModelConfig
 from thinkalike.config.schema import SettingValues
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 
 # How many hexadecimal digits a key has.
 KEY_DIGITS = 12
@@ -47,7 +47,7 @@ def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
             by_part[side] = checkpoint_fingerprint(model)
             models.append(model)
     if models:
-        by_part["labels"] = ", ".join(told_apart(models))
+        by_part["labels"] = ", ".join(distinct_labels(models))
 
     data: DataConfig | None = config.data if "data" in parts else None
     if data is not None:

@@ -31,7 +31,7 @@ from thinkalike.job.inputs import Inputs, fingerprints
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES
 from thinkalike.job.work import Work
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.screen import gathered_sentences
 from thinkalike.store import Headline, Result, first_scalar
 
@@ -240,7 +240,7 @@ class Instrument(ABC, Generic[Config]):
         from thinkalike.models.shapes import shape_of
 
         models = self.models_of(config)
-        labels = told_apart(list(models.values()))
+        labels = distinct_labels(list(models.values()))
         shapes = {}
         for (name, model), label in zip(models.items(), labels, strict=True):
             shapes[name] = shape_of(model, label)

@@ -21,10 +21,11 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield where a checkpoint can be read while the context is open, and its commit.
+    """Yield (place, revision): where a checkpoint can be read while this is open, and its commit.
 
-    The first is a folder, a GGUF file or a repository. The second is "embedded" for a bundled
-    model, and "local" for anything else that is not on the hub.
+    The place is a folder, a GGUF file or the name of a repository of the hub. A checkpoint of
+    Lightning is unpacked into a temporary folder. The revision is the commit of a repository,
+    "embedded" for a bundled model, and "local" for any other folder or file.
     """
     folder = folder_of(config)
     if folder is None:
@@ -42,9 +43,10 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
-    """Yield a temporary folder with a checkpoint of Lightning as `save_pretrained` would write it.
+    """Yield a temporary folder that holds a Lightning checkpoint in the layout of transformers.
 
-    Its configuration and tokenizer are links to the files beside the checkpoint.
+    Its weights are in pytorch_model.bin. Its configuration and tokenizer are links to the files
+    beside the checkpoint.
     """
     import torch
 
@@ -53,14 +55,14 @@ def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
             Path(unpacked, path.name).symlink_to(path)
         find_classes = torch.serialization.get_unsafe_globals_in_checkpoint
         class_names = find_classes(checkpoint)  # type: ignore[no-untyped-call]
-        # No code of the checkpoint runs: what it holds beside tensors is read as `_Unread`.
+        # No code of the checkpoint runs: objects of its classes are read as `_Unread`.
         stand_ins: list[Callable[..., object] | tuple[Callable[..., object], str]] = []
         stand_ins += [(_Unread, name) for name in class_names]
         with torch.serialization.safe_globals(stand_ins):
             content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         weights = content["state_dict"]
-        # Where all names begin alike, it is the attribute of Lightning's module that holds the
-        # model.
+        # If all names begin with the same component, it is the attribute of Lightning's module
+        # that holds the model, and is removed.
         if len({name.partition(".")[0] for name in weights}) == 1:
             weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
         torch.save(weights, Path(unpacked, "pytorch_model.bin"))
@@ -81,7 +83,7 @@ class _Unread:
 
 
 def commit_of_model(config: ModelConfig) -> Commit:
-    """Return the commit of a model of the hub that its revision, or else `main`, stands for.
+    """Return the commit of a model of the hub: that of its revision, or else of `main`.
 
     Raises:
         ConfigError: The model is not on the hub.
@@ -113,10 +115,13 @@ def commit_of_model(config: ModelConfig) -> Commit:
 
 @contextlib.contextmanager
 def _hub_commit(config: ModelConfig) -> Iterator[str]:
-    """Yield the commit of which all files are read, from the hub or, without an answer, its cache.
+    """Yield a repository's commit, of which every file is read while the context is open.
+
+    If the hub does not answer, the files are read from its cache, with a warning.
 
     Raises:
-        ModelError: The repository cannot be reached, or has the name of a folder here.
+        ModelError: The repository is neither reached nor in the cache, or a folder here has its
+            name.
     """
     from huggingface_hub import constants, hf_hub_download
 
@@ -132,14 +137,14 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
         if commit.trouble:
             cause = cause_on_hub(config, commit.trouble)
             log.warning("using the cached files of %s: %s", repository, cause)
-            # Else each file would be asked for in vain.
+            # Otherwise the hub, which does not answer, would be asked for each file.
             contexts.enter_context(patch.object(constants, "HF_HUB_OFFLINE", True))
         contexts.enter_context(reading("model", repository, commit.sha))
         try:
             yield commit.sha
         except OSError as error:
-            # transformers calls a file missing that the hub does not deliver; the hub's answer
-            # tells the cause.
+            # transformers says that a file is missing if the hub does not deliver it. Asking for
+            # it again raises the hub's own error, which tells the cause.
             for name in commit.files:
                 if name in str(error):
                     hf_hub_download(repository, name, revision=commit.sha)

@@ -123,7 +123,9 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
 
 
 def _stored_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of an adapter by name, without the second copy of a resized embedding.
+    """Return the weights in an adapter's folder, by name.
+
+    PEFT saves a resized embedding under two names, of which the second is left out.
 
     Raises:
         ModelError: A weight is stored as whole numbers, or in 8 bits.
@@ -143,21 +145,25 @@ def _stored_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
-    """Return the rows of the embedding that an adapter holds; 0: it holds none."""
-    rows = [len(weight) for name, weight in stored.items() if name.endswith(EMBEDDINGS)]
-    return max(rows, default=0)
+    """Return the number of rows of the embedding or head that an adapter holds; 0: it holds none.
+
+    `stored` has the adapter's weights by name.
+    """
+    row_counts = [len(weight) for name, weight in stored.items() if name.endswith(EMBEDDINGS)]
+    return max(row_counts, default=0)
 
 
 def _put_on(
     module: PreTrainedModel, folder: Path, stored: Mapping[str, Tensor], rows: int
 ) -> tuple[PeftModel, Collection[str]]:
-    """Return a PeftModel with the weights of an adapter, and the names of those without a place.
+    """Put an adapter on its base, in place, and return the PeftModel.
+
+    The names of the adapter's weights that the PeftModel has no place for are returned as well.
 
     Args:
-        module: The base, whose embedding is enlarged in place if that of the adapter has more
-            rows.
+        module: The base. Its embedding is enlarged if the adapter's has more rows.
         folder: The folder of the adapter.
-        stored: The weights of the adapter.
+        stored: The weights of the adapter by name.
         rows: The rows of the adapter's embedding; 0: it has none.
     """
     from peft import PeftModel, set_peft_model_state_dict
@@ -165,8 +171,8 @@ def _put_on(
     if rows > len(embedding_of(module)):
         module.resize_token_embeddings(rows, mean_resizing=False)
     peft_model = PeftModel.from_pretrained(module, str(folder))
-    loading = set_peft_model_state_dict(peft_model, dict(stored))
-    _, unexpected_names = cast(tuple[list[str], list[str]], loading)
+    report = set_peft_model_state_dict(peft_model, dict(stored))
+    _, unexpected_names = cast(tuple[list[str], list[str]], report)  # (missing, unexpected)
     return peft_model, unexpected_names
 
 
@@ -236,10 +242,14 @@ def run_adapted(
 
 
 def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
-    """Return the module that runs a copy of a PeftModel in memory, merged where that is exact.
+    """Return a plain model that gives the outputs of a PeftModel in memory.
+
+    It is a copy with the adapter merged into its weights, or with PEFT's layers in place if
+    merging would change the outputs. `called` is the model's name in errors.
 
     Raises:
-        ModelError: The adapter is of prompts, or its layers alone do not act as PEFT's model does.
+        ModelError: The adapter is of prompts, or PEFT's model does something beside running its
+            layers, so that no plain model gives its outputs.
     """
     _check_mergeable(model.active_peft_config, called)
 
@@ -264,18 +274,19 @@ def _kind_of(settings: PeftConfig) -> str:
 
 
 def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
-    """Return batches of token ids, (b, t), over which an adapter is tried.
+    """Return batches of token ids, (b, t), over which a model with an adapter is tried.
 
-    The first is random. For each list of tokens in the adapter's settings, one more row has the
-    list among random tokens, since the adapter may act only where these tokens stand.
+    The first batch is random. Some adapters act only after certain tokens, which are listed in
+    their settings. So for each such list there is a batch of one row, which has the tokens of the
+    list, at most MOST_TRIGGER_TOKENS, between random ones.
     """
     embedding = embedding_of(peft_model.get_base_model())
     longest = longest_row(peft_model) or LONGEST_PROOF
-    rows = sample_tokens(len(embedding), longest)
-    samples = [rows]
+    random_rows = sample_tokens(len(embedding), longest)  # (2, t)
+    samples = [random_rows]
     for tokens in _token_lists(peft_model.active_peft_config, len(embedding)).values():
         trigger = torch.tensor(tokens[:MOST_TRIGGER_TOKENS])
-        row = torch.cat([rows[0, :4], trigger, rows[1, :4]])
+        row = torch.cat([random_rows[0, :4], trigger, random_rows[1, :4]])
         samples.append(row[None, :longest])
     return [sample.to(embedding.device) for sample in samples]
 
@@ -283,7 +294,8 @@ def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
 def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
     """Return the settings of an adapter that may be lists of token ids, by name.
 
-    They are lists of whole numbers below the size of the vocabulary. Such tokens may invoke it.
+    Some adapters act only after such tokens. Every list of whole numbers from 0 to vocabulary - 1
+    is taken for one; an empty list is not.
     """
     lists = {}
     for name, value in vars(settings).items():
@@ -295,16 +307,22 @@ def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
 
 
 def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called: str) -> None:
-    """Warn if a model gives the same with its adapter and without it, for all sample tokens.
+    """Warn if a model gives the same outputs with its adapter and without it.
 
-    PEFT runs some kinds of adapters for models of a certain `task_type` only.
+    This may happen since PEFT runs some kinds of adapters only for a certain `task_type`. Nothing
+    is checked for an adapter that cannot be switched off.
+
+    Args:
+        adapted: The model, with its outputs for `samples`.
+        samples: Batches of token ids.
+        called: The model's name in the warning.
     """
     try:
         with adapted.peft_model.disable_adapter():
-            outputs = _outputs(adapted.peft_model, samples, called)
-    except Exception:  # of a kind of adapter that cannot be switched off
+            outputs_without_adapter = _outputs(adapted.peft_model, samples, called)
+    except Exception:  # PEFT raises any, for kinds that cannot be switched off
         return
-    if all(map(torch.equal, outputs, adapted.outputs)):
+    if all(map(torch.equal, outputs_without_adapter, adapted.outputs)):
         log.warning(
             "warning: %s: the adapter changes no output for sample tokens; check its weights, and "
             "task_type in its adapter_config.json",
@@ -315,12 +333,13 @@ def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called:
 def _outputs(
     module: PreTrainedModel | PeftModel, samples: Sequence[Tensor], called: str
 ) -> list[Tensor]:
-    """Return the output of a model of transformers or PEFT for each batch of token ids.
+    """Return a copy of the output of a model for each batch of token ids.
 
-    The model is put into evaluation. An encoder-decoder reads the tokens on both sides.
+    The model is put into evaluation mode. The encoder and the decoder of an encoder-decoder both
+    read the tokens. `called` is the model's name in errors.
 
     Raises:
-        ModelError: It needs something beside tokens.
+        ModelError: The model fails, as one that needs inputs other than tokens does.
     """
     is_encoder_decoder = bool(getattr(module.config, "is_encoder_decoder", False))
     outputs: list[Tensor] = []

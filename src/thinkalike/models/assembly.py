@@ -24,12 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def check_settings(config: ModelConfig, family: Family) -> None:
-    """Refuse settings that a family does not read.
+    """Raise a ConfigError for a setting that has no effect on models of a family.
 
-    They would change the key of a result and none of its numbers.
-
-    Raises:
-        ConfigError: Such a setting is given.
+    Such a setting would change the key of a result, but none of its numbers.
     """
     settings_read = set()
     if family.reader == "transformers":
@@ -55,19 +52,19 @@ def frozen_model(
     device: torch.device,
     revision: str,
 ) -> FrozenModel:
-    """Return what was read as a FrozenModel, after all checks.
+    """Make a FrozenModel of a checkpoint that was read, and check it.
 
     Args:
         config: The configuration of the model.
-        family: Its family.
-        checkpoint: What was read.
-        name: Its name.
-        device: Where its states and logits are.
-        revision: What was loaded, for the provenance: a commit, "local" or the like.
+        family: The family of the model.
+        checkpoint: The module, the tokenizer and what else was read.
+        name: The name of the FrozenModel.
+        device: The device on which its states and logits are.
+        revision: What was loaded, as results state it: a commit, "local" or the like.
 
     Raises:
-        ModelError: It fails the proof, its vocabulary does not fit, or no trained model has such
-            weights or settings.
+        ModelError: The model cannot be cut at its blocks, its tokenizer has ids without a row in
+            the embedding, or no trained model has such weights or settings.
     """
     module, tokenizer, longest, quantization, has_head = checkpoint
     if config.context and longest and config.context > longest:
@@ -98,40 +95,42 @@ def frozen_model(
 
 
 def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a ModelError if a piece of the vocabulary has no row in the embedding.
+    """Raise a ModelError if the tokenizer has a token id without a row in the embedding.
 
-    An added token occurs only in a text that spells it, and may have no row: each pass checks its
-    ids.
+    Added tokens are not checked here: they occur only in a text that spells them out, and each
+    pass checks its ids.
     """
-    vocabulary = tokenizer.get_vocab()  # once, since it makes a dictionary of all pieces
-    pieces = vocabulary.keys() - tokenizer.get_added_vocab().keys()
-    largest = max((vocabulary[piece] for piece in pieces), default=0)
-    if largest >= model.vocabulary:
+    vocabulary = tokenizer.get_vocab()  # called once, since it makes a dictionary of all tokens
+    regular_tokens = vocabulary.keys() - tokenizer.get_added_vocab().keys()
+    largest_id = max((vocabulary[token] for token in regular_tokens), default=0)
+    if largest_id >= model.vocabulary:
         raise ModelError(
-            f"{model.name}: its tokenizer has ids up to {largest}, but its embedding only "
+            f"{model.name}: its tokenizer has ids up to {largest_id}, but its embedding only "
             f"{model.vocabulary} rows"
         )
 
 
 def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
-    """Return the classes of a classifier in the order of its logits, under one spelling.
+    """Return the names of a classifier's classes in the order of its logits.
 
-    They are in lower case and with hyphens, and "not-entailment" is called "non-entailment".
+    So that models can be compared, names are in lower case and with hyphens, and "not-entailment"
+    becomes "non-entailment". `config` may replace these names by others.
     """
     names = []
-    for number in range(module.config.num_labels):
-        name = module.config.id2label[number].lower().replace("_", "-")
+    for class_id in range(module.config.num_labels):
+        name = module.config.id2label[class_id].lower().replace("_", "-")
         names.append(name.replace("not-entailment", "non-entailment"))
     return config.classes_of(names)
 
 
 def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
-    """Return the same model under a name, with its states at the sites of a configuration.
+    """Return a model under another name, whose states are taken at the hook points of `config`.
 
-    Both share the module. The model itself is not changed.
+    The two models share their weights; the given one is not changed. By default, states are taken
+    after each block.
 
     Raises:
-        ModelError: The model lacks one of the sites or the head.
+        ModelError: The model lacks one of the hook points, or the attention head.
     """
     renamed = copy(model)
     renamed.name = name

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
-    """Return the path from a module of transformers to the blocks of its text model.
+    """Return the path of the list of blocks in a model of transformers, such as "model.layers".
 
-    It is the list with as many entries as the configuration of the text model has layers; of
-    several, the one with most weights. The proof at load checks it.
+    It is the nn.ModuleList with as many entries as the configuration states layers; of several,
+    the one with most weights.
 
     Args:
-        module: The module.
-        name: What an error calls the model.
+        module: The model, or the decoder's side of an encoder-decoder.
+        name: The model's name in an error.
 
     Raises:
         ModelError: There is no such list.
@@ -31,9 +31,9 @@ def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
     root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
     side = "encoder" if "Encoder" in type(root).__name__ else "decoder"
     depth = number_in(root.config.get_text_config(), (f"{side}_layers", *DEPTHS))
-    # The search is in the text model, which transformers declares as the decoder, since a tower
-    # for images may be as deep. Where the decoder of a class is something else, such as an
-    # unembedding, it holds no list of blocks, and the whole module is searched.
+    # The text model is searched first, since an encoder of images may have as many blocks.
+    # transformers calls it the decoder. In some classes the decoder is something else, such as the
+    # unembedding, that has no list of blocks; then the whole model is searched.
     text_model = root.get_decoder() if hasattr(root, "get_decoder") else root
     weights_of_lists = _lists_within(module, text_model, depth)
     if not weights_of_lists:
@@ -47,18 +47,18 @@ def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
 
 
 def _lists_within(module: nn.Module, inner: nn.Module, length: int | None) -> dict[str, int]:
-    """Return the path of each list of `length` modules in an inner module, and its weight count.
+    """Return the number of weights of each nn.ModuleList of `length` modules, by path.
 
     Args:
-        module: The module that paths begin at.
-        inner: The inner module.
-        length: The length of the lists; None: no list has it.
+        module: The module from which paths lead.
+        inner: A part of it, in which lists are looked for.
+        length: The length of the lists; None: it is not known, and no list is found.
     """
-    inside = set(inner.modules())
-    lists = {}
+    modules_inside = set(inner.modules())
+    weight_counts = {}
     for path, submodule in module.named_modules():
-        if submodule not in inside or not isinstance(submodule, nn.ModuleList):
+        if submodule not in modules_inside or not isinstance(submodule, nn.ModuleList):
             continue
         if len(submodule) == length:
-            lists[path] = sum(weight.numel() for weight in submodule.parameters())
-    return lists
+            weight_counts[path] = sum(weight.numel() for weight in submodule.parameters())
+    return weight_counts

@@ -45,27 +45,28 @@ LARGEST_HEADER = 10**8
 def check_counts(
     stated: Mapping[str, object], place: Path, count_tensors: Callable[[], int | None]
 ) -> None:
-    """Raise a ModelError if a checkpoint states a size that no model has, or too many blocks.
+    """Raise a ModelError if a checkpoint states an implausibly large size.
 
-    It has too many if there are more than tensors of weights. A small number of blocks always
-    passes, as blocks may share their weights.
+    A number of layers, heads, experts or classes is refused if no published model comes near it. A
+    number of layers is also refused if it is larger than the number of tensors in the files;
+    up to MOST_SHARED_BLOCKS layers always pass, since layers may share their weights.
 
     Args:
-        stated: Its settings.
-        place: Its folder or GGUF file, which the message names.
-        count_tensors: Counts the tensors of its weights, or returns None if there are no weights.
-            It is called for few checkpoints.
+        stated: The settings of the checkpoint, such as its config.json.
+        place: The folder or GGUF file, for the message.
+        count_tensors: Counts the tensors in the files; None: there are no files of weights. It is
+            called only if many layers are stated.
     """
     for name, count in _whole_numbers(stated):
-        kind_of_number = _kind_of_number(name)
-        if kind_of_number is None or count <= MOST_SHARED_BLOCKS:
+        pattern = _pattern_for(name)
+        if pattern is None or count <= MOST_SHARED_BLOCKS:
             continue
-        if count > LARGEST_PLAUSIBLE[kind_of_number]:
+        if count > LARGEST_PLAUSIBLE[pattern]:
             raise ModelError(
                 f"{place} states {name}={count}, and no model has as many; give the checkpoint's "
                 "own file"
             )
-        if kind_of_number is not DEPTH:
+        if pattern is not DEPTH:
             continue
         tensor_count = count_tensors()
         if tensor_count is not None and count > max(tensor_count, MOST_SHARED_BLOCKS):
@@ -75,18 +76,22 @@ def check_counts(
             )
 
 
-def _kind_of_number(name: str) -> re.Pattern[str] | None:
-    """Return which of the kinds of `LARGEST_PLAUSIBLE` a number is by its name, None if none."""
-    for kind in LARGEST_PLAUSIBLE:
-        if kind.search(name):
-            return kind
+def _pattern_for(name: str) -> re.Pattern[str] | None:
+    """Return the pattern in `LARGEST_PLAUSIBLE` that the name of a setting matches, or None.
+
+    The pattern tells whether the setting is a number of layers, of heads or of classes.
+    """
+    for pattern in LARGEST_PLAUSIBLE:
+        if pattern.search(name):
+            return pattern
     return None
 
 
 def _whole_numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield all whole numbers of a configuration with their names.
+    """Yield (name, number) for each whole number in a configuration, at any depth.
 
-    A number in a list has the name of the list.
+    The name is that of the innermost entry; a number in a list has the name of the list. True and
+    False are no numbers.
     """
     if isinstance(value, Mapping):
         for inner_name, inner in value.items():
@@ -99,7 +104,10 @@ def _whole_numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def tensors_held(folder: Path) -> int | None:
-    """Return how many tensors the weights of a folder have, or None if there are no weights."""
+    """Return an upper bound on the number of tensors in a folder's files of weights.
+
+    None means that the folder has no such files.
+    """
     files = _weight_files(folder)
     if not files:
         return None
@@ -107,7 +115,7 @@ def tensors_held(folder: Path) -> int | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder, by the patterns of `WEIGHTS`."""
+    """Return the files of weights in a folder: .safetensors, .bin and .ckpt."""
     files: list[Path] = []
     for pattern in WEIGHTS:
         files += folder.glob(pattern)
@@ -115,18 +123,19 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _tensors_in(path: Path) -> int:
-    """Return how many tensors a file of weights has at most.
+    """Return an upper bound on the number of tensors in a file of weights, without reading them.
 
-    It is 0 if the file is damaged, which its reader reports.
+    It is 0 if the file is damaged; whatever reads the weights later reports that.
     """
     with contextlib.suppress(OSError, ValueError, BadZipFile, RecursionError):
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
-                # The format: the length of the header in 8 bytes, then the header as JSON.
-                length = int.from_bytes(file.read(8), "little")
-                if length > LARGEST_HEADER:
+                # A safetensors file begins with the length of its header in 8 bytes, and then has
+                # the header as JSON, with an entry for each tensor.
+                header_length = int.from_bytes(file.read(8), "little")
+                if header_length > LARGEST_HEADER:
                     return 0
-                return len(json.loads(file.read(length)))
+                return len(json.loads(file.read(header_length)))
         # torch writes an archive with a file for the numbers of each tensor.
         with ZipFile(path) as archive:
             return sum("/data/" in name for name in archive.namelist())
@@ -137,29 +146,29 @@ def _tensors_in(path: Path) -> int:
 
 
 def bytes_held(place: Path) -> int:
-    """Return the bytes of the weights of a folder or a file.
+    """Return the size in bytes of the files of weights in a folder, or of a single file.
 
-    It is 0 if there are no weights, or only the hub has them.
+    It is 0 if there are none here, as for a repository of the hub.
     """
     files = [place] if place.is_file() else _weight_files(place)
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def check_claimed_size(numbers: int, checkpoint: Path) -> None:
-    """Raise a ModelError if a checkpoint states more numbers than it can hold.
+    """Raise a ModelError if a checkpoint states sizes of a model that its files cannot hold.
 
-    A number takes at least a bit. Libraries may draw some modules anew, which have at most
-    `MOST_DRAWN_NUMBERS` numbers.
+    A number takes at least one bit. Up to MOST_DRAWN_NUMBERS numbers always pass, since libraries
+    may initialise some modules that the files lack. Nothing is checked without files of weights.
 
     Args:
-        numbers: How many numbers the sizes in the checkpoint's files add up to.
+        numbers: How many numbers a model of the stated sizes has.
         checkpoint: The checkpoint's folder or file.
     """
-    size = bytes_held(checkpoint)  # 0: nothing is known, and nothing is checked
-    if size and numbers > max(8 * size, MOST_DRAWN_NUMBERS):
+    n_bytes = bytes_held(checkpoint)
+    if n_bytes and numbers > max(8 * n_bytes, MOST_DRAWN_NUMBERS):
         raise ModelError(
             f"{checkpoint} states sizes of {numbers:,} numbers, "
-            f"and its weights have {size:,} bytes; "
+            f"and its weights have {n_bytes:,} bytes; "
             "give the whole checkpoint with its own config.json"
         )
 
@@ -167,16 +176,16 @@ def check_claimed_size(numbers: int, checkpoint: Path) -> None:
 def check_adapter(
     folder: Path, shapes: Collection[tuple[int, ...]], names: Collection[str]
 ) -> None:
-    """Raise a ModelError for an adapter whose settings ask for endless ranks or matching.
+    """Check that the settings of a PEFT adapter do not ask for endless memory or time.
 
     Args:
-        folder: Its folder.
-        shapes: The shapes of its tensors.
-        names: The names of the modules of its base.
+        folder: The folder of the adapter.
+        shapes: The shapes of the adapter's tensors.
+        names: The names of the modules of the base model, which patterns are matched against.
 
     Raises:
-        ModelError: A rank is larger than any size of its tensors, a pattern takes too long to
-            match, or the settings are no JSON object.
+        ModelError: A rank is larger than every axis of the tensors, a regular expression takes too
+            long to match, a switch is given as text, or the settings are no JSON object.
     """
     path = folder / "adapter_config.json"
     try:
@@ -185,7 +194,7 @@ def check_adapter(
         raise ModelError(f"{path} is no JSON object ({error})") from None
 
     for name, value in settings.items():
-        # As a text, "false" counts as true.
+        # Any non-empty text, even "false", counts as true.
         if isinstance(value, str) and value.lower() in ("true", "false"):
             raise ModelError(f"{path} states {name} as the text {value!r}; write {value.lower()}")
 
@@ -204,10 +213,14 @@ def check_adapter(
 
 
 def _patterns_in(settings: Mapping[str, object]) -> Iterator[str]:
-    """Yield the regular expressions of the settings of an adapter of peft."""
+    """Yield the regular expressions in the settings of a PEFT adapter.
+
+    They are the values of settings such as "layers_pattern" and "target_modules", if these are
+    text, and the keys of "rank_pattern".
+    """
     for name, value in settings.items():
         if name.endswith("_pattern"):
-            # One, a list of several, or a dictionary of ranks whose keys are patterns.
+            # One pattern, a list of patterns, or a dictionary whose keys are patterns.
             if isinstance(value, str):
                 yield value
             elif isinstance(value, Mapping | list):

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
-    """Return a copy of the module of a TransformerBridge without TransformerLens's wrappers.
+    """Return a copy of the model in a TransformerBridge without TransformerLens's wrappers.
 
-    The copy is a module of its own class, in evaluation. The bridge stays as it is.
+    The copy has the model's own class of transformers, and is in evaluation mode. The bridge stays
+    as it is.
 
     Raises:
-        ModelError: The bridge has changed the weights, or hooks, or whatever else, make it give
-            other logits.
+        ModelError: The bridge is in compatibility mode, which changes weights, or hooks or
+            anything else make its logits for sample tokens differ from those of the copy.
     """
     if bridge.compatibility_mode:
         raise ModelError(
@@ -59,9 +60,9 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
-    """Return a copy of the module of a bridge without wrappers, in evaluation."""
-    # What `deepcopy` takes in the place of each wrapper: a copy of what it wraps, by the wrapper's
-    # `id`. Inner wrappers come first.
+    """Return a copy of the model in a bridge without wrappers, in evaluation mode."""
+    # `deepcopy` reads this dictionary from the `id` of an object to its copy. Here a wrapper gets
+    # a copy of the module that it wraps. Inner wrappers come first.
     copies: dict[int, nn.Module] = {}
     for submodule in reversed(list(bridge.original_model.modules())):
         if isinstance(submodule, GeneralizedComponent):
@@ -72,20 +73,23 @@ def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _remove_added_bias(module: PreTrainedModel) -> None:
-    """Remove, in place, the bias of zeros that a bridge adds to a head whose class has none."""
+    """Remove, in place, the bias of zeros that a bridge adds to a head without a bias.
+
+    A new model of the same class, without values, tells whether the head should have a bias.
+    """
     if not hasattr(module, "lm_head") or "lm_head.bias" not in module.state_dict():
         return
     with torch.device("meta"):
-        fresh = type(module)(module.config)
-    if "lm_head.bias" not in fresh.state_dict():
+        new_model = type(module)(module.config)
+    if "lm_head.bias" not in new_model.state_dict():
         module.lm_head.bias = None
 
 
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a bridge's tokenizer as its checkpoint has it.
+    """Return the tokenizer of a bridge as it was before the bridge changed its settings.
 
-    The argument itself is returned if the tokenizer of the checkpoint cannot be read, or has
-    another vocabulary.
+    It is read from the checkpoint that the tokenizer names. The argument itself is returned if
+    that cannot be read, or has another vocabulary.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError, ModelError):
         tokenizer_read = read_tokenizer(ModelConfig(name="bridge"), tokenizer.name_or_path)

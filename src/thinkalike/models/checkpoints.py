@@ -57,8 +57,8 @@ JsonObject = dict[str, object]
 def named_folder(config: ModelConfig) -> Path | None:
     """Return the folder or file that a configuration names, or None if the model is on the hub.
 
-    It need not hold anything. A revision of a folder is a folder in it, such as a run's step64 or
-    checkpoint-500, or a file of Lightning.
+    Whether it exists is not checked. `model.revision` names a folder inside it, such as a run's
+    step64 or checkpoint-500, or a checkpoint file of Lightning.
     """
     if config.path:
         folder = Path(config.path)
@@ -72,9 +72,10 @@ def named_folder(config: ModelConfig) -> Path | None:
 
 
 def revisions_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning.
+    """Return the checkpoints in a folder: subfolders, and checkpoint files of Lightning.
 
-    They come in natural order: step9 before step10. A folder that does not exist has none.
+    They come in natural order: step9 before step10. A subfolder counts if it has a config.json or
+    the description of an adapter. A folder that does not exist has none.
     """
     if not is_folder(folder):
         return []
@@ -93,12 +94,14 @@ def revisions_in(folder: Path) -> list[Path]:
 
 
 def folder_of(config: ModelConfig) -> Path | None:
-    """Return the folder of a checkpoint, or its file, or None if it is on the hub.
+    """Return the folder or file of a checkpoint after checking it; None: it is on the hub.
 
-    A file is one of GGUF or of Lightning.
+    A file is one of GGUF or of Lightning. Names, sizes and JSON files are checked; weights are not
+    read.
 
     Raises:
-        ConfigError: There is no such revision, or a setting would change a name and no number.
+        ConfigError: There is no such revision, or a setting of a bundled model is not the one that
+            it was trained with.
         ModelError: The folder has no whole checkpoint.
     """
     folder = named_folder(config)
@@ -142,9 +145,10 @@ def is_gguf(place: str | Path) -> bool:
 
 
 def gguf_in(place: Path) -> Path | None:
-    """Return the GGUF file that a path means: itself, or the only one of a folder.
+    """Return the GGUF file at a path: the file itself, or the only GGUF file of a folder.
 
-    It is None for a folder without one, or with other weights, which are read instead.
+    None means that the folder has no GGUF file, or that it has weights in the format of
+    transformers, which are read instead.
 
     Raises:
         ModelError: The folder has several.
@@ -163,10 +167,10 @@ def gguf_in(place: Path) -> Path | None:
 
 
 def located(place: str) -> dict[str, str]:
-    """Return the arguments by which `from_pretrained` finds a checkpoint.
+    """Return the keyword arguments of `from_pretrained` that say where a checkpoint is.
 
     Args:
-        place: Its folder, repository or GGUF file.
+        place: A folder, a repository of the hub, or a GGUF file.
     """
     if not is_gguf(place):
         return {"pretrained_model_name_or_path": place or "."}  # "" is the working directory
@@ -180,12 +184,13 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(config: ModelConfig) -> ModelConfig | None:
-    """Return the model that an adapter changes, run as the adapter's settings say.
+    """Return the configuration of the model that an adapter changes; None: it is no adapter.
 
-    It is `model.base`, or what adapter_config.json says; None for a whole model.
+    The base is the model that the setting `model.base` names, or else adapter_config.json. Its
+    configuration has the adapter's own settings of how a model runs, such as dtype and device.
 
     Raises:
-        ConfigError: `model.base` is given for a whole model.
+        ConfigError: `model.base` is given for a model that is no adapter.
         ModelError: No base is known, it is not here, or it is an adapter itself.
     """
     folder = Path(config.path or "", config.revision or "")
@@ -208,7 +213,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         raise ModelError(
             f"model={config.called}: its base {base_name} is an adapter itself; {GIVE_BASE}"
         )
-    # The stated revision is of the base that the file names, and of no folder.
+    # adapter_config.json may state a revision of the base that it names, if this is on the hub.
     stated_revision = settings.get("revision")
     if not config.base and not base.path and stated_revision not in (None, ""):
         base = replace(base, revision=_stated_revision(stated_revision, folder, base_name))
@@ -217,14 +222,19 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
 
 
 def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
-    """Return the revision of its base that an adapter states, after a check of its form.
+    """Check the revision of the base that an adapter's files state, and return it.
 
-    A stranger may have written it.
+    The files may be of unknown origin, so that anything can be stated there.
+
+    Args:
+        revision: The value in adapter_config.json.
+        folder: The folder of the adapter.
+        base_name: The repository of the base.
 
     Raises:
-        ModelError: It is no revision that the hub may have.
+        ModelError: It does not have the form of a revision.
     """
-    from thinkalike.hub import check_revision  # which no other checkpoint needs here
+    from thinkalike.hub import check_revision  # only adapters need this import
 
     try:
         check_revision(revision, base_name)
@@ -234,9 +244,13 @@ def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
 
 
 def _model_or_none(name: str) -> ModelConfig | None:
-    """Return the model of a path or name, or None if no model has the name."""
+    """Return the configuration of the model with a path or name, or None if there is none.
+
+    A path that exists here comes before the name of a model.
+    """
+    path_or_name = str(Path(name).absolute()) if is_there(name) else name
     try:
-        return model_named(str(Path(name).absolute()) if is_there(name) else name, {})
+        return model_named(path_or_name, {})
     except ConfigError:
         return None
 
@@ -247,16 +261,17 @@ def _has_weight_files(folder: Path) -> bool:
 
 
 def _check_readable(folder: Path, names: Collection[str]) -> None:
-    """Refuse what is no regular file, may not be read, or is too large to be read as a whole.
+    """Refuse files of a checkpoint that cannot be read, or are too large.
 
-    transformers calls such a file missing, waits for a pipe, and fills the memory.
+    transformers would say that an unreadable file is missing, wait for a pipe without end, and
+    fill the memory with a large file that it reads as a whole.
 
     Args:
-        folder: The folder.
-        names: The names of its files; those that loading does not read are passed over.
+        folder: The folder of the checkpoint.
+        names: The names of its files; those that loading does not read are ignored.
 
     Raises:
-        ModelError: A file cannot be read.
+        ModelError: A file is not a regular file, may not be read, or is too large.
     """
     suffixes = READ_SUFFIXES | {LIGHTNING}
     for name in sorted(names):
@@ -264,7 +279,7 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
         suffix = os.path.splitext(name)[1]
         if suffix not in suffixes:
             continue
-        # A dangling link is no file here, and is refused below.
+        # For a link whose target does not exist, `isfile` is false, so it is refused below.
         if os.path.isfile(path) and os.access(path, os.R_OK):
             size = os.path.getsize(path)
             is_read_whole = suffix in TOKENIZER_SUFFIXES and NAMES_OF_READ.search(name)
@@ -278,7 +293,13 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
 
 
 def _check_description(config: ModelConfig, folder: Path, file_names: Collection[str]) -> None:
-    """Refuse a folder that has neither a config.json nor the description of an adapter."""
+    """Raise a ModelError if a folder has neither a config.json nor an adapter_config.json.
+
+    Args:
+        config: The configuration of the model.
+        folder: The folder, which may not exist.
+        file_names: The names of its files.
+    """
     if any(name in file_names for name in DESCRIPTIONS):
         return
     remedy = "save_pretrained writes one"
@@ -294,15 +315,15 @@ def _check_description(config: ModelConfig, folder: Path, file_names: Collection
 
 
 def _check_index(folder: Path) -> None:
-    """Refuse an index of weights that names files outside of its folder.
+    """Check the files that the indexes of weights (*.index.json) in a folder name.
 
-    No fingerprint covers files outside. The index that is read must also name files that exist;
-    another one may be a leftover.
+    They must be inside the folder, since the fingerprint of a checkpoint covers no others. The
+    index that will be read must also name files that exist. Another index may be left over.
 
     Raises:
         ModelError: An index names a file outside, or the one that is read names a missing file.
     """
-    # The first of these files is read.
+    # transformers reads the first of these files that exists, which may be an index.
     file_that_is_read = None
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
@@ -328,32 +349,32 @@ def _check_index(folder: Path) -> None:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the name of the file that holds each tensor, as an index of weights says.
+    """Return the entry `weight_map` of an index of weights: the file of each tensor, by name.
+
+    Args:
+        index: An index, such as model.safetensors.index.json.
 
     Raises:
-        ModelError: The index is damaged, or has no such table.
+        ModelError: The index is damaged, or `weight_map` is missing or has another form.
     """
-    stated = checkpoint_json(index).get("weight_map")
+    file_of_tensor = checkpoint_json(index).get("weight_map")
     fault = (
         f"{index} has no weight_map of tensors and the names of their files; {GIVE_ONE_REVISION}"
     )
-    if not isinstance(stated, dict):
+    if not isinstance(file_of_tensor, dict):
         raise ModelError(fault)
-    if not all(isinstance(file, str) and file for file in stated.values()):
+    if not all(isinstance(file, str) and file for file in file_of_tensor.values()):
         raise ModelError(fault)
-    return stated
+    return file_of_tensor
 
 
 def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
-    """Refuse an adapter beside a whole model.
+    """Raise a ModelError if the files of a whole model include an adapter_config.json.
 
     Args:
         config: The configuration of the model.
-        place: Its folder or repository, for the error.
+        place: The folder or repository of the model, for the message.
         files: The names of the files there.
-
-    Raises:
-        ModelError: One of them describes an adapter.
     """
     if ADAPTER in files:
         raise ModelError(
@@ -364,31 +385,31 @@ def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) ->
 
 
 def _check_mini(config: ModelConfig, folder: Path) -> None:
-    """Refuse settings that are not those of a bundled model.
+    """Raise a ConfigError for a setting that differs from what a bundled model was trained with.
 
-    They would change the key of a result and none of its numbers.
+    Such a setting would change the key of a result, but none of its numbers.
     """
-    # By the name of the setting: what is asked for, and what the model was trained with.
-    fixed = config.fixed_by(checkpoint_json(folder / "config.json"))
-    for name, (setting, trained_with) in fixed.items():
-        if setting != trained_with:
+    # The name of each such setting: (what is asked for, what the model was trained with).
+    settings = config.fixed_by(checkpoint_json(folder / "config.json"))
+    for name, (asked_for, trained_with) in settings.items():
+        if asked_for != trained_with:
             raise ConfigError(
-                f"model.{name}={setting}: {config.called} is trained already, and has "
+                f"model.{name}={asked_for}: {config.called} is trained already, and has "
                 f"{trained_with}; leave it out"
             )
 
 
 def enclosing_folder(place: Path) -> Path:
-    """Return the folder of a checkpoint, which is the parent of a file of Lightning."""
+    """Return the folder of a checkpoint: the parent of a file of Lightning, else `place`."""
     if place.suffix == LIGHTNING:
         return place.parent
     return place
 
 
 def files_beside(place: Path) -> list[Path]:
-    """Return the files of the configuration and the tokenizer beside a checkpoint, by name.
+    """Return the files of the configuration and the tokenizer beside a checkpoint file, sorted.
 
-    There are none for a GGUF file, which holds its own. An index of weights is not among them.
+    A GGUF file holds both itself, so the list is empty for it. An index of weights is left out.
     """
     if place.suffix == ".gguf":
         return []
@@ -401,11 +422,14 @@ def files_beside(place: Path) -> list[Path]:
 
 
 def checkpoint_json(path: Path, largest: int = LARGEST_JSON) -> JsonObject:
-    """Return a JSON object of a checkpoint; anything else in the file is a ModelError.
+    """Read a JSON object from a file of a checkpoint.
 
     Args:
         path: The file.
-        largest: The most bytes that it may have.
+        largest: The most bytes that the file may have.
+
+    Raises:
+        ModelError: The file is larger, or holds anything but a JSON object.
     """
     try:
         return read_json(path, largest)

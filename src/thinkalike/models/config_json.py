@@ -26,14 +26,15 @@ LARGEST_CONFIG = 2**24
 
 
 def read_config_json(config: ModelConfig, place: str) -> JsonObject:
-    """Return the config.json of a checkpoint, or what a GGUF file says.
+    """Return the config.json of a checkpoint, or what a GGUF file states in its place.
 
     Args:
         config: The configuration of the model.
-        place: The folder, GGUF file or repository, while `reached` keeps it open.
+        place: The folder, GGUF file or repository that is read.
 
     Raises:
-        ModelError: It names code of the hub, or no sizes, or its architectures are no list.
+        ModelError: It asks for code of the hub, states no number of blocks, or its `architectures`
+            is no list of names.
     """
     import huggingface_hub
 
@@ -42,11 +43,11 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
         file = huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision)
         path = Path(file).parent
     config_json = _config_json_in(path)
-    code = _code_of_the_hub(config_json)
-    if code:
+    entry_with_code = _code_of_the_hub(config_json)
+    if entry_with_code:
         raise ModelError(
-            f"config.json of {path} says {code}, which is code of the hub and is never run; "
-            "remove it"
+            f"config.json of {path} says {entry_with_code}, which is code of the hub and is never "
+            "run; remove it"
         )
     class_names = config_json.get("architectures") or []
     if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
@@ -64,9 +65,9 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
 
 
 def known_config_json(place: Path) -> JsonObject:
-    """Return the config.json of a folder, or what a GGUF file says.
+    """Return the config.json of a folder, or what a GGUF file states in its place.
 
-    It is empty if the file is missing or damaged, which loading reports.
+    It is {} if the file is missing or damaged; loading the model reports that.
     """
     with contextlib.suppress(OSError, ModelError):
         return _config_json_in(place)
@@ -74,13 +75,16 @@ def known_config_json(place: Path) -> JsonObject:
 
 
 def _config_json_in(place: Path) -> JsonObject:
-    """Return what states the sizes of a checkpoint: its GGUF file, or its config.json."""
+    """Return the settings of a checkpoint: from its GGUF file if it has one, or its config.json.
+
+    The stated sizes are checked against the files of weights.
+    """
     gguf_file = gguf_in(place)
     if gguf_file is not None:
         from thinkalike.models.gguf import gguf_config  # which no other checkpoint needs
 
         config, _ = gguf_config(gguf_file)
-        # An entry of None stands for one that is not stated.
+        # The configuration has None where the file states nothing.
         entries = config.to_dict().items()
         return {name: value for name, value in entries if value is not None}
     path = enclosing_folder(place) / "config.json"
@@ -90,16 +94,16 @@ def _config_json_in(place: Path) -> JsonObject:
 
 
 def _code_of_the_hub(section: object) -> str:
-    """Return the entry that names code of the hub, as "NAME=ORG/NAME"; "" if there is none.
+    """Return an entry of a config.json that asks for code of the hub, as "NAME=ORG/NAME", or "".
 
-    Such code is an implementation of attention, for example. Sections are searched as well.
+    Such code is a kernel for attention, for example. Sections inside are searched as well.
     """
     if not isinstance(section, dict):
         return ""
     for name, value in section.items():
-        code = _code_of_the_hub(value)
-        if code:
-            return code
+        entry_inside = _code_of_the_hub(value)
+        if entry_inside:
+            return entry_inside
         if "implementation" in str(name) and "/" in str(value):
             return f"{name}={value}"
     return ""

@@ -18,39 +18,42 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def copied(module: ModuleT) -> ModuleT:
-    """Return a copy of a module in which replaced `forward`s and hooks run the copy's modules.
+    """Return a copy of a module that computes with nothing of the original.
 
-    `deepcopy` hands on a function as it is, and with it the modules in its closure, so that a copy
-    would still compute with the weights of the original.
+    `deepcopy` does not copy functions, so that a hook or a replaced `forward` of its copy would
+    still use the original's modules, through its closure. Here such functions are made anew.
 
     Raises:
         ModelError: An attribute cannot be copied.
     """
-    copies: dict[int, object] = {}
+    copies: dict[int, object] = {}  # filled by `deepcopy`: each copy by the `id` of its original
     try:
         copy = deepcopy(module, copies)
-    except Exception as error:  # whatever an object raises that is copied
+    except Exception as error:  # an object may raise any when it is copied
         _name_what_cannot_be_copied(module)
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():
-        holders = [vars(submodule), *(getattr(submodule, name) for name in HOOKS)]
-        for holder in holders:
-            for name, value in list(holder.items()):
+        dictionaries = [vars(submodule), *(getattr(submodule, name) for name in HOOKS)]
+        for dictionary in dictionaries:
+            for name, value in list(dictionary.items()):
                 if isinstance(value, FunctionType | MethodType | functools.partial):
-                    holder[name] = _with_copies(value, copies)
+                    dictionary[name] = _with_copies(value, copies)
     return copy
 
 
 def _name_what_cannot_be_copied(module: nn.Module) -> None:
-    """Raise a ModelError for the first attribute, also of a module inside, that has no copy."""
+    """Raise a ModelError that names the first attribute of a module that cannot be copied.
+
+    Attributes of its submodules are tried as well. Nothing is raised if each can be copied alone.
+    """
     for path, submodule in module.named_modules():
         for name, value in vars(submodule).items():
             if name in ("_modules", "_parameters", "_buffers"):
                 continue
             try:
                 deepcopy(value)
-            except Exception as error:  # whatever an object raises that is copied
+            except Exception as error:  # an object may raise any when it is copied
                 attribute = f"{path}.{name}".lstrip(".")
                 if name in HOOKS:
                     attribute = f"a hook in {attribute}"
@@ -62,18 +65,18 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
 
 
 def _with_copies(value: object, copies: Mapping[int, object]) -> object:
-    """Return a value that refers to copies where it referred to what was copied.
+    """Return a value in which each module or tensor that was copied is replaced by its copy.
 
-    A module or tensor that was copied becomes its copy, and a view of such a tensor a view of the
-    copy. A container, a function, a method or a partial is made anew if it refers to such an
-    object: a function by its closure or its defaults. Anything else is returned as it is.
+    A view of a copied tensor becomes a view of the copy. A list, tuple, dictionary, function,
+    method or partial is made anew if it holds something that was copied; a function holds its
+    closure and its defaults. Anything else is returned as it is.
 
     Args:
         value: A function or any other object.
         copies: The copies by the `id` of the original, as `deepcopy` leaves them.
 
     Raises:
-        ModelError: A function refers to such an object by a global name.
+        ModelError: A function reads a global variable that holds something that was copied.
     """
     if isinstance(value, nn.Module):
         return copies.get(id(value), value)
@@ -100,11 +103,17 @@ def _with_copies(value: object, copies: Mapping[int, object]) -> object:
 
 
 def _view_of_copy(tensor: Tensor, copies: Mapping[int, object]) -> Tensor:
-    """Return the view of a copy for a view of what was copied, as `weight.detach()` is one.
+    """Return, for a view of a tensor that was copied, the same view of the copy.
 
-    A tensor that shares no memory with what was copied is returned as it is.
+    For example, `weight.detach()` is a view of `weight`. A tensor that shares no memory with a
+    copied one is returned as it is.
+
+    Args:
+        tensor: Any tensor that was not copied itself.
+        copies: The copies by the `id` of the original, as `deepcopy` leaves them.
     """
-    originals = cast(list[object], copies.get(id(copies), []))  # `deepcopy` keeps them alive there
+    # `deepcopy` keeps the originals alive in a list, under the `id` of the dictionary itself.
+    originals = cast(list[object], copies.get(id(copies), []))
     for original in originals:
         copy = copies.get(id(original))
         if not isinstance(original, Tensor) or not isinstance(copy, Tensor):
@@ -112,7 +121,8 @@ def _view_of_copy(tensor: Tensor, copies: Mapping[int, object]) -> Tensor:
         if original.is_meta or not original.numel() or original.stride() != copy.stride():
             continue
         if original.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            offset = copy.storage_offset() + tensor.storage_offset() - original.storage_offset()
+            offset_in_original = tensor.storage_offset() - original.storage_offset()
+            offset = copy.storage_offset() + offset_in_original
             return copy.detach().as_strided(tensor.size(), tensor.stride(), offset)
     return tensor
 
@@ -121,51 +131,66 @@ def _container_with_copies(
     container: list[object] | tuple[object, ...] | dict[object, object],
     copies: Mapping[int, object],
 ) -> object:
-    """Return a container whose entries refer to copies; itself if none of them has to.
+    """Return a container in which each module or tensor that was copied is replaced by its copy.
 
-    A list that a hook fills stays the list of the user. Containers inside are looked into.
+    A container without any, at any depth, is returned itself. So a list of the user to which a
+    hook appends stays that list.
     """
     if isinstance(container, dict):
-        entries = {key: _with_copies(entry, copies) for key, entry in container.items()}
-        is_same = all(entries[key] is container[key] for key in container)
-        return container if is_same else entries
-    new = [_with_copies(entry, copies) for entry in container]
-    if all(entry is old for entry, old in zip(new, container, strict=True)):
+        new_dict = {key: _with_copies(entry, copies) for key, entry in container.items()}
+        is_same = all(new_dict[key] is container[key] for key in container)
+        return container if is_same else new_dict
+    new_entries = [_with_copies(entry, copies) for entry in container]
+    pairs = zip(new_entries, container, strict=True)
+    if all(new_entry is entry for new_entry, entry in pairs):
         return container
-    return type(container)(new)
+    return type(container)(new_entries)
 
 
 def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) -> FunctionType:
-    """Return a function whose closure and defaults hold copies in the place of what was copied.
+    """Return a function whose closure and defaults hold copies instead of what was copied.
 
-    It is the function itself if they hold nothing that was copied. So it is if the closure holds
-    the function itself, as that of a recursive one does.
+    The function itself is returned if they hold nothing that was copied, or if its closure holds
+    the function itself, as that of a recursive function does.
+
+    Raises:
+        ModelError: A function of no installed library reads a global variable that was copied.
     """
-    contents = [content_of(cell) for cell in function.__closure__ or ()]
-    if any(content is function for content in contents):
+    variables = [content_of(cell) for cell in function.__closure__ or ()]
+    if any(variable is function for variable in variables):
         return function
     if not is_installed_function(function):
         _check_globals(function, copies)
-    held = [contents, list(function.__defaults__ or ()), dict(function.__kwdefaults__ or {})]
-    new_contents, new_defaults, new_keywords = (_with_copies(part, copies) for part in held)
-    is_same = new_contents is held[0] and new_defaults is held[1] and new_keywords is held[2]
-    if is_same:
+    defaults = list(function.__defaults__ or ())
+    keyword_defaults = dict(function.__kwdefaults__ or {})
+    # Each of the three is the same object again if it holds nothing that was copied.
+    new_variables = cast(list[object], _with_copies(variables, copies))
+    new_defaults = cast(list[object], _with_copies(defaults, copies))
+    new_keyword_defaults = cast(dict[str, object], _with_copies(keyword_defaults, copies))
+    if (
+        new_variables is variables
+        and new_defaults is defaults
+        and new_keyword_defaults is keyword_defaults
+    ):
         return function
     copy = FunctionType(
         function.__code__,
         function.__globals__,
         function.__name__,
-        tuple(cast(list[object], new_defaults)) or None,
-        tuple(CellType(content) for content in cast(list[object], new_contents)) or None,
+        tuple(new_defaults) or None,
+        tuple(CellType(variable) for variable in new_variables) or None,
     )
-    copy.__kwdefaults__ = cast(dict[str, object], new_keywords) or None
+    copy.__kwdefaults__ = new_keyword_defaults or None
     copy.__qualname__ = function.__qualname__
     copy.__module__ = function.__module__
     return copy
 
 
 def _check_globals(function: FunctionType, copies: Mapping[int, object]) -> None:
-    """Raise a ModelError if a global that a function reads is part of what was copied."""
+    """Raise a ModelError if a function reads a global variable that holds a part of the model.
+
+    Globals cannot be replaced for a copy of the function, which would use the original's part.
+    """
     for name in sorted(globals_read(function.__code__) & function.__globals__.keys()):
         value = function.__globals__[name]
         may_be_of_model = isinstance(value, nn.Module | Tensor | MethodType)

@@ -47,7 +47,9 @@ class CutModel(Protocol):
         layers: Sequence[Layer],
         mask: Tensor | None = None,
         types: Tensor | None = None,
-    ) -> list[Tensor]: ...
+    ) -> list[Tensor]:
+        """Return the states (b, t, d) of these layers in one pass; see `FrozenModel.residuals`."""
+        ...
 
     def advance(
         self, residual: Tensor, start: int, stop: int, mask: Tensor | None = None

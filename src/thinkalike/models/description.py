@@ -107,24 +107,26 @@ class Description:
     """
 
     def __init__(self, root: nn.Module, changing: Collection[Steps] = ()):
+        """Note the names of the root's modules and weights; nothing is described yet."""
         self.changing = changing
 
-        # Whose traits are being described: the path of a module, or "libraries".
+        # What is being described now: the path of its module, or "libraries", ...
         self.owner = ""
-        # The steps to the object that is being described.
+        # ... the steps that lead to it, ...
         self.steps: Steps = ()
-        # The objects that are being described, since they may contain themselves.
+        # ... and the `id`s of it and of the objects that hold it, since one may hold itself.
         self.described: list[int] = []
 
-        # The text of each object, and how many objects it holds.
+        # The text of each object so far, how many objects it holds, and the text of each class.
         self.texts: dict[Steps, str] = {}
         self.held_counts: dict[Steps, int] = {}
         self.classes: dict[type, str] = {}
 
-        # Whether texts tell all that decides what the objects do. Code that is of no installed
-        # package can read anything: the attributes of a class, a file, the environment.
+        # Whether the texts cover everything that decides what the objects do. They do not if code
+        # of a user runs, which can read anything: attributes of a class, files, the environment.
         self.is_complete = True
 
+        # The names of the root's modules and weights, and its configurations, by `id`.
         self.paths = {id(module): path for path, module in root.named_modules()}
         self.weights: dict[int, str] = {}
         for name, weight in root.named_parameters(remove_duplicate=False):
@@ -133,17 +135,20 @@ class Description:
         self.configs = {id(config) for config in configs}
 
     def __call__(self, value: object, name: str = "") -> str:
-        """Return a value as text, and remember the text by the steps to the value.
+        """Return a value as text, and store the text under the steps that lead to the value.
+
+        The first two steps are the owner (such as the path of a module) and the name of its
+        attribute. Each further step is the position of a value within the one that holds it.
 
         Args:
-            value: The value.
-            name: The name of the trait whose value it is; of a value inside of another one the
-                name does not count.
+            value: The value that is described.
+            name: The name of the attribute whose value it is. It is ignored for a value inside
+                another value that is being described.
         """
         steps_outside = self.steps
-        number = self.held_counts.get(steps_outside, 0)
-        self.held_counts[steps_outside] = number + 1
-        self.steps = (*steps_outside, number) if steps_outside else (self.owner, name)
+        position = self.held_counts.get(steps_outside, 0)
+        self.held_counts[steps_outside] = position + 1
+        self.steps = (*steps_outside, position) if steps_outside else (self.owner, name)
         try:
             text = CHANGING if self.steps in self.changing else self._text(value)
             self.texts[self.steps] = text
@@ -152,28 +157,30 @@ class Description:
             self.steps = steps_outside
 
     def changed_by(self, later: Description) -> set[Steps]:
-        """Return the steps of the innermost objects that a later description has another text for.
+        """Return the steps of the objects that a later description describes differently.
 
-        An object that holds more or fewer objects than before has changed as a whole. An object
-        that the later description lacks has not changed.
+        If an object's text differs because of an object inside it, only the inner one is returned.
+        An object that holds more or fewer objects than before is returned itself. An object that
+        the later description lacks has not changed.
         """
-        changed: set[Steps] = set()
+        with_other_text: set[Steps] = set()
         for steps, text in self.texts.items():
             if later.texts.get(steps, text) != text:
-                changed.add(steps)
-        resized: set[Steps] = set()
-        for steps in changed:
+                with_other_text.add(steps)
+        with_other_size: set[Steps] = set()
+        for steps in with_other_text:
             if self.held_counts.get(steps, 0) != later.held_counts.get(steps, 0):
-                resized.add(steps)
-        holders = {steps[:-1] for steps in changed}
-        innermost = changed - holders
-        return resized | innermost
+                with_other_size.add(steps)
+        # The steps to an object begin with the steps to the one that holds it.
+        holders_of_changes = {steps[:-1] for steps in with_other_text}
+        innermost = with_other_text - holders_of_changes
+        return with_other_size | innermost
 
     def _text(self, value: object) -> str:
-        """Return a value as text, shortened to a digest where it is long.
+        """Return a value as text; a long text is replaced by its beginning and a digest.
 
-        An object that is being described already, or that is too deep inside of others, is only
-        the name of its class.
+        Only the name of its class is returned for an object that contains itself, at the inner
+        place, and for one that is more than DEEPEST objects deep inside others.
         """
         if isinstance(value, enum.Enum):
             return f"{type(value).__name__}.{value.name}"
@@ -188,9 +195,9 @@ class Description:
             self.described.pop()
 
     def _text_of_contents(self, value: object) -> str:
-        """Return an object as text of what it holds.
+        """Return the text of an object by its type, with the texts of the objects that it holds.
 
-        The members of dictionaries and sets are sorted as text, since their order decides nothing.
+        Members of dictionaries and sets are sorted as text, so that their order does not count.
         """
         if isinstance(value, Tensor | np.ndarray):
             return self._array_text(value)
@@ -226,19 +233,24 @@ class Description:
         return f"{text_of_class}{text_of_attributes}"
 
     def _state_text(self, value: object) -> str:
-        """Return what a copy of an object without a dictionary would be made of, as text.
+        """Return the state of an object that has no `__dict__`, as text.
 
-        It is "" if that is nothing, or if the object cannot be copied.
+        The state is what `copy` or `pickle` would make a copy from. The text is "" if there is no
+        state, or if the object cannot be copied; then the description is marked as incomplete.
         """
         try:
             ingredients = _ingredients_of_copy(value)
-        except Exception:  # of a class that says that its objects cannot be copied, in its own way
+        except Exception:  # a class may refuse copies with any exception
             self.is_complete = False
             return ""
         return self(ingredients) if ingredients else ""
 
     def _array_text(self, value: Tensor | np.ndarray) -> str:
-        """Return the name of a weight of the root, or the dtype, shape and digest of an array."""
+        """Return an array as text: its dtype, its shape and a digest of its values.
+
+        A parameter of the described model is only named. A tensor on the meta device, which has no
+        values, has no digest.
+        """
         if id(value) in self.weights:
             return f"weight {self.weights[id(value)]}"
         shape = tuple(value.shape)
@@ -248,9 +260,10 @@ class Description:
         return f"{value.dtype} {shape} ({digest})"
 
     def _module_outside(self, module: nn.Module) -> str:
-        """Return a module that is no submodule of the root, such as one in a list.
+        """Return as text a module that is not registered in the described model.
 
-        Its weights are part of the text.
+        Such a module may be in a plain list. The text has its weights and buffers, and the class
+        and attributes of each of its submodules.
         """
         tensors = dict([*module.named_parameters(), *module.named_buffers()])
         submodules = {}
@@ -261,9 +274,10 @@ class Description:
         return f"{text_of_tensors} {text_of_submodules}"
 
     def _config_text(self, config: PreTrainedConfig) -> str:
-        """Return the class of a configuration with its entries.
+        """Return the class and the entries of a configuration as text.
 
-        Those of the root's own configuration are left out: they are described with the settings.
+        The entries of the described model's own configuration are left out, since they are
+        compared elsewhere.
         """
         settings = {}
         if id(config) not in self.configs:
@@ -272,7 +286,7 @@ class Description:
         return f"{type(config).__name__}{entries}"
 
     def _callable_text(self, value: object) -> str:
-        """Return a function or the like as text; "" for anything else."""
+        """Return a function, method, partial or built-in function as text; else ""."""
         if isinstance(value, FunctionType):
             return self.function_text(value)
         if isinstance(value, MethodType):
@@ -284,13 +298,14 @@ class Description:
         return ""
 
     def attributes(self, module: nn.Module) -> Iterator[tuple[str, str]]:
-        """Yield the attributes of a module, its hooks, and its buffers that no checkpoint holds.
+        """Yield (name, text) for what a module has beside its weights and submodules.
 
-        Each is a name and a text. Attributes that every module has, that say where a model is
-        from, or that no pass of an evaluated model reads are left out. So are all of a dropout.
+        These are its attributes, its hooks that may change states, and its buffers that are not
+        persistent. Attributes that every module has, that say where a model is from, or that no
+        pass of an evaluated model reads are left out, and so are all attributes of a dropout.
         """
         is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
-        unread = OF_EVERY_MODULE | OF_ORIGIN | OF_USE
+        unread_names = OF_EVERY_MODULE | OF_ORIGIN | OF_USE
         for name, value in vars(module).items():
             if name in HOOKS and value:
                 hooks = [hook for hook in value.values() if may_change_states(hook)]
@@ -298,25 +313,28 @@ class Description:
                     yield name, self(hooks, name)
             elif name == "training" and value:
                 yield name, "True"
-            elif name in unread or UNREAD.search(name.lstrip("_")) or is_dropout:
+            elif name in unread_names or UNREAD.search(name.lstrip("_")) or is_dropout:
                 continue
             elif _are_handles(value):
-                continue  # the hooks themselves are described where they run
+                continue  # the hooks themselves are described with the module that runs them
             elif id(value) not in self.configs:
                 yield name, self(value, name)
         for name in module._non_persistent_buffers_set:
             yield name, self(module._buffers.get(name), name)
 
     def class_text(self, described_class: type) -> str:
-        """Return the name of a class, and a digest of the functions that were added to it.
+        """Return the name of a class, with a digest of functions that were added to it.
 
-        These are the functions in it that its library did not define.
+        These are the functions of the class that its library did not define. Without any, the text
+        is the name alone. It is made once for each class. A class of the user's own marks the
+        description as incomplete.
         """
         if described_class in self.classes:
             return self.classes[described_class]
         name = f"{described_class.__module__}.{described_class.__qualname__}"
         self.classes[described_class] = name  # the class may contain itself
-        # A class has steps of its own, as it is described but once, wherever it comes first.
+        # The class may be described again from another object, which finds the stored text. So
+        # its steps do not depend on the object from which it is described first.
         steps_outside = self.steps
         self.steps = ("class", name)
         if is_own_class(described_class):
@@ -331,10 +349,12 @@ class Description:
         return self.classes[described_class]
 
     def function_text(self, function: FunctionType) -> str:
-        """Return the name of a function, and a digest of all that decides what it does.
+        """Return the name of a function, with a digest of all that decides what it does.
 
-        That is its code, defaults, closure and globals. A function of an installed library has no
-        digest, unless it was defined inside another function, whose variables it may read.
+        The digest is of its code, its defaults, the variables of an outer function that it reads,
+        and the globals that it reads and that belong to no library. A function of an installed
+        library has no digest, unless it was defined inside another function. A function of no
+        library marks the description as incomplete.
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
@@ -343,36 +363,41 @@ class Description:
                 return name
         else:
             self.is_complete = False
-        closure = [content_of(cell) for cell in function.__closure__ or ()]
+        outer_variables = [content_of(cell) for cell in function.__closure__ or ()]
         defaults = [function.__defaults__, function.__kwdefaults__]
         own_globals = {}
-        names = globals_read(function.__code__) & function.__globals__.keys()
-        for name_of_global in sorted(names):
+        names_of_globals = globals_read(function.__code__) & function.__globals__.keys()
+        for name_of_global in sorted(names_of_globals):
             value = function.__globals__[name_of_global]
             if not is_of_library(value):
                 own_globals[name_of_global] = value
-        texts = [code_text(function.__code__), self(defaults), self(closure), self(own_globals)]
+        texts = [
+            code_text(function.__code__),
+            self(defaults),
+            self(outer_variables),
+            self(own_globals),
+        ]
         return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
-        """Return the functions that replace some of the libraries that define the modules.
+        """Return, as text, the functions by which somebody has replaced functions of libraries.
 
-        A function under a name that the code of its library never uses replaces nothing:
-        `torch.compile` leaves what it compiled among the globals of a library, under names of its
-        own.
+        The libraries are the Python modules that define the classes described so far, those that
+        they import as modules, and the methods of torch's Tensor. Keys are (library, name). A
+        function under a name that the library's code never uses replaces nothing: for example,
+        `torch.compile` leaves compiled functions under new names in a library.
         """
         libraries = set()
-        # A list, since describing a function may add classes.
-        for described_class in list(self.classes):
+        for described_class in self.classes:
             libraries |= {owner.__module__ for owner in described_class.__mro__}
         libraries = set(filter(is_installed, libraries))
         libraries |= _libraries_read(libraries)
         patches: dict[Trait, str] = {}
         for library in sorted(libraries):
-            names = names_in_library(library)
+            names_used = names_in_library(library)
             for name, value in vars(sys.modules[library]).items():
-                # isinstance asks deprecated values of torch for their class, which warn.
-                if type(value) is not FunctionType or name not in names:
+                # `isinstance` would make deprecated values of torch warn.
+                if type(value) is not FunctionType or name not in names_used:
                     continue
                 if not is_installed_function(value):
                     patches[library, name] = self(value, f"{library} {name}")
@@ -383,39 +408,49 @@ class Description:
 
 
 def _libraries_read(libraries: Collection[str]) -> set[str]:
-    """Return the libraries that libraries have among their globals: F is torch.nn.functional."""
-    read = set()
+    """Return the installed Python modules that some Python modules have among their globals.
+
+    For example, a library with `import torch.nn.functional as F` has torch.nn.functional.
+
+    Args:
+        libraries: The names of Python modules that are imported already.
+    """
+    names_of_modules = set()
     for library in libraries:
         for value in list(vars(sys.modules[library]).values()):
             if isinstance(value, ModuleType) and is_installed(value.__name__):
-                read.add(value.__name__)
-    return read & sys.modules.keys()
+                names_of_modules.add(value.__name__)
+    return names_of_modules & sys.modules.keys()
 
 
 def _values_of_slots(value: object) -> dict[str, object]:
-    """Return the attributes of an object that its classes keep in slots."""
+    """Return the values of an object's slots (`__slots__` of its classes), by name.
+
+    A slot without a value is left out.
+    """
     values = {}
     for base in type(value).__mro__:
-        names = vars(base).get("__slots__", ())
-        # A class may name its only slot by a text in place of a list.
-        for name in [names] if isinstance(names, str) else names:
+        slots = vars(base).get("__slots__", ())
+        slot_names = [slots] if isinstance(slots, str) else slots  # a str names a single slot
+        for name in slot_names:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 values[name] = getattr(value, name)
     return values
 
 
 def _ingredients_of_copy(value: object) -> list[object]:
-    """Return the arguments, the state and the entries that a copy of an object is made of.
+    """Return what `pickle` would store of an object: arguments of its class, state and entries.
 
     Raises:
-        TypeError: It cannot be copied, as an iterator. A class may raise anything else.
+        TypeError: The object cannot be copied, such as a generator. A class may also raise any
+            other exception.
     """
-    ingredients: list[object] = []
-    # (what makes the copy, its arguments, the state, list entries, dictionary entries), as for
-    # pickle's protocol 2; each of the last three may be None.
+    # In pickle's protocol 2: (function that makes the copy, its arguments, state, iterator of list
+    # entries, iterator of dictionary entries). Each of the last three may be None or missing.
     recipe = value.__reduce_ex__(2)
-    if isinstance(recipe, str):  # the name of a global
+    if isinstance(recipe, str):  # the name of a global variable that holds the object
         return [recipe]
+    ingredients: list[object] = []
     for entry in recipe[1:]:
         if entry is not None:
             ingredients.append(list(entry) if isinstance(entry, Iterator) else entry)
@@ -423,16 +458,16 @@ def _ingredients_of_copy(value: object) -> list[object]:
 
 
 def _are_handles(value: object) -> bool:
-    """Return whether a value is a handle by which a hook can be removed, or a list of these.
+    """Return whether a value is a handle that removes a hook, or a list with such handles only.
 
-    An empty list is none.
+    It is false for an empty list.
     """
     handles = value if isinstance(value, list) else [value]
     return bool(handles) and all(isinstance(handle, RemovableHandle) for handle in handles)
 
 
 def _configs_in(*configs: object) -> Iterator[object]:
-    """Yield configurations and those inside of them, at any depth."""
+    """Yield each of some configurations, and the configurations in its sections at any depth."""
     for config in configs:
         yield config
         if isinstance(config, PreTrainedConfig):
@@ -443,10 +478,10 @@ def _configs_in(*configs: object) -> Iterator[object]:
 
 
 def bytes_of(values: Tensor | np.ndarray) -> bytes:
-    """Return the bytes of the numbers of an array.
+    """Return the values of a NumPy array or a tensor as bytes.
 
-    Of an array of Python objects they are those of its `repr`. Of a tensor that is sparse or of a
-    subclass, which has no bytes of its own, they are the name of its class.
+    An array of Python objects is turned into text first. A tensor that is sparse or of a subclass
+    may have no plain values, so the bytes are only the name of its class.
     """
     if isinstance(values, np.ndarray):
         if values.dtype == object:
@@ -454,8 +489,8 @@ def bytes_of(values: Tensor | np.ndarray) -> bytes:
         return values.tobytes()
     if values.is_sparse or type(values) not in (Tensor, nn.Parameter):
         return str(type(values)).encode()
-    octets = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return cast(bytes, octets.numpy().tobytes())
+    value_bytes = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return cast(bytes, value_bytes.numpy().tobytes())
 
 
 def _shortened(text: str) -> str:

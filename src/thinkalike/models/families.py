@@ -133,9 +133,10 @@ FAMILIES = {
 
 
 def after(layer: Layer) -> int:
-    """Return how many blocks have run once the states of a layer are known; 0 for EMBED.
+    """Return how many blocks of a model must run until the states of a layer are known.
 
-    A place within a block counts the block, which must run for it.
+    It is 0 for EMBED, the stream before block 0, and l + 1 for block l. For a `Place`, a hook
+    point inside block l, it is l + 1 as well.
     """
     if layer == EMBED:
         return 0
@@ -167,7 +168,7 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
 
     model_type = str(config_json.get("model_type"))
     heads = heads_of(model_type)
-    head = _first(head for head in heads if head.class_name in class_names)
+    head = _first_or_none(head for head in heads if head.class_name in class_names)
     if head is None:
         body = _class_without_head(model_type, heads, class_names)
         if body:
@@ -188,7 +189,7 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
     # An unknown class runs as the first kind of head that its architecture has, other than a
     # classifier.
     if head is None:
-        head = _first(head for head in heads if head.predicts != "class")
+        head = _first_or_none(head for head in heads if head.predicts != "class")
     if head is None:
         reason = _why_unknown(config_json, model_type)
         raise ModelError(f"{path} says model_type={config_json.get('model_type')}, {reason}")
@@ -202,8 +203,8 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
     )
 
 
-def _first(heads: Iterable[Head]) -> Head | None:
-    """Return the first head, or None if there is none."""
+def _first_or_none(heads: Iterable[Head]) -> Head | None:
+    """Return the first of some heads, or None if there is none."""
     return next(iter(heads), None)
 
 
@@ -223,22 +224,23 @@ class Head(NamedTuple):
 
 @cache
 def heads_of(model_type: str) -> list[Head]:
-    """Return the classes of an architecture whose heads predict tokens or the class of a text.
+    """Return the classes of transformers for an architecture, with what the head of each predicts.
 
-    After a classifier, as which no unknown class runs, they come in the order in which an unknown
-    class of the architecture would run as one of them. The list is empty for a `model_type` that
-    transformers does not know.
+    A classifier comes first. A checkpoint whose class is not known is read as the first of the
+    others, in this order: sequence to sequence, masked tokens, next token. The list is empty for a
+    `model_type` that transformers does not know.
     """
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
     sequence_to_sequence: Mapping[str, object] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    # Language models that also hear are listed as sequence to sequence, and have no encoder of
-    # text.
+    # Language models that also hear are listed as sequence to sequence, too, though they have no
+    # encoder of text. Their configuration tells the difference.
     has_sides = False
     if model_type in sequence_to_sequence:
         has_sides = AutoConfig.for_model(model_type).is_encoder_decoder
-    # A classifier of an encoder-decoder reads the text on both sides, so it can be cut on neither.
+    # A classifier of an encoder-decoder reads the text with both sides, so neither side can be
+    # cut: it has no entry here.
     classifiers: Mapping[str, object] = {}
     if not has_sides:
         classifiers = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -259,7 +261,12 @@ def heads_of(model_type: str) -> list[Head]:
 
 
 def is_known(model_type: str, class_names: Collection[str]) -> bool:
-    """Return whether one of these classes is known for an architecture, with a head or without."""
+    """Return whether transformers has one of these classes for an architecture.
+
+    Args:
+        model_type: The `model_type` in config.json, which names the architecture.
+        class_names: The classes that config.json states.
+    """
     heads = heads_of(model_type)
     if any(head.class_name in class_names for head in heads):
         return True
@@ -269,20 +276,20 @@ def is_known(model_type: str, class_names: Collection[str]) -> bool:
 def _class_without_head(
     model_type: str, heads: Sequence[Head], class_names: Collection[str]
 ) -> str:
-    """Return the first stated class that predicts neither tokens nor the class of a text.
+    """Return the first class in `class_names` from which only states are read.
 
-    It is the body alone, an encoder, or a body with a head that is not read: for single tokens,
-    spans or choices. "" means that no stated class is known to be such.
+    It is a body without a head, an encoder, or a class whose head is ignored here, such as one
+    that labels single tokens or answers questions. "" means that no class is of these kinds.
 
     Args:
-        model_type: The `model_type` of the checkpoint.
-        heads: The `heads_of` it.
-        class_names: The classes that config.json names.
+        model_type: The `model_type` in config.json, which names the architecture.
+        heads: The classes of this architecture that predict tokens or the class of a text.
+        class_names: The classes that config.json states.
     """
     from transformers.models.auto import modeling_auto as auto
 
     if not heads and model_type not in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
-        return ""  # it reads no text
+        return ""  # the architecture reads no text
     mappings = (
         auto.MODEL_MAPPING_NAMES,
         auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
@@ -292,22 +299,24 @@ def _class_without_head(
         auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
         auto.MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES,
     )
-    without_head: list[str] = []
+    classes_read_for_states: list[str] = []
     for mapping in mappings:
-        names = mapping.get(model_type, ())
-        without_head += [names] if isinstance(names, str) else names
+        names = mapping.get(model_type, ())  # one name, or several
+        classes_read_for_states += [names] if isinstance(names, str) else names
     for class_name in class_names:
-        if class_name in without_head:
+        if class_name in classes_read_for_states:
             return class_name
     return ""
 
 
 def stated_quantization(config_json: Mapping[str, object]) -> str:
-    """Return how config.json says that weights are quantised, such as "gptq 4bit".
+    """Return the quantisation that config.json states, such as "gptq 4bit".
 
-    "" means that it says nothing.
+    "" means that it states none. Without a method it is called "quantised", and the bits are left
+    out if they are not stated.
     """
-    # Models of text and images have a section for the text model.
+    # The statement may be in a section, such as that of the text model of a model that also reads
+    # images.
     sections = [config_json]
     sections += [value for value in config_json.values() if isinstance(value, Mapping)]
     settings = None
@@ -318,7 +327,7 @@ def stated_quantization(config_json: Mapping[str, object]) -> str:
     if not isinstance(settings, Mapping):
         return ""
     stated_method = settings.get("quant_method") or "quantised"
-    method = str(getattr(stated_method, "value", stated_method))
+    method = str(getattr(stated_method, "value", stated_method))  # transformers uses an enum
     bits = _bits_in(settings)
     if bits:
         return f"{method} {bits}bit"
@@ -326,19 +335,19 @@ def stated_quantization(config_json: Mapping[str, object]) -> str:
 
 
 def _bits_in(settings: Mapping[str, object]) -> int | None:
-    """Return the bits of a weight that settings of a quantisation, or a section of them, state.
+    """Return the bits per weight that the settings of a quantisation state; None: they state none.
 
-    None means that they state none.
+    Different libraries state them under different names, at the top or in a section.
     """
     for name in ("bits", "num_bits", "w_bit", "nbits"):
         number = settings.get(name)
         if isinstance(number, int):
             return int(number)
-    for bits in (4, 8):  # bitsandbytes has a switch for each
-        if settings.get(f"load_in_{bits}bit") is True:
+    for bits in (4, 8):
+        if settings.get(f"load_in_{bits}bit") is True:  # the form of bitsandbytes
             return bits
-    # compressed-tensors has groups of layers, each with settings for weights and for activations.
-    # The first group that states bits decides.
+    # compressed-tensors has a section for each group of layers, in which weights and activations
+    # have sections of their own. The first section that states bits of weights decides.
     for name, section in settings.items():
         if name in ("input_activations", "output_activations") or not isinstance(section, Mapping):
             continue
@@ -349,7 +358,14 @@ def _bits_in(settings: Mapping[str, object]) -> int | None:
 
 
 def _why_unknown(config_json: Mapping[str, object], model_type: str) -> str:
-    """Return why an architecture cannot be read, as the rest of a sentence."""
+    """Return why no class of transformers reads an architecture, as the end of an error message.
+
+    The message begins with "PATH says model_type=NAME,".
+
+    Args:
+        config_json: The contents of the checkpoint's config.json.
+        model_type: Its `model_type`, which names the architecture; "None" if it has none.
+    """
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -374,9 +390,11 @@ class Outline(NamedTuple):
 
 
 def outline(config: ModelConfig) -> Outline:
-    """Return what a model's configuration says, and its config.json if it is in a folder.
+    """Return what a model predicts and how many blocks it has, as far as settings tell.
 
-    Of an adapter it is what its base says. No weights are read, and the hub is not asked.
+    They are the settings in `config` and, for a model in a folder, its config.json. For an adapter
+    they are those of its base model. No weights are read, and the hub is not asked, so that either
+    may be None: not known.
     """
     if isinstance(config, LoadedModelConfig):
         return Outline(config.loaded.predicts, config.loaded.n_layers)
@@ -388,7 +406,7 @@ def outline(config: ModelConfig) -> Outline:
         with contextlib.suppress(ModelError):
             family = family_in(config_json, "config.json")
     predicts = family.predicts if family else None
-    # A mini's config.json has its sizes in a section.
+    # The config.json of a bundled model has its sizes in the section "architecture".
     sizes = cast(Mapping[str, object], config_json.get("architecture", config_json))
     for name in DEPTHS:
         depth = sizes.get(name)
@@ -398,11 +416,12 @@ def outline(config: ModelConfig) -> Outline:
 
 
 def pick_device(name: str, key: str = "model.device") -> str:
-    """Return the device that a name stands for: for "auto" the GPU if there is one, else the CPU.
+    """Check that this machine has a device, and return its name.
 
     Args:
-        name: "auto", or a device as torch calls it, such as "cuda:1".
-        key: The setting that has it, for the error.
+        name: A device as torch calls it, such as "cuda:1", or "auto": CUDA's first GPU if there is
+            one, and else the CPU.
+        key: The setting that names the device, for the error.
 
     Raises:
         ConfigError: This machine has no such device.
@@ -427,11 +446,11 @@ def pick_device(name: str, key: str = "model.device") -> str:
 
 
 def check_models(models: Mapping[str, ModelConfig | None]) -> None:
-    """Raise a ConfigError for a device or a family that does not exist.
+    """Raise a ConfigError if a model's setting `device` or `family` has no possible value.
 
     Args:
-        models: The models of the sides "model" and "target" of a configuration; None: the side
-            has no model.
+        models: The models of a job by the name of their settings, "model" and "target"; None: the
+            job has no such model.
     """
     for side, config in models.items():
         if config is not None:

@@ -29,13 +29,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return what tells a checkpoint from all others.
+    """Return a text that is the same for the same checkpoint, and differs for any other one.
 
-    - A model of the hub: its commit, with that of its tokenizer if it is in TransformerLens's old
-      layout.
-    - A folder or a file: 16 digits of the SHA-256 of all files that loading may read.
-    - A folder of states: that of its index, which lists the digests of all its files.
-    - A model in memory: its digest.
+    - For a model of the hub it is the commit, followed by that of its tokenizer if the model is in
+      TransformerLens's old layout.
+    - For a folder or a file it is 16 digits of the SHA-256 of all files that loading may read. For
+      an adapter, the fingerprint of its base is part of that.
+    - For a folder of states it is the fingerprint of its index, which lists digests of its files.
+    - For a model in memory it is the digest in its configuration.
     """
     if isinstance(config, LoadedModelConfig):
         return config.digest
@@ -56,10 +57,10 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 
 def _commits(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, and that of a tokenizer in another repository.
+    """Return the commit of a model of the hub, and of its tokenizer if that is somewhere else.
 
-    Only a model in TransformerLens's old layout names such a tokenizer. The two commits are
-    separated by a space.
+    Only a model in TransformerLens's old layout names the repository of a tokenizer. The two
+    commits are separated by a space.
     """
     if COMMIT.fullmatch(config.revision or ""):
         commit = str(config.revision)
@@ -78,9 +79,9 @@ def _commits(config: ModelConfig) -> str:
 
 
 def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
-    """Return the files that loading a checkpoint may read, in the order of their names.
+    """Return the files that loading a checkpoint may read, in a fixed order.
 
-    Checkpoints of later steps in the same folder are not among them.
+    Other checkpoints of the same training run, in subfolders such as step64, are left out.
 
     Args:
         config: The configuration of the model.
@@ -88,13 +89,13 @@ def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
     """
     if not is_folder(folder):
         return [folder, *files_beside(folder)]
-    steps = [path for path in revisions_in(folder) if STEP.search(path.name)]
+    checkpoints_of_steps = [path for path in revisions_in(folder) if STEP.search(path.name)]
     files = []
     for path in sorted(folder.rglob("*")):
-        is_of_step = any(path.is_relative_to(step) for step in steps)
+        is_of_step = any(path.is_relative_to(step) for step in checkpoints_of_steps)
         if path.suffix in READ_SUFFIXES and path.is_file() and not is_of_step:
             files.append(path)
     has_tokenizer = (folder / "tokenizer.json").exists()
-    if config.revision and not has_tokenizer:  # a run may keep its tokenizer above
+    if config.revision and not has_tokenizer:  # a run may keep its tokenizer in the folder above
         files += files_beside(folder)
     return files

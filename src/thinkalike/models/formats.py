@@ -45,9 +45,10 @@ class Format(NamedTuple):
 
 
 def conversion(folder: Path) -> str:
-    """Return a sentence on the weights of another format in a folder, and what converts them.
+    """Return a sentence that says how to convert the weights in a folder, or "".
 
-    It is "" if there are none.
+    The sentence names the format, such as DeepSpeed's, and the command. "" means that the folder
+    has no weights of a format that must be converted.
     """
     for weight_format in FORMATS:
         if any(any(folder.glob(sign)) for sign in weight_format.signs):
@@ -59,18 +60,18 @@ def conversion(folder: Path) -> str:
 def check_no_pointer(files: Sequence[Path]) -> None:
     """Raise a ModelError for a file of a checkpoint that is a pointer of Git LFS.
 
-    A clone without Git LFS leaves such pointers in the place of files. Only files that are read
-    count: of weights those of the first format that transformers looks for, and beside a
-    tokenizer.json no other file of a tokenizer.
+    A clone without Git LFS leaves such pointers in the place of files. Only files that will be
+    read are checked: of the weights those that transformers looks for first, JSON files, and other
+    files of a tokenizer unless there is a whole tokenizer.json.
 
     Args:
         files: The files of one folder.
     """
-    by_name = {path.name: path for path in files}
-    weights_read = _weights_read(by_name)
-    tokenizer = by_name.get("tokenizer.json")
-    has_whole_tokenizer = tokenizer is not None and not is_pointer(tokenizer)
-    for name, path in by_name.items():
+    path_of_name = {path.name: path for path in files}
+    weights_read = _weights_read(path_of_name)
+    tokenizer_file = path_of_name.get("tokenizer.json")
+    has_whole_tokenizer = tokenizer_file is not None and not is_pointer(tokenizer_file)
+    for name, path in path_of_name.items():
         if path.suffix in SUFFIXES_OF_WEIGHTS:
             is_read = name in weights_read
         else:
@@ -79,25 +80,26 @@ def check_no_pointer(files: Sequence[Path]) -> None:
             raise ModelError(what_pulls(path))
 
 
-def _weights_read(by_name: dict[str, Path]) -> set[str]:
-    """Return the names of the files of weights that a library reads: an index and its files.
+def _weights_read(path_of_name: dict[str, Path]) -> set[str]:
+    """Return the names of the files from which transformers or peft would read weights.
 
-    The set is empty if no file has one of the names that libraries look for.
+    It is the first file, in their order, that exists; for an index also the files that it lists.
+    The set is empty if no file has one of the names that they look for.
 
     Args:
-        by_name: The files of a folder.
+        path_of_name: The files of a folder by name.
     """
     file_that_is_read = None
     for name in IN_TURN:
-        if name in by_name:
+        if name in path_of_name:
             file_that_is_read = name
             break
     if file_that_is_read is None:
         return set()
     names = {file_that_is_read}
-    path = by_name[file_that_is_read]
+    path = path_of_name[file_that_is_read]
     if file_that_is_read.endswith(".index.json") and not is_pointer(path):
-        # A damaged index is reported where it is read.
+        # A damaged index adds no names; it is reported when it is read.
         with contextlib.suppress(ValueError, AttributeError):
             index = read_json(path)
             names |= {str(file) for file in index.get("weight_map", {}).values()}
@@ -105,12 +107,15 @@ def _weights_read(by_name: dict[str, Path]) -> set[str]:
 
 
 def _deepspeed_command(folder: Path) -> str:
-    """Return the call of the script that DeepSpeed puts beside its checkpoints.
+    """Return the shell command that converts a DeepSpeed checkpoint.
 
-    Without the script it is a call of the library. Older versions of the script write a file, and
-    newer ones into a folder.
+    It runs the script zero_to_fp32.py that DeepSpeed puts beside its checkpoints, or the same
+    script in the library if that is missing. Older versions of the script take the name of a file
+    to write, and newer ones a folder.
+
+    Args:
+        folder: The folder with the script, or that of one step inside it.
     """
-    # The folder of one step lies in the one that has the script.
     is_root = any(folder.glob("global_step*")) or (folder / "zero_to_fp32.py").is_file()
     root = folder if is_root else folder.parent
     quoted_root = shlex.quote(str(root))
@@ -125,10 +130,10 @@ def _deepspeed_command(folder: Path) -> str:
 
 
 def _distributed_command(folder: Path) -> str:
-    """Return the call that joins the shards of torch.distributed.checkpoint.
+    """Return the shell command that joins the shards of a torch.distributed checkpoint.
 
-    Accelerate and the Trainer write the weights below one more key, which only Accelerate's
-    command removes.
+    A folder "pytorch_model_fsdp..." is one of Accelerate or the Trainer, which store the weights
+    under one more key. Only Accelerate's command removes this key.
     """
     shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
     source = shlex.quote(str(shard.parent))
@@ -141,7 +146,10 @@ def _distributed_command(folder: Path) -> str:
 
 
 def _megatron_command(folder: Path) -> str:
-    """Return the call of the script of Megatron-Bridge."""
+    """Return the shell command that converts a Megatron checkpoint, by Megatron-Bridge's script.
+
+    The user has to put in the repository of the model for ORG/NAME.
+    """
     source = shlex.quote(str(folder))
     target = shlex.quote(f"{folder}-hf")
     script = "python examples/conversion/convert_checkpoints.py export --hf-model ORG/NAME"
@@ -149,14 +157,15 @@ def _megatron_command(folder: Path) -> str:
 
 
 def _transformers_command(option: str, library: str) -> Callable[[Path], str]:
-    """Return a function that writes the call of transformers 4 for what another library wrote.
+    """Return a function that makes the command by which transformers 4 converts a folder.
 
     Args:
-        option: The option of `from_pretrained` that reads it, such as "from_tf".
-        library: The library, which must be installed as well.
+        option: The option of `from_pretrained` that reads the format, such as "from_tf".
+        library: The library that must also be installed, such as "tensorflow".
     """
 
     def command(folder: Path) -> str:
+        """Return the shell command that converts the weights in `folder`."""
         class_name = _stated_class(folder)
         load = f"M.from_pretrained('.', {option}=True)"
         code = f"from transformers import {class_name} as M; {load}.save_pretrained('.')"
@@ -167,7 +176,10 @@ def _transformers_command(option: str, library: str) -> Callable[[Path], str]:
 
 
 def _stated_class(folder: Path) -> str:
-    """Return the first class that config.json states, or else the class of any language model."""
+    """Return the first class that the config.json of a folder states, or a class that fits most.
+
+    That is AutoModelForCausalLM, if config.json is missing, damaged, or states no class.
+    """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stated = str(read_json(folder / "config.json")["architectures"][0])
         if stated.isidentifier():  # nothing but a name is put into a command

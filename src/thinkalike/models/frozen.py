@@ -30,9 +30,9 @@ from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, af
 from thinkalike.models.hooks import (
     Arguments,
     NamedArguments,
-    alone,
     ended_at,
     one_text_per_row,
+    pass_lock,
     recomputed_in_backward,
     replaced_forward,
     replaced_input,
@@ -42,10 +42,10 @@ from thinkalike.models.hooks import (
 )
 from thinkalike.models.module_facts import (
     Tokens,
-    accepted,
     embedding_of,
     entries_of,
     first_tensor,
+    forward_argument_names,
     longest_row,
     padding_of_head,
     persistent_buffers,
@@ -65,22 +65,25 @@ EMBEDDED_AT_ONCE = 2**14
 
 
 def sampled_tokens(vocabulary: int) -> Int[Tensor, " sample"]:
-    """Return the ids of tokens that stand for a vocabulary of this size, in ascending order.
+    """Return evenly spaced token ids from 0 to `vocabulary - 1`, in ascending order.
 
-    They are equally far apart, from the first id to the last one, and at most SAMPLED_TOKENS. A
-    smaller vocabulary is returned whole.
+    Statistics of the embedding are estimated from these tokens. There are at most SAMPLED_TOKENS
+    (4,096); of a smaller vocabulary all ids are returned.
+
+    Args:
+        vocabulary: The number of tokens of the vocabulary.
     """
     count = min(vocabulary, SAMPLED_TOKENS)
-    return torch.linspace(0, vocabulary - 1, count).long()
+    return torch.linspace(0, vocabulary - 1, count).long()  # the fraction is dropped
 
 
 def encoded_text(
     tokenizer: PreTrainedTokenizerBase, text: str, bos_each_row: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the token ids of a text that is read alone, and the span of characters of each.
+    """Return the token ids of one text, and for each token its (start, end) characters in it.
 
-    A span is (start, end) in the text; special tokens have an empty one. With `bos_each_row`, BOS
-    comes first even if the tokenizer does not put it there, unless the tokenizer has no BOS.
+    The tokenizer adds its special tokens, whose spans are empty. With `bos_each_row`, BOS is put
+    first if the tokenizer has a BOS and did not put it there by itself.
     """
     encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
     token_ids = encoded["input_ids"]
@@ -171,7 +174,7 @@ class FrozenModel:
             token_ids = tokenizer.get_vocab().values()
         self._has_ids_without_row = max(token_ids, default=0) >= self.vocabulary
 
-        self._argument_names = accepted(module)
+        self._argument_names = forward_argument_names(module)
         self._padding_id = None
         if family.predicts == "class":
             self._padding_id = padding_of_head(module, tokenizer)
@@ -195,13 +198,14 @@ class FrozenModel:
 
     @property
     def ids_fingerprint(self) -> str:
-        """A digest of all that decides which ids a text becomes.
+        """A digest of everything in the tokenizer that decides which ids a text becomes.
 
-        Models that cut texts alike have the same one.
+        Two models with the same digest encode every text as the same ids.
         """
         return tokenizer_fingerprint(self.tokenizer)
 
     def __repr__(self) -> str:
+        """Return the model's name, sizes, family, dtype and device in one line."""
         shape = (
             f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, "
             f"context {self.context}"
@@ -209,23 +213,25 @@ class FrozenModel:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {dtype} on {self.device})"
 
-    def check_context(self, asked: int | None) -> None:
-        """Raise a ModelError if the model cannot read rows of this many tokens.
+    def check_context(self, row_length: int | None) -> None:
+        """Raise a ModelError if the model cannot read rows of `row_length` tokens.
 
-        Nothing is raised for None, or for a model whose configuration states no longest row.
+        `row_length` is the setting `data.context`. Nothing is raised if it is None, which leaves
+        the length to the model, or if the model's configuration limits no length.
         """
         longest = longest_row(self.module)
-        if asked and longest and asked > longest:
+        if row_length and longest and row_length > longest:
             raise ModelError(
-                f"data.context={asked}: {self.name} reads at most {longest} tokens; choose fewer"
+                f"data.context={row_length}: {self.name} reads at most {longest} tokens; choose "
+                "fewer"
             )
 
     @property
     def predicts(self) -> Predicts:
-        """What the model outputs.
+        """What the model outputs, as one of four words.
 
-        It is logits of the "next" token, of "hidden" tokens or of the "class" of a text, or
-        "states".
+        "next", "hidden" and "class" mean logits: of the next token, of masked tokens, or of the
+        class of a whole text. "states" means that the model has no head, and outputs states.
         """
         return self.family.predicts
 
@@ -240,26 +246,33 @@ class FrozenModel:
 
         Args:
             tokens: The token ids, (b, t).
-            layers: At least one of: the number of a block, counted from 0; EMBED, the site before
-                block 0; a place of the model's `sites`. Results come in this order.
+            layers: At least one layer. Each is the number of a block, counted from 0, for the
+                stream after it; EMBED, for the stream before block 0; or a `Place`, another hook
+                point inside or behind the blocks. The list that is returned has this order.
+            mask: 1 for tokens and 0 for padding; None: there is no padding.
+            types: BERT's token type ids, which tell the two texts of a pair apart, or None.
 
         Raises:
             ModelError: A layer is out of range, or the model cannot read these tokens.
         """
         self.check_layers(layers)
-        states: dict[Layer, Tensor] = {}
-        deepest = max(after(layer) for layer in layers)
+        n_blocks_to_run = max(after(layer) for layer in layers)
+
+        # Code of a user may change the output for certain tokens only. So what was checked at load
+        # is checked again for the first rows of real text.
         is_text = tokens.shape[1] > 1
-        if self.proves_next_rows and is_text and deepest == self.n_layers:
+        if self.proves_next_rows and is_text and n_blocks_to_run == self.n_layers:
             self.proves_next_rows = False
             self.output_error = output_error_of(self, tokens, mask, types)
+
+        states: dict[Layer, Tensor] = {}  # filled by the hooks while the pass runs
         with contextlib.ExitStack() as hooks:
-            hooks.enter_context(alone(self.module))
+            hooks.enter_context(pass_lock(self.module))
             for layer in set(layers):
                 hooks.enter_context(self._captured(layer, tokens.shape, states))
-            # A place behind the last block, such as the final norm, needs the whole pass.
-            if deepest <= self.n_layers:
-                hooks.enter_context(self._ended_after(deepest))
+            # A hook point behind the last block, such as the final norm, needs the whole pass.
+            if n_blocks_to_run <= self.n_layers:
+                hooks.enter_context(self._ended_after(n_blocks_to_run))
             self._run(tokens, mask, types)
         # The blocks of a model that is laid out over several devices leave states where they are.
         return [states[layer].to(self.device) for layer in layers]
@@ -271,13 +284,17 @@ class FrozenModel:
         mask: Tokens | None = None,
         types: Tokens | None = None,
     ) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after block `layer`; later blocks do not run."""
+        """Return the residual stream after block `layer`; later blocks do not run.
+
+        For EMBED it is the stream before block 0, and for a `Place` the state of that hook point.
+        `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type ids.
+        """
         return self.residuals(tokens, [layer], mask, types)[0]
 
     def advance(
         self, residual: Float[Tensor, "b t d"], start: int, stop: int, mask: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
-        """Return the residual stream after blocks start..stop-1.
+        """Run blocks `start` to `stop - 1` on a residual stream, and return the stream after them.
 
         `residual` is the stream before block `start`, and is itself returned if no block is to
         run (start >= stop). The result is differentiable with respect to `residual`.
@@ -291,31 +308,34 @@ class FrozenModel:
             )
         if start >= stop:
             return residual
-        last = stop - 1
-        states: dict[Layer, Tensor] = {}
-        rows = residual.shape[:-1]  # (b, t)
-        # Hooks are registered only once no other thread can run into them.
+        last_block = stop - 1
+        states: dict[Layer, Tensor] = {}  # filled by a hook while the pass runs
+        batch_shape = residual.shape[:-1]  # (b, t)
+        # The lock is taken first, so that no pass of another thread runs into the hooks.
         with (
-            alone(self.module),
-            self._captured(last, rows, states),
+            pass_lock(self.module),
+            self._captured(last_block, batch_shape, states),
             self._ended_after(stop),
         ):
             self._continued(residual, start, mask)
-        return states[last].to(self.device)
+        return states[last_block].to(self.device)
 
     def finish(
         self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None
     ) -> Float[Tensor, "... v"]:
-        """Return the logits of the last block's residual.
+        """Return the logits, given the residual stream after the last block.
 
-        It passes through the final norm and the unembedding, or through the pooler and the
-        classes. The result is differentiable with respect to `residual`. A language model reads
-        each token by itself, so `residual` may have any leading shape, which the logits keep, and
-        a row may be longer than the context. A classifier needs (b, t, d), and returns (b, v).
+        In a language model the stream passes through the final norm and the unembedding. These
+        read each token by itself, so `residual` may have any leading shape, which the logits keep,
+        and a row may be longer than the context. In a classifier the stream passes through the
+        pooler and the classification head: (b, t, d) becomes (b, v).
+
+        The result is differentiable with respect to `residual`. `mask` is 1 for tokens and 0 for
+        padding, and only a classifier reads it.
 
         Raises:
-            ModelError: The model predicts no next token, or single tokens are given to a
-                classifier.
+            ModelError: The model predicts neither the next token nor a class, or a classifier is
+                given a `residual` that is not (b, t, d).
         """
         if self.predicts == "class":
             if residual.dim() != 3:
@@ -324,7 +344,8 @@ class FrozenModel:
         if self.predicts != "next":
             remedy = "choose a language model, or compare states: measure=cka"
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; {remedy}")
-        logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
+        one_token_per_row = residual.reshape(-1, 1, residual.shape[-1])
+        logits = self.output(one_token_per_row)
         return logits.view(*residual.shape[:-1], -1)
 
     def tail(
@@ -332,7 +353,8 @@ class FrozenModel:
     ) -> Float[Tensor, "b ... v"]:
         """Return the logits, given the residual stream after block `layer`.
 
-        Earlier blocks do not run. The result is differentiable with respect to `residual`.
+        Blocks up to `layer` do not run. The result is differentiable with respect to `residual`.
+        `layer` may be EMBED, for the stream before block 0.
 
         Raises:
             ModelError: The layer is out of range, or the model predicts neither next tokens nor
@@ -345,12 +367,14 @@ class FrozenModel:
     def output(
         self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
-        """Return the model's output for the last block's residual.
+        """Return the model's output, given the residual stream after the last block.
 
-        It is logits, (b, t, v) or (b, v) of a classifier, or the states of a model without a head.
+        The output is logits (b, t, v), or (b, v) for a classifier, or states (b, t, d) for a model
+        without a head.
 
         Raises:
-            ModelError: Code of the user outside of the blocks makes another output of a text.
+            ModelError: For an earlier text, code of the user outside of the blocks changed the
+                output, so the stream after the last block does not decide it.
         """
         if self.output_error is not None:
             raise self.output_error
@@ -361,22 +385,27 @@ class FrozenModel:
     ) -> Float[Tensor, "b ... v"]:
         """Return the output of the model's own full pass, without gradients.
 
-        It is logits, (b, t, v) or (b, v) of a classifier, or the states of a model without a head.
+        The output is logits (b, t, v), or (b, v) for a classifier, or states (b, t, d) for a model
+        without a head. `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type
+        ids.
         """
         with torch.no_grad():
             return self._run(tokens, mask, types)
 
     def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text and the span of characters of each, (start, end).
+        """Return the token ids of one text, and for each token its (start, end) characters in it.
 
-        Special tokens have an empty span.
+        Special tokens, which the tokenizer adds, have an empty span.
         """
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        """Return what enters block 0 for each of these tokens as the first of a row."""
+        """Return the state that enters block 0 for each of these token ids.
+
+        Each token is the only one of its row, so that every state has the first position.
+        """
         embeddings = []
-        for rows in vocabulary[:, None].split(EMBEDDED_AT_ONCE):
+        for rows in vocabulary[:, None].split(EMBEDDED_AT_ONCE):  # (b, 1) each, to bound memory
             (states,) = self.residuals(rows, [EMBED])  # (b, 1, d)
             embeddings.append(states[:, 0])
         return torch.cat(embeddings)
@@ -386,29 +415,33 @@ class FrozenModel:
         return sampled_tokens(self.vocabulary)
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
-        """Return where states are taken in these layers: the layers, or places of `sites`.
+        """Return the hook points at which this model's states are taken in these layers.
 
-        A layer has several places where `sites` names several sites or heads.
+        They are the layers themselves (the stream after each block) unless `sites` chooses other
+        hook points. A layer has several if several sites or heads are chosen.
         """
         if self.sites is None:
             return list(layers)
         return list(self.sites.at(layers))
 
     def width(self, layer: Layer) -> int:
-        """Return the width of the states of a layer."""
+        """Return the width of the states of a layer, or of another hook point (a `Place`)."""
         if not isinstance(layer, Place):
             return self.d_model
-        # No setting tells the width of a site, such as that of an MLP's neurons: a pass does.
+        # Configurations do not state the width of every hook point, so one token is run.
         one_token = torch.zeros(1, 1, dtype=torch.long)
         (states,) = self.residuals(one_token, [layer])
         return states.shape[-1]
 
     def check_layers(self, layers: Sequence[Layer]) -> None:
-        """Raise a ModelError if the model lacks one of these layers."""
+        """Raise a ModelError if one of these layers is not a block's number or EMBED.
+
+        A `Place`, another hook point, is not checked here.
+        """
         for layer in layers:
             if isinstance(layer, Place) or layer == EMBED:
                 continue
-            # True is an int for Python, and no layer.
+            # Python counts True as an int, but it is not a layer.
             is_number = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
             if not (is_number and 0 <= int(layer) < self.n_layers):
                 raise ModelError(
@@ -421,9 +454,10 @@ class FrozenModel:
         return sum(weight.numel() for weight in self.module.parameters())
 
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Compile the forward pass of every block while the context is open.
+        """Return a context in which the forward pass of every block is compiled.
 
-        The first pass then takes minutes. Hooks are not compiled. Nothing happens unless `wanted`.
+        The first pass in it takes minutes. Hooks are not compiled. If `wanted` is false, the
+        context changes nothing.
         """
         if not wanted:
             return contextlib.nullcontext()
@@ -432,14 +466,15 @@ class FrozenModel:
 
     @contextlib.contextmanager
     def cast(self, wanted: bool = True) -> Iterator[None]:
-        """Keep the weights of linear maps in bfloat16 while the context is open.
+        """Replace float32 weights of linear maps by bfloat16 copies while the context is open.
 
-        Autocast casts frozen weights again in every product. Values stay the same to the bit under
-        autocast. Embeddings keep their float32 weights, even those that a linear map shares. The
-        copies take half the memory of float32 maps. Nothing happens unless `wanted`.
+        This saves time under autocast, which would cast the frozen weights again in every product;
+        values stay the same to the bit. The copies take half as much memory again as the maps. An
+        embedding keeps its float32 weight, even one that it shares with a linear map. If `wanted`
+        is false, the context changes nothing.
         """
         originals: list[tuple[nn.Module, str, nn.Parameter]] = []
-        copies: dict[int, nn.Parameter] = {}  # one for each weight that maps may share
+        copies: dict[int, nn.Parameter] = {}  # by the `id` of the weight, which maps may share
         for module in self.module.modules():
             if not wanted or not isinstance(module, nn.Linear | Conv1D):
                 continue
@@ -448,8 +483,8 @@ class FrozenModel:
                     continue
                 originals.append((module, name, weight))
                 if id(weight) not in copies:
-                    narrow = weight.to(torch.bfloat16)
-                    copies[id(weight)] = nn.Parameter(narrow, requires_grad=False)
+                    bfloat16_weight = weight.to(torch.bfloat16)
+                    copies[id(weight)] = nn.Parameter(bfloat16_weight, requires_grad=False)
         try:
             for module, name, weight in originals:
                 module._parameters[name] = copies[id(weight)]
@@ -459,11 +494,12 @@ class FrozenModel:
                 module._parameters[name] = weight
 
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Let blocks run again in the backward pass while the context is open, and keep no states.
+        """Return a context with gradient checkpointing of every block.
 
-        Hooks do not run again. Values and gradients stay the same to the bit, as frozen blocks
-        have no dropout. It takes a third more time and about a twentieth of the memory. Nothing
-        happens unless `wanted`.
+        The states inside a block are not kept, but computed again in the backward pass, where
+        hooks do not run again. Values and gradients stay the same to the bit, as frozen blocks
+        have no dropout. A pass takes a third more time and about a twentieth of the memory. If
+        `wanted` is false, the context changes nothing.
         """
         if not wanted:
             return contextlib.nullcontext()
@@ -471,40 +507,45 @@ class FrozenModel:
         return replaced_forward(self.blocks, forwards)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of all parameters and persistent buffers with their names.
+        """Return a hash of the names and values of all parameters and persistent buffers.
 
-        It has 16 hexadecimal digits.
+        It is the first 16 hexadecimal digits of a SHA-256.
         """
         digest = hashlib.sha256()
         for name, tensor in tensors_of(self.module, in_order=True):
             digest.update(name.encode())
-            # As bytes, since NumPy has no bfloat16.
-            octets = tensor.detach().cpu().reshape(-1).view(torch.uint8)
-            digest.update(octets.numpy())  # type: ignore[arg-type]
+            # NumPy has no bfloat16, so values are hashed as bytes.
+            value_bytes = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+            digest.update(value_bytes.numpy())  # type: ignore[arg-type]
         return digest.hexdigest()[:16]
 
     def settings(self) -> str:
-        """Return the SHA-256 of the configuration's entries that are not its class's defaults.
+        """Return a hash of the configuration's entries that differ from its class's defaults.
 
-        Entries that no pass reads, such as dropout, do not count. It has 16 hexadecimal digits.
+        Entries that no pass reads, such as dropout, are left out. The hash is the first 16
+        hexadecimal digits of a SHA-256.
         """
         changed_entries = sorted(entries_of(self.module, chosen=True).items())
         return hashlib.sha256(repr(changed_entries).encode()).hexdigest()[:16]
 
-    def marks(self) -> str:
-        """Return which special tokens surround a text that is read alone, and a row of text.
+    def special_token_pattern(self) -> str:
+        """Return in words the special tokens around a single text, and around a row of text.
 
-        For BERT it is "text: [CLS] [SEP]; row: ... [SEP]", and "None" stands for no such token.
+        A row is a stretch of a longer corpus. For BERT it is "text: [CLS] [SEP]; row: ... [SEP]".
+        "None" stands where there is no such token.
         """
         tokenizer = self.tokenizer
-        marks_of_empty_text = tokenizer("", verbose=False)["input_ids"]
-        around_text = " ".join(tokenizer.convert_ids_to_tokens(marks_of_empty_text)) or None
+        special_ids = tokenizer("", verbose=False)["input_ids"]  # all that an empty text has
+        around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or None
         before_row = f"{tokenizer.bos_token} " if self.bos_each_row else ""
         after_row = tokenizer.eos_token or tokenizer.sep_token or None
         return f"text: {around_text}; row: {before_row}... {after_row}"
 
     def describe(self) -> dict[str, str]:
-        """Return what the provenance of a result says of the model."""
+        """Return the facts about the model that are stored with each result, by their names.
+
+        "weights", "settings" and "tokenizer" are hashes.
+        """
         description = {
             "name": self.name,
             "family": self.family.name,
@@ -512,7 +553,7 @@ class FrozenModel:
             "weights": self.fingerprint(),
             "settings": self.settings(),
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
-            "marks": self.marks(),
+            "marks": self.special_token_pattern(),
             "layers": str(self.n_layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
@@ -525,9 +566,9 @@ class FrozenModel:
         return description
 
     def other_dtypes(self) -> str:
-        """Return how many weights have another floating dtype than `dtype`, as "float32 x 24".
+        """Return how many weights have a floating dtype other than `dtype`, as "float32 x 24".
 
-        It is "" if there are no such weights.
+        A weight is here a parameter or a persistent buffer. "" means that there are none.
         """
         counts = Counter[str]()
         buffers = persistent_buffers(self.module).values()
@@ -537,22 +578,25 @@ class FrozenModel:
         return ", ".join(f"{dtype} x {count}" for dtype, count in sorted(counts.items()))
 
     def _captured(
-        self, layer: Layer, rows: Sequence[int], states: MutableMapping[Layer, Tensor]
+        self, layer: Layer, batch_shape: Sequence[int], states: MutableMapping[Layer, Tensor]
     ) -> contextlib.AbstractContextManager[object]:
-        """Store the states of a layer in every pass while the context is open.
+        """Return a context in which every pass writes the states of a layer to `states[layer]`.
+
+        It is the handle of a hook: leaving the context removes the hook.
 
         Args:
-            layer: The layer.
-            rows: The shape of the states without their width, (b, t).
-            states: Gets the states, (b, t, d), as `states[layer]`. A later pass replaces them.
+            layer: A block's number, EMBED for the input of block 0, or a `Place`, another hook
+                point.
+            batch_shape: The shape of the states without their width, (b, t).
+            states: Gets the states, (b, t, d). A later pass replaces them.
 
         Raises:
-            ModelError: The layer is a place, and the model has no `sites`.
+            ModelError: The layer is a `Place`, and no `sites` were chosen for this model.
         """
         if isinstance(layer, Place):
             if self.sites is None:
                 raise ModelError(f"{self.name} has no place {layer}: set model.site")
-            return self.sites.captured(layer, layer, rows, states)
+            return self.sites.captured(layer, layer, batch_shape, states)
         if layer == EMBED:
 
             def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
@@ -566,7 +610,10 @@ class FrozenModel:
         return self.blocks[int(layer)].register_forward_hook(store_output)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """End the pass that runs inside of the context after this many blocks; 0: before them."""
+        """Return a context in which a pass ends after its first `count` blocks.
+
+        With `count` 0 it ends before block 0.
+        """
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
         return ended_at(self.blocks[count - 1])
@@ -574,9 +621,13 @@ class FrozenModel:
     def _run(
         self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the output of the model's own pass, or its first tensor if there are several.
+        """Run the module's own forward pass, and return its output, the first of several tensors.
 
-        `mask` and `types` are passed on if the module's forward has arguments for them.
+        `mask` and `types` are ignored if the module's forward has no argument for them. Padding
+        tokens get the id by which a classifier finds the end of a text.
+
+        Raises:
+            ModelError: A token has no row in the embedding.
         """
         named_inputs = {}
         if mask is not None and "attention_mask" in self._argument_names:
@@ -588,57 +639,61 @@ class FrozenModel:
 
         first_argument = self._argument_names[0]
         takes_tokens_by_name = "input_ids" in self._argument_names
-        with alone(self.module), one_text_per_row():
+        with pass_lock(self.module), one_text_per_row():
             # The first argument of a model of images and text may be the pixels of an image.
             if takes_tokens_by_name and first_argument != "input_ids":
                 return first_tensor(self.module(input_ids=tokens, **named_inputs))
             return first_tensor(self.module(tokens, **named_inputs))
 
     def _check_ids(self, tokens: Tensor) -> None:
-        """Raise a ModelError for a token that has no row in the embedding.
+        """Raise a ModelError for a token id that has no row in the embedding.
 
-        Ids on a GPU are not checked: that would wait for the device.
+        A tokenizer may have such ids, as long as the text does not use them. Ids on a GPU are not
+        checked, since reading them would wait for the device.
         """
         if not self._has_ids_without_row or tokens.device.type != "cpu" or not tokens.numel():
             return
-        largest = int(tokens.max())
-        if largest < self.vocabulary:
+        largest_id = int(tokens.max())
+        if largest_id < self.vocabulary:
             return
-        piece = self.tokenizer.convert_ids_to_tokens(largest)
+        token = self.tokenizer.convert_ids_to_tokens(largest_id)
         raise ModelError(
-            f"{self.name}: the text has the token {piece!r} (id {largest}), and the embedding has "
-            f"{self.vocabulary} rows; remove it from the text, or give the tokenizer of the "
+            f"{self.name}: the text has the token {token!r} (id {largest_id}), and the embedding "
+            f"has {self.vocabulary} rows; remove it from the text, or give the tokenizer of the "
             "checkpoint"
         )
 
     def _padded(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the token ids with the id of padding wherever the mask is 0.
+        """Return the token ids with the padding id wherever the mask is 0.
 
-        The head of a decoder that classifies reads the last token of a text, which it finds by the
-        id of padding alone.
+        A decoder that classifies reads the state of a text's last token. It looks for the padding
+        id to find that token, and does not look at the mask. Without a mask, or for a model that
+        is no classifier (`_padding_id` is None), the tokens are returned as they are.
         """
         if mask is None or self._padding_id is None:
             return tokens
         return tokens.masked_fill(mask.to(tokens.device) == 0, self._padding_id)
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Return the model's output with this state before block `start`, or after the last one.
+        """Return the output of a pass in which `residual` (b, t, d) is the input of block `start`.
 
-        Earlier blocks are passed over. The state comes out of the block before, since some models
-        do something between two blocks.
+        Blocks before `start` are skipped: each returns its input. If `start` is the number of
+        blocks, only what follows the blocks works on `residual`.
         """
-        # The model's pass needs tokens, whose embeddings the state replaces. They may be any but
-        # padding, by which a classifier finds the end of a text.
+        # The model's pass needs token ids, whose embeddings `residual` replaces. Any id does but
+        # that of padding, by which a classifier finds the end of a text.
         placeholder_id = 1 if self._padding_id == 0 else 0
         placeholder = torch.full(
             residual.shape[:2], placeholder_id, dtype=torch.long, device=self.device
         )
-        blocks_before = self.blocks[:start]
-        block_that_hands_on = self.blocks[max(start - 1, 0)]
+        skipped_blocks = self.blocks[:start]
+        # `residual` goes into the last skipped block, which returns it: some models do something
+        # between two blocks. With nothing skipped it goes into block 0.
+        block_of_entry = self.blocks[max(start - 1, 0)]
         with (
-            alone(self.module),
-            skipped(blocks_before, self._tuple_lengths[:start]),
-            without_hooks_on(blocks_before),  # the state that is put in has passed them
-            replaced_input(block_that_hands_on, residual),
+            pass_lock(self.module),
+            skipped(skipped_blocks, self._tuple_lengths[:start]),
+            without_hooks_on(skipped_blocks),  # their hooks have worked on `residual` before
+            replaced_input(block_of_entry, residual),
         ):
             return self._run(placeholder, mask)

@@ -97,9 +97,9 @@ class _Reading(NamedTuple):
 
 
 def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
-    """Return the configuration of transformers for a GGUF file, and the types of its tensors.
+    """Return transformers' configuration for a GGUF file, and the types of the file's tensors.
 
-    Types are text, such as "Q4_1 x 210".
+    The types are one text, such as "Q4_1 x 210, F32 x 62". The configuration is a new copy.
 
     Raises:
         ModelError: transformers cannot read the file, or would read it wrongly.
@@ -109,32 +109,38 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
     return copy.deepcopy(reading.config), reading.types
 
 
-def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that transformers made of a GGUF file, with texts cut as the file says.
+def split_words_as_stated(
+    tokenizer: PreTrainedTokenizerFast, path: Path
+) -> PreTrainedTokenizerFast:
+    """Make a tokenizer split texts into words (before BPE) as its GGUF file states.
 
-    Texts are cut into words before bytes merge. Where digits stand alone, the tokenizer is changed
-    in place; otherwise transformers has made the cut already.
+    transformers does this by itself, but for the rules that also make each digit a word. For these
+    the pre-tokenizer is replaced in place. The tokenizer is returned.
+
+    Args:
+        tokenizer: The tokenizer that transformers made of the file.
+        path: The GGUF file.
 
     Raises:
-        ModelError: transformers does not know the cut, and would make it as GPT-2 does.
+        ModelError: transformers does not know the file's rule, and would split as GPT-2 does.
     """
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     fields = _read_gguf(path, content_key(path)).fields
-    cut_name = fields.get("tokenizer.ggml.pre", "default")
-    if cut_name in DIGITS_ALONE:
+    rule_name = fields.get("tokenizer.ggml.pre", "default")
+    if rule_name in DIGITS_ALONE:
         steps = [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
-    # Only byte-level BPE, which GGUF files call gpt2, is cut by such a rule.
-    known_cuts = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
-    if fields.get("tokenizer.ggml.model") == "gpt2" and cut_name not in known_cuts:
+    # Only byte-level BPE, which GGUF files call gpt2, has such a rule.
+    known_rules = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
+    if fields.get("tokenizer.ggml.model") == "gpt2" and rule_name not in known_rules:
         raise ModelError(
-            f"{path} cuts texts by tokenizer.ggml.pre={cut_name}, which transformers does not "
+            f"{path} cuts texts by tokenizer.ggml.pre={rule_name}, which transformers does not "
             f"know; {TAKE_ORIGINAL}"
         )
     return tokenizer
@@ -142,11 +148,14 @@ def cut_as_stated(tokenizer: PreTrainedTokenizerFast, path: Path) -> PreTrainedT
 
 @cache
 def _read_gguf(path: Path, _content: str) -> _Reading:
-    """Return what a GGUF file says, which takes seconds to read the first time.
+    """Return the configuration, tensor types and fields of a GGUF file; they are cached.
+
+    Reading takes seconds.
 
     Args:
         path: The file.
-        _content: What its content is known by, so that a changed file is read again.
+        _content: A key of the file's content. It is not read here, but is part of the key of the
+            cache, so that a changed file is read again.
 
     Raises:
         ModelError: transformers cannot read the file, or would read it wrongly.
@@ -155,7 +164,7 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
         return _checked_reading(path)
     except ThinkalikeError:
         raise
-    except Exception as error:  # of any kind, for fields of other types than llama.cpp writes
+    except Exception as error:  # transformers raises any, for types that llama.cpp never writes
         raise ModelError(
             f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
         ) from error
@@ -228,11 +237,14 @@ def _checked_reading(path: Path) -> _Reading:
 
 
 def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
-    """Raise a ModelError for an adapter, or a projector of images, which is no whole model."""
+    """Raise a ModelError unless a GGUF file is a whole model, by its fields.
+
+    It may also be an adapter, or the projector of a model that reads images.
+    """
     file_type = fields.get("general.type", "model")
-    of_adapter = [name for name in fields if name.startswith("adapter.")]
-    if file_type != "model" or of_adapter:
-        stated = of_adapter or [f"general.type={short(file_type)}"]
+    adapter_fields = [name for name in fields if name.startswith("adapter.")]
+    if file_type != "model" or adapter_fields:
+        stated = adapter_fields or [f"general.type={short(file_type)}"]
         raise ModelError(
             f"{path} is no whole model, as it states {listed(stated)}; give the GGUF file of the "
             "model"
@@ -240,7 +252,10 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
 
 
 def _check_special_tokens(header: Header, path: Path) -> None:
-    """Raise a ModelError if a special token has an id beyond the tokens of a GGUF file."""
+    """Raise a ModelError if a special token of a GGUF file, such as BOS, has an impossible id.
+
+    A file without tokens is refused as well.
+    """
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     token_count = header.lengths.get("tokenizer.ggml.tokens", 0)
@@ -256,7 +271,15 @@ def _check_special_tokens(header: Header, path: Path) -> None:
 
 
 def _scales_of_positions(header: Header, architecture: str) -> list[str]:
-    """Return what scales the rotary positions of a GGUF file: names of tensors, and name=value."""
+    """Return what in a GGUF file scales the rotary positions, for an error message.
+
+    These are the names of tensors, and fields as "name=value". Fields without effect, such as a
+    factor of 1, are left out.
+
+    Args:
+        header: The header of the file.
+        architecture: The architecture as the file calls it, with which names of fields begin.
+    """
     scales = [name for name in header.types if name in SCALES]
     prefix = f"{architecture}."
     for field, value in header.fields.items():
@@ -268,8 +291,11 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
 
 
 def _is_neutral(name: str, value: Value) -> bool:
-    """Return whether a field changes nothing: it is off, empty, 0, or a factor of 1."""
-    # Attention is causal where nothing is stated, so this switch changes something if it is off.
+    """Return whether a field of a GGUF file has no effect with this value.
+
+    It has none if it is off, "none", empty, 0, or a factor of 1.
+    """
+    # Attention is causal by default, so this switch has an effect if it is off.
     if name == "attention.causal":
         return value is True
     if FACTORS.search(name) and value == 1:
@@ -294,15 +320,16 @@ class _RecordingFields(dict[str, object]):
 
 
 def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set[str]:
-    """Return the names of the fields of an architecture that transformers reads of a file.
+    """Return the names of the GGUF fields that transformers reads for an architecture.
 
-    Names have no prefix: "block_count" and not "llama.block_count". transformers has a function
-    for each newer architecture, and a table for the others.
+    Names have no prefix: "block_count" and not "llama.block_count". transformers reads the newer
+    architectures by functions, which are called here on fields that record what is read, and the
+    others by a table.
 
     Args:
         path: The file.
-        architecture: Its architecture, as the file calls it.
-        config: The configuration that transformers made of it.
+        architecture: The architecture as the file calls it.
+        config: The configuration that transformers made of the file.
     """
     from transformers.integrations import GGUF_CONFIG_MAPPING
     from transformers.integrations.gguf import (
@@ -320,23 +347,27 @@ def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set
     entries: Mapping[str, str | None] = {}
     for name in (architecture, str(config.model_type)):
         entries = GGUF_CONFIG_MAPPING.get(name, entries)
-    # None stands for a field that transformers knows and does not read.
+    # An entry of None is a field that transformers knows, but does not read.
     return {name for name, entry in entries.items() if entry is not None}
 
 
 def _guessed_settings(
     header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
 ) -> list[str]:
-    """Return the settings that a file should state and does not, and that no shape tells.
+    """Return the names of needed fields that a GGUF file lacks, so that transformers would guess.
 
-    transformers would guess them. One of them is the base of the rotary positions, where that of
-    the architecture is not the usual one.
+    Shapes of tensors do not tell these settings, such as the number of heads. The base of rotary
+    positions is one of them if the default of transformers for this architecture differs from that
+    of llama.cpp (10,000).
 
     Args:
         header: The header of the file.
-        config: Its configuration.
-        prefix: The beginning of the names of fields of its architecture.
+        config: The configuration that transformers made of it.
+        prefix: The architecture's name and a dot, with which names of its fields begin.
         read_fields: The fields that transformers reads, without the prefix.
+
+    Returns:
+        The names of fields; "llama.*epsilon" stands for any field that ends in "epsilon".
     """
     stated_names = []
     for field in (*header.fields, *header.lengths):
@@ -357,15 +388,16 @@ def _guessed_settings(
 def _fields_without_reader(
     header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
 ) -> list[str]:
-    """Return the fields of its architecture that nothing reads, and that may change a pass.
+    """Return the fields of a GGUF file that may change the model's output, but are not read.
 
-    `_fill_in` deals with those of `CHANGES_A_PASS`, and `_scales_of_positions` with factors of
-    positions. A field counts as read if the configuration has its value already.
+    Left out are fields that transformers reads or whose value is in the configuration already,
+    fields without effect, and those that other functions here check: `_fill_in` those of
+    `CHANGES_A_PASS`, and `_scales_of_positions` scales of rotary positions.
 
     Args:
         header: The header of the file.
-        config: Its configuration.
-        prefix: The beginning of the names of fields of its architecture.
+        config: The configuration that transformers made of it.
+        prefix: The architecture's name and a dot, with which names of its fields begin.
         read_fields: The fields that transformers reads, without the prefix.
 
     Returns:
@@ -378,27 +410,27 @@ def _fields_without_reader(
         if not field.startswith(prefix) or name in known_names:
             continue
         last_part = name.rpartition(".")[2]
-        is_dealt_with = CHANGES_A_PASS.search(last_part) or name.startswith("rope.scaling.")
-        if is_dealt_with or _is_neutral(name, value):
+        is_checked_elsewhere = CHANGES_A_PASS.search(last_part) or name.startswith("rope.scaling.")
+        if is_checked_elsewhere or _is_neutral(name, value):
             continue
         entry = ENTRIES.get(last_part, last_part)
         if getattr(config, entry, None) != value:
             unread.append(f"{field}={short(value)}")
     for field, length in sorted(header.lengths.items()):
         name = field.removeprefix(prefix)
-        is_read_above = field in header.fields  # an array of one entry
-        if field.startswith(prefix) and not is_read_above and name not in known_names:
+        has_one_entry = field in header.fields  # such an array was checked above
+        if field.startswith(prefix) and not has_one_entry and name not in known_names:
             unread.append(f"{field} of {length} entries")
     return unread
 
 
 def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str) -> list[str]:
-    """Put what a file states into its configuration in place of defaults.
+    """Put settings that a GGUF file states, and transformers did not read, into its configuration.
 
     Args:
-        config: The configuration, which is changed.
+        config: The configuration that transformers made of the file, which is changed in place.
         fields: The fields of the file.
-        prefix: The beginning of the names of fields of its architecture.
+        prefix: The architecture's name and a dot, with which names of its fields begin.
 
     Returns:
         The fields for which the configuration has no entry, as "name=value".
@@ -438,14 +470,16 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
 
 
 def _is_read_for_a_layer_type(config: PreTrainedConfig, name: str, value: Value) -> bool:
-    """Return whether the rotary positions of some type of layer have a setting of a file already.
+    """Return whether transformers has read a setting of rotary positions for some type of layer.
 
-    Settings other than the width and the base are taken to be read.
+    For the width and the base of the positions, the configuration is compared with the file. Any
+    other setting is assumed to have been read.
 
     Args:
-        config: The configuration, in which each type of layer has settings of positions.
+        config: A configuration with separate settings of positions for each type of layer, such as
+            layers with a sliding window.
         name: The last part of the name of the field.
-        value: What the file states.
+        value: The value that the file states.
     """
     widths = (getattr(config, "head_dim", None), getattr(config, "global_head_dim", None))
     if "dimension_count" in name:
@@ -458,18 +492,17 @@ def _is_read_for_a_layer_type(config: PreTrainedConfig, name: str, value: Value)
 
 @contextlib.contextmanager
 def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
-    """Refuse a GGUF file with tensors that its model does not have, while transformers reads it.
+    """Let transformers refuse, while the context is open, a GGUF file with superfluous tensors.
 
-    transformers drops them without a word. Of its newer architectures it reports them, as it does
-    of other files. Reading happens while the context is open.
+    By itself it ignores tensors that the model does not have, at least for older architectures.
+    Its function that maps the names of tensors is replaced by one that also checks them.
 
     Args:
-        place: The file, folder or repository that is read; nothing is checked unless it is a GGUF
-            file.
-        heads: The names of the heads of other classes, which may be left over.
+        place: The file, folder or repository that is read. Only a GGUF file is checked.
+        heads: Matches the names of heads that the model may lack, and whose tensors are allowed.
 
     Raises:
-        ModelError: There is such a tensor.
+        ModelError: The file has a tensor that the model does not have.
     """
     from transformers import modeling_gguf_pytorch_utils
 
@@ -482,15 +515,16 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
     def map_names_checked(
         model: PreTrainedModel, processor: object, *options: object, qual_name: str = ""
     ) -> dict[str, str]:
+        """Map names as transformers does, and check that all tensors of the file are mapped."""
         mapped: dict[str, str] = map_names(model, processor, *options, qual_name=qual_name)
-        if qual_name:  # a submodule, which has some of the tensors
+        if qual_name:  # the function calls itself for a submodule, which has some of the tensors
             return mapped
         unread = []
         for name in types:
-            is_known = name in SCALES or COMPUTED.search(name) or heads.search(name)
-            # Parameters without "weight" in their names have it in those of their tensors.
+            may_be_unread = name in SCALES or COMPUTED.search(name) or heads.search(name)
+            # A tensor's name may end in ".weight" where that of the parameter does not.
             is_read = name in mapped or name.removesuffix(".weight") in mapped
-            if not is_known and not is_read:
+            if not may_be_unread and not is_read:
                 unread.append(name)
         if unread:
             raise ModelError(
@@ -504,10 +538,10 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
 
 
 def _entry_for(config: PreTrainedConfig, name: str) -> str:
-    """Return the entry of a configuration for the last part of a field's name.
+    """Return the name of a configuration's entry for the last part of a GGUF field's name.
 
-    It is "" if there is none. The entry of a norm's epsilon has another name, such as
-    rms_norm_eps.
+    "" means that there is none. Names are the same but for a norm's epsilon, whose entry is called
+    rms_norm_eps, for example.
     """
     for entry in vars(config):
         if entry == name or (name.endswith("epsilon") and "_eps" in entry):

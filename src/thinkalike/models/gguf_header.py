@@ -74,7 +74,7 @@ class _Array(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Return what a GGUF file states.
+    """Return the fields and the types of tensors that the header of a GGUF file states.
 
     Raises:
         ModelError: The file is damaged, or too short for what it states.
@@ -88,7 +88,11 @@ def read_header(path: Path) -> Header:
 
 
 def _header(path: Path) -> Header:
-    """Return what a GGUF file states; a ValueError says what is wrong with it."""
+    """Return the fields and the types of tensors that the header of a GGUF file states.
+
+    Raises:
+        ValueError: The file is damaged; the message says how.
+    """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         cursor = _Cursor(content)
         if cursor.take(4) != b"GGUF":
@@ -120,26 +124,27 @@ def _header(path: Path) -> Header:
 
 
 def _tensor(cursor: _Cursor) -> tuple[str, str]:
-    """Read the name and the type of a tensor.
+    """Read the description of one tensor in the header, and return its name and type.
 
     Raises:
-        ValueError: It has too many dimensions, or is stated to end beyond the end of the file.
+        ValueError: The tensor has too many dimensions, or would end beyond the end of the file.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name = cursor.text()
-    dimensions = cursor.integer("I")
-    if dimensions > MOST_DIMENSIONS:
-        raise ValueError(f"{name} has {dimensions} dimensions")
-    entries = math.prod(cursor.integer("Q") for _ in range(dimensions))
+    n_dimensions = cursor.integer("I")
+    if n_dimensions > MOST_DIMENSIONS:
+        raise ValueError(f"{name} has {n_dimensions} dimensions")
+    n_entries = math.prod(cursor.integer("Q") for _ in range(n_dimensions))
     tensor_type = GGMLQuantizationType(cursor.integer("I"))
     start = cursor.integer("Q")
     entries_per_block, bytes_per_block = GGML_QUANT_SIZES[tensor_type]
-    # `start` counts from the end of the header, so this is the least that the file must hold.
-    stop = start + entries // entries_per_block * bytes_per_block
-    length = len(cursor.content)
-    if stop > length:
-        raise ValueError(f"{name} is stated to end at byte {stop:,} of {length:,}")
+    # `start` counts from the end of the header, whose length is not known yet. So the tensor ends
+    # at this byte or later.
+    stop = start + n_entries // entries_per_block * bytes_per_block
+    file_length = len(cursor.content)
+    if stop > file_length:
+        raise ValueError(f"{name} is stated to end at byte {stop:,} of {file_length:,}")
     return name, tensor_type.name
 
 
@@ -161,7 +166,7 @@ class _Cursor:
         return self.content[start : self.position]
 
     def skip(self, size: int) -> None:
-        """Move behind the next `size` bytes."""
+        """Move behind the next `size` bytes; if the file has fewer, this is a ValueError."""
         if size > self._remaining():
             raise ValueError(
                 f"it ends within its header: {size:,} bytes are stated at {self.position:,}"
@@ -183,11 +188,13 @@ class _Cursor:
         return int(self.number(form))
 
     def count(self, smallest: int) -> int:
-        """Read how many entries follow.
+        """Read a stated number of entries, and check that the rest of the file can hold them.
 
         Args:
-            smallest: The fewest bytes of an entry. A count for which the file is too short is a
-                ValueError.
+            smallest: The fewest bytes that an entry takes.
+
+        Raises:
+            ValueError: The rest of the file is too short for this number of entries.
         """
         count = self.integer("Q")
         if count * smallest > self._remaining():
@@ -199,13 +206,13 @@ class _Cursor:
         return self.take(self.count(1)).decode("utf-8", errors="replace")
 
     def value(self, type_code: int) -> Value | _Array:
-        """Read a value of a type.
+        """Read a value of the type with this code in the GGUF format.
 
-        An array with a single entry is returned as a list of it. Of any other array only the
-        length is returned.
+        An array with a single entry is returned as a list. Of any other array only the length is
+        returned.
 
-        Args:
-            type_code: The code of the type in the format.
+        Raises:
+            ValueError: The type is not known, or the value goes beyond the end of the file.
         """
         if type_code in NUMBERS:
             return self.number(NUMBERS[type_code])
@@ -223,19 +230,23 @@ class _Cursor:
         )
 
     def _texts(self) -> list[Scalar] | _Array:
-        """Read an array of texts: a single one is returned in a list, of more only the length."""
+        """Read an array of texts, and return only its length unless it has a single text.
+
+        A single text is returned in a list.
+        """
         count = self.count(LENGTH_OF_TEXT)
         if count == 1:
             return [self.text()]
         for _ in range(count):
-            self.skip(self.count(1))
+            length_of_text = self.count(1)
+            self.skip(length_of_text)
         return _Array(count)
 
     def _numbers(self, form: str) -> list[Scalar] | _Array:
-        """Read an array of numbers: a single one is returned in a list, of more only the length.
+        """Read an array of numbers, and return only its length unless it has a single number.
 
-        Args:
-            form: The type of a number, a letter of `struct`.
+        A single number is returned in a list. `form` is the type of a number as a letter of
+        Python's `struct`, such as "I".
         """
         size = struct.calcsize(f"<{form}")
         count = self.count(size)

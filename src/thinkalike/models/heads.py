@@ -43,11 +43,12 @@ class Heads(NamedTuple):
 
 
 def exchangeable_heads(config: object) -> int:
-    """Return how many heads each block has of which any order is as likely before training.
+    """Return how many heads of a block can be put in another order without changing the model.
 
-    Queries that share keys and values stay together, so their groups are counted. Where all
-    queries share them, any order of heads is possible. 0 means that the number is not known, or
-    that heads have fixed positions.
+    With grouped queries, heads that share keys and values must stay together, so the number of
+    groups is returned. With a single group (all heads share keys and values) it is again the
+    number of heads. 0 means that the number is not known, or that the heads' order is fixed by
+    slopes (ALiBi).
 
     Args:
         config: The configuration of a language model.
@@ -57,37 +58,44 @@ def exchangeable_heads(config: object) -> int:
     )
     if has_slopes:
         return 0
-    heads = number_in(config, HEADS) or 0
-    key_heads = number_in(config, KEY_HEADS) or heads
-    if key_heads > 1:
-        return key_heads
-    return heads
+    n_heads = number_in(config, HEADS) or 0
+    n_groups = number_in(config, KEY_HEADS) or n_heads
+    if n_groups > 1:
+        return n_groups
+    return n_heads
 
 
 def heads_of_weight(
     name: str, shape: tuple[int, ...], block: int, inside: str, heads: int, width: int
 ) -> Heads | None:
-    """Return the heads that write by a weight, or None if it is not the output of attention.
+    """Return the attention heads whose outputs a weight maps to the stream, or None.
+
+    None means that the weight is not the output matrix of attention, that the number of heads is
+    not known, or that the heads would not have the same number of outputs each.
 
     Args:
-        name: The name of the weight.
-        shape: Its shape.
-        block: The number of its block.
-        inside: Its name inside the block.
-        heads: The number of heads.
-        width: The width of the residual stream.
+        name: The full name of the weight.
+        shape: The shape of the weight.
+        block: The number of the block.
+        inside: The name of the weight inside the block, such as "self_attn.o_proj.weight".
+        heads: The number of heads; 0 if it is not known.
+        width: The width of the residual stream, which is one axis of the weight.
     """
     if not OUTPUT_OF_ATTENTION.search(inside) or len(shape) != 2 or width not in shape:
         return None
-    outputs_of_heads = shape[0] * shape[1] // width
-    if heads < 1 or outputs_of_heads % heads:
+    n_outputs = shape[0] * shape[1] // width  # of all heads: the length of the other axis
+    if heads < 1 or n_outputs % heads:
         return None
     module = inside.removesuffix(".weight").rpartition(".")[0]
     return Heads(block, module, name, heads, width)
 
 
 def text_section(config_json: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the part of a config.json that is about the language model."""
+    """Return the section of a config.json that is about the language model.
+
+    It is "text_config" of a model that also reads images, or "architecture" of a bundled model.
+    Otherwise it is the whole config.json.
+    """
     for name in ("text_config", "architecture"):
         section = config_json.get(name)
         if isinstance(section, Mapping):

@@ -28,7 +28,7 @@ STATE_ARGUMENT = "hidden_states"
 # Held while the two variables below change.
 _changing = threading.Lock()
 
-# A lock for each module, see `alone`.
+# A lock for each module, see `pass_lock`.
 _locks: WeakKeyDictionary[nn.Module, contextlib.AbstractContextManager[bool]] = WeakKeyDictionary()
 
 # The function of transformers that `one_text_per_row` replaces, once for each context that is
@@ -40,10 +40,11 @@ class _PassEnded(Exception):
     """Ends a pass once all wanted states have been captured."""
 
 
-def alone(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
-    """Return the lock of a module; while it is held, no other thread passes through the module.
+def pass_lock(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
+    """Return the lock under which a module's forward pass runs; each module has one lock.
 
-    The hooks of one pass would see the other one. The same thread may take the lock again.
+    Without it, the hooks that one thread registers would also act on the pass of another thread.
+    The thread that holds the lock may take it again.
     """
     with _changing:
         return _locks.setdefault(module, threading.RLock())
@@ -53,14 +54,17 @@ def alone(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
 def replaced_forward(
     blocks: Sequence[nn.Module], forwards: Sequence[Callable[..., object]]
 ) -> Iterator[None]:
-    """Give each block another forward pass.
+    """Let each block run the function of `forwards` at its place while the context is open.
 
-    Afterwards each has its own again, or the one that an outer context gave it.
+    Afterwards each runs its class's forward pass again, or the one that an outer context of this
+    kind had given it.
     """
+    # None: the block runs the forward of its class.
     earlier_forwards = [vars(block).get("forward") for block in blocks]
     try:
         for block, forward in zip(blocks, forwards, strict=True):
-            # Not by assignment, which a wrapper of TransformerLens would hand on to what it wraps.
+            # `block.forward = forward` would, on a wrapper of TransformerLens, set the attribute
+            # of the module that is wrapped.
             vars(block)["forward"] = forward
         yield
     finally:
@@ -73,11 +77,12 @@ def replaced_forward(
 def skipped(
     blocks: Sequence[nn.Module], tuple_lengths: Sequence[int | None]
 ) -> contextlib.AbstractContextManager[None]:
-    """Let blocks return the state that they are given.
+    """Return a context in which blocks compute nothing, and return the state that they are given.
 
     Args:
-        blocks: The blocks.
-        tuple_lengths: The length of the tuple that each returns; None: it returns a tensor.
+        blocks: The blocks to skip.
+        tuple_lengths: For each block the length of the tuple that it returns, which it keeps when
+            it is skipped; None: it returns a tensor.
     """
     forwards = [functools.partial(_return_state, length) for length in tuple_lengths]
     return replaced_forward(blocks, forwards)
@@ -86,9 +91,10 @@ def skipped(
 def _return_state(
     tuple_length: int | None, *args: object, **kwargs: object
 ) -> Tensor | tuple[Tensor | None, ...]:
-    """Return the state that a block was given, in the form in which the block returns one.
+    """Stand in for the forward pass of a skipped block: return the state that it is given.
 
-    In a tuple the state comes first, and None stands for what else the block returns.
+    With a `tuple_length`, the state is the first member of a tuple of that length, whose other
+    members, such as attention weights, are None.
     """
     state = state_in(args, kwargs)
     if tuple_length is None:
@@ -98,9 +104,9 @@ def _return_state(
 
 @contextlib.contextmanager
 def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let no hook of these blocks run, such as one that adds a steering vector.
+    """Take the forward hooks off these blocks while the context is open.
 
-    Hooks of modules inside the blocks still run.
+    Such a hook may, for example, add a steering vector. Hooks of modules inside the blocks stay.
     """
     hook_attributes = ("_forward_hooks", "_forward_pre_hooks")
     earlier_hooks = []
@@ -118,9 +124,10 @@ def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_text_per_row() -> Iterator[None]:
-    """Let no pass of transformers look for several texts in a row.
+    """Let transformers take each row for one text while the context is open.
 
-    The search would wait for the device.
+    Otherwise it searches each row's positions for several packed texts, which waits for the GPU.
+    Its search function is replaced by one that finds none.
     """
     from transformers import masking_utils  # imports torch's compiler, which takes a second
 
@@ -131,17 +138,18 @@ def one_text_per_row() -> Iterator[None]:
         yield
     finally:
         with _changing:
-            # Contexts of several threads may close in any order: the last one that closes takes
-            # out the function that the first one found.
+            # Contexts of several threads may close in any order. Only the last one puts back the
+            # original, which is the first of the list; the others had found a replacement.
             original = _replaced_functions.pop()
             if not _replaced_functions:
                 masking_utils.find_packed_sequence_indices = original
 
 
 def recomputed_in_backward(forward: Callable[..., object]) -> Callable[..., object]:
-    """Return a forward pass that keeps no states for the backward pass, which runs it again.
+    """Return a forward pass with gradient checkpointing.
 
-    It must not draw random numbers, since the second run would draw others.
+    It keeps no intermediate states; the backward pass runs `forward` again instead. `forward` must
+    not draw random numbers, since the second run would draw others.
     """
 
     @functools.wraps(forward)
@@ -156,9 +164,10 @@ def recomputed_in_backward(forward: Callable[..., object]) -> Callable[..., obje
 
 @contextlib.contextmanager
 def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
-    """End the pass where it leaves a module, or enters it; what was captured stays.
+    """End a forward pass early: after a module has run, or, if `entering`, before it runs.
 
-    The code after the pass, inside of the context, does not run either.
+    The pass raises an exception that this context catches. So the statements of the `with` block
+    that follow the pass do not run either, and the pass returns nothing.
     """
     if entering:
         handle = module.register_forward_pre_hook(_end_pass)
@@ -174,11 +183,15 @@ def _end_pass(*_: object) -> NoReturn:
 
 
 def replaced_input(block: nn.Module, state: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Let a block read this state in place of the one that it is given."""
+    """Return a context in which a block reads `state` instead of the state that it is given.
+
+    It is the handle of a hook: leaving the context removes the hook.
+    """
 
     def replace(
         _: nn.Module, args: Arguments, kwargs: NamedArguments
     ) -> tuple[Arguments, NamedArguments]:
+        """Return the block's arguments with `state` in the place of its own state, as a hook."""
         if args:
             return (state, *args[1:]), kwargs
         return args, kwargs | {_name_of_state(kwargs): state}
@@ -187,16 +200,20 @@ def replaced_input(block: nn.Module, state: Tensor) -> contextlib.AbstractContex
 
 
 def state_in(args: Arguments, kwargs: NamedArguments) -> Tensor:
-    """Return the state among the arguments of a module: the first one."""
+    """Return the hidden state among the arguments with which a module is called.
+
+    It is the first positional argument. Without any it is the keyword argument `hidden_states`,
+    or else the first keyword argument.
+    """
     if args:
         return cast(Tensor, args[0])
     return cast(Tensor, kwargs[_name_of_state(kwargs)])
 
 
 def _name_of_state(kwargs: NamedArguments) -> str:
-    """Return the name under which a block is given the state, by convention hidden_states.
+    """Return the name of the keyword argument that holds a block's hidden state.
 
-    Without that name, it is the first argument.
+    By convention it is "hidden_states". Without that argument it is the first one.
     """
     if STATE_ARGUMENT in kwargs:
         return STATE_ARGUMENT

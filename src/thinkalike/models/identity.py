@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinkalike.models.description import Description, Trait, bytes_of
 from thinkalike.models.module_facts import relative_error, sample_tokens
-from thinkalike.models.survey import passing
+from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.models.traits import described_traits
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ MULTIPLICATIONS = 2**36
 
 
 def sample_digest(model: FrozenModel) -> str:
-    """Return the SHA-256 of what a model gives for fixed tokens, as 16 hexadecimal digits.
+    """Return a hash of what a model computes for fixed tokens.
 
-    It is of the bits of the output for two short rows, and of the states after the last block for
-    a row as long as `LONG_ROW`, the context or the size of the model allows. One thread computes
-    them: sums of several threads round differently.
+    It is the first 16 hexadecimal digits of a SHA-256 over the bits of the last states for one
+    long row and of the output for two short rows. A single thread computes these, since sums of
+    several threads round differently.
     """
-    threads = torch.get_num_threads()
+    n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         outputs = _sample_outputs(model, model.context)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(n_threads)
     digest = hashlib.sha256()
     for output in outputs:
         digest.update(bytes_of(output))
@@ -46,10 +46,11 @@ def sample_digest(model: FrozenModel) -> str:
 
 
 def output_distance(first: FrozenModel, second: FrozenModel) -> float:
-    """Return the largest difference of what two models of one shape give for fixed tokens.
+    """Return how much two models of the same shape differ in what they compute for fixed tokens.
 
-    It is the larger one of their last states and of their outputs, each relative to the largest
-    absolute entry of what the first model gives. The outputs must have the same shape.
+    For a tensor x of the first model and y of the second one, the difference is max |y - x| /
+    max |x|. The larger difference of two is returned: that of the states after the last block, and
+    that of the outputs.
     """
     context = min(first.context, second.context)
     first_outputs = _sample_outputs(first, context)
@@ -65,17 +66,19 @@ def output_distance(first: FrozenModel, second: FrozenModel) -> float:
 def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
     """Return the states after the last block for one long row, and the output for two short ones.
 
-    The tokens of the rows are the same each time.
+    The token ids are the same in each call. The long row has at most LONG_ROW tokens, or fewer for
+    a large model.
 
     Args:
         model: The model.
         context: How many tokens a row has at most.
     """
-    affordable = MULTIPLICATIONS // max(model.parameters(), 1)  # one for each weight and token
-    longest = min(LONG_ROW, max(affordable, SHORT_ROW))
+    # A pass takes one multiplication for each weight and token.
+    affordable_tokens = MULTIPLICATIONS // max(model.parameters(), 1)
+    longest = min(LONG_ROW, max(affordable_tokens, SHORT_ROW))
     long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
     short_rows = sample_tokens(model.vocabulary, context)
-    with passing(model.name):
+    with explaining_pass_errors(model.name):
         return model.head(long_row, model.n_layers - 1), model.full(short_rows)
 
 
@@ -95,21 +98,22 @@ class Identity(NamedTuple):
 
 
 def identity_of(model: FrozenModel) -> Identity:
-    """Return the identity of a model in memory.
+    """Return what identifies a model in memory: a hash of its outputs, and its traits.
 
-    What a pass changes, such as the number in which a hook counts its calls or the list to which
-    it appends, is state and identifies nothing. All that stands beside it, such as a factor in the
-    same dictionary, does.
+    A trait is, for example, an attribute of a module, as text. What a pass changes, such as a
+    number in which a hook counts its calls, is not part of the identity. So the traits are
+    described before and after a pass, and then once more without the objects that differ.
     """
-    before = Description(model.module)
-    traits_before = described_traits(model.module, before)
-    digest = sample_digest(model)
-    after = Description(model.module)
-    traits_after = described_traits(model.module, after)
+    before_pass = Description(model.module)
+    traits_before_pass = described_traits(model.module, before_pass)
+    digest = sample_digest(model)  # runs the model
+    after_pass = Description(model.module)
+    traits_after_pass = described_traits(model.module, after_pass)
 
-    steady = Description(model.module, before.changed_by(after))
+    objects_that_change = before_pass.changed_by(after_pass)
+    steady = Description(model.module, objects_that_change)
     traits = described_traits(model.module, steady)
-    # An attribute that a pass adds is state as well.
-    lasting = traits_before.keys() & traits_after.keys()
+    # An attribute that a pass adds or removes is left out as well.
+    lasting = traits_before_pass.keys() & traits_after_pass.keys()
     lasting_traits = sorted((trait, text) for trait, text in traits.items() if trait in lasting)
     return Identity(digest, lasting_traits, steady.is_complete)

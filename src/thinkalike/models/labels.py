@@ -16,20 +16,21 @@ UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 
 def label(config: ModelConfig) -> str:
-    """Return the everyday name of a model, or of its folder or repository.
+    """Return what tables call a model: its everyday name, or that of its folder or repository.
 
-    The revision is part of it if one is asked for.
+    If the setting `model.revision` is given, it follows after an "@".
     """
     if config.revision:
         return f"{config.called}@{config.revision}"
     return config.called
 
 
-def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
-    """Return the labels of models, in their order.
+def distinct_labels(configs: Sequence[ModelConfig]) -> list[str]:
+    """Return a label for each model, so that different models have different labels.
 
-    Where different models would share a label, the label of each is followed by the settings or
-    the path in which it differs, such as "gpt2[dtype=bfloat16]". Equal models share a label.
+    A label is the everyday name. If different models have the same one, each gets the settings or
+    the path in which it differs in brackets, such as "gpt2[dtype=bfloat16]". Equal models share a
+    label.
     """
     labels = []
     for config in configs:
@@ -39,31 +40,35 @@ def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
 
 
 def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
-    """Return the names of models and recordings in tables, in their order.
+    """Return the names that tables give to models and recordings, in the same order.
 
-    A recording is named after its file. If two sides then share a name, each recording is named by
-    as much of the end of its path as tells all recordings apart.
+    A recording is a file or an array of states, and is named after its file. If two names are then
+    equal, each file is named by the end of its path, as long as is needed to tell all files apart.
 
     Args:
         sides: Models, the paths of recordings, or recordings in memory.
     """
-    labels = iter(told_apart([side for side in sides if isinstance(side, ModelConfig)]))
+    models = [side for side in sides if isinstance(side, ModelConfig)]
+    labels_of_models = iter(distinct_labels(models))
     names = []
     for side in sides:
-        names.append(next(labels) if isinstance(side, ModelConfig) else recording_name(side))
+        if isinstance(side, ModelConfig):
+            names.append(next(labels_of_models))
+        else:
+            names.append(recording_name(side))
     if len(set(names)) == len(names):
         return names
-    shortest = _shortest_distinct_paths({Path(side) for side in sides if isinstance(side, str)})
+    end_of_path = _shortest_distinct_paths({Path(side) for side in sides if isinstance(side, str)})
     for index, side in enumerate(sides):
         if isinstance(side, str):
-            names[index] = shortest[Path(side)]
+            names[index] = end_of_path[Path(side)]
     return names
 
 
 def recording_name(recording: str | RecordedArrays) -> str:
-    """Return what tables call recorded states.
+    """Return the name of recorded states in tables.
 
-    It is their file without its ending, or the name of arrays in memory.
+    It is the name of their file without its suffix, or the name that arrays in memory were given.
     """
     if isinstance(recording, RecordedArrays):
         return recording.name
@@ -71,25 +76,33 @@ def recording_name(recording: str | RecordedArrays) -> str:
 
 
 def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) -> str:
-    """Return a label with the settings in brackets in which a model differs from its namesakes."""
+    """Return a model's label, with the settings in brackets in which it differs from namesakes.
+
+    Without any difference it is the label alone. A model without an everyday name is called by the
+    end of its path instead.
+
+    Args:
+        config: The configuration of the model.
+        namesakes: All models with the same label, this one included.
+    """
     distinguishing = {}
     for name, value in vars(config).items():
         differs = any(_setting(namesake, name, value) != value for namesake in namesakes)
-        is_without_head = name == "head" and value is None  # a site without heads says enough
+        is_without_head = name == "head" and value is None  # the setting `site` says enough then
         if differs and name not in UNNAMED_SETTINGS and not is_without_head:
             distinguishing[name] = str(value)
-    # Of models in memory only the digests of their weights differ, which say nothing to a reader.
+    # A model in memory has a digest in the place of a path, which says nothing to a reader.
     if isinstance(config, LoadedModelConfig):
         distinguishing.pop("path", None)
 
     title = label(config)
     if "path" in distinguishing and all(_path_or_digest(namesake) for namesake in namesakes):
         paths = {Path(os.path.abspath(_path_or_digest(namesake))) for namesake in namesakes}
-        shortest = _shortest_distinct_paths(paths)
-        path = shortest[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
-        distinguishing["path"] = path
-        # Models without an everyday name are called by their paths alone.
-        if all(namesake.name == "local" for namesake in namesakes):
+        end_of_path = _shortest_distinct_paths(paths)
+        own_path = Path(os.path.abspath(str(config.path)))
+        distinguishing["path"] = end_of_path[own_path].removesuffix(".gguf")
+        have_no_everyday_name = all(namesake.name == "local" for namesake in namesakes)
+        if have_no_everyday_name:
             title = distinguishing.pop("path")
     if not distinguishing:
         return title
@@ -98,9 +111,9 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
 
 
 def _setting(config: ModelConfig, name: str, default: object) -> object:
-    """Return a setting of a model, or the default if it has no such setting.
+    """Return a setting of a model, or `default` if its configuration has no such setting.
 
-    The digest of its weights stands for the path of a model in memory.
+    For the setting "path" of a model in memory, the digest of the model is returned instead.
     """
     if name == "path" and isinstance(config, LoadedModelConfig):
         return config.digest
@@ -115,14 +128,11 @@ def _path_or_digest(config: ModelConfig) -> str:
 
 
 def _shortest_distinct_paths(paths: Collection[Path]) -> dict[Path, str]:
-    """Return the end of each path: as many of its last components as tell all of them apart.
+    """Return for each path its last n components, for the smallest n at which all ends differ.
 
-    All ends have the same number of components, at least one.
-
-    Args:
-        paths: Different paths.
+    The paths must be different ones.
     """
-    count = 1
-    while len({path.parts[-count:] for path in paths}) < len(paths):
-        count += 1
-    return {path: "/".join(path.parts[-count:]) for path in paths}
+    n_components = 1
+    while len({path.parts[-n_components:] for path in paths}) < len(paths):
+        n_components += 1
+    return {path: "/".join(path.parts[-n_components:]) for path in paths}

@@ -21,9 +21,10 @@ def check_stitchable(
     """Refuse models and layers that cannot be stitched, as far as is known without weights.
 
     Args:
-        source, target: The models.
-        layers: "same", "all", or a list of pairs, or of layers that are paired with themselves.
-        asked: The command or measure that stitches them, for the error.
+        source, target: The configurations of the two models.
+        layers: The setting `layers=`: "same" (each layer with that of the same number), "all"
+            (all pairs), or a list whose entries are pairs, or single layers n for the pair (n, n).
+        asked: The command or measure that was asked for, for the error.
 
     Raises:
         ModelError: A model predicts no next token.
@@ -39,9 +40,9 @@ def check_stitchable(
 
 
 def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerChoice) -> None:
-    """Raise a ConfigError for layers that do not exist, before any weights are loaded.
+    """Raise a ConfigError if `layers` names a layer that does not exist; no weights are loaded.
 
-    Models whose configuration does not tell their depth are not checked.
+    Nothing is checked if the configuration of either model does not tell its depth.
     """
     source_layers = outline(source).layers
     target_layers = outline(target).layers
@@ -52,11 +53,12 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerCho
 def pairs_of_layers(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means, each once, in order.
+    """Return the pairs (source layer, target layer) that the setting `layers=` means, each once.
 
     Args:
-        layers: "same", "all", or a list of pairs, or of layers that are paired with themselves.
-        source_layers, target_layers: How many layers the models have.
+        layers: "same" (each layer with that of the same number), "all" (all pairs), or a list
+            whose entries are pairs, or single layers n for the pair (n, n).
+        source_layers, target_layers: How many layers the two models have.
 
     Raises:
         ConfigError: A layer does not exist.
@@ -81,28 +83,38 @@ def pairs_of_layers(
 
 
 def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return pairs of layers of equal relative depth, from the first to the last.
+    """Return `count` pairs (source layer, target layer) of equal relative depth.
 
-    There are `count` of them, or as many as the shallower model has layers. A single pair is of
-    the first layers.
+    They are evenly spaced from the first layers to the last ones. There are no more pairs than
+    the shallower model has layers. A single pair is that of the first layers, (0, 0).
+
+    Args:
+        count: The number of pairs.
+        source_layers, target_layers: How many layers the two models have.
     """
     count = min(count, source_layers, target_layers)
     pairs = []
     for index in range(count):
-        depth = index / max(count - 1, 1)  # from 0 to 1
-        pairs.append((round(depth * (source_layers - 1)), round(depth * (target_layers - 1))))
+        relative_depth = index / max(count - 1, 1)  # from 0 to 1
+        source = round(relative_depth * (source_layers - 1))
+        target = round(relative_depth * (target_layers - 1))
+        pairs.append((source, target))
     return pairs
 
 
 def layers_of_sides(
     layers: LayerChoice, source_layers: int, target_layers: int, *, itself: bool
 ) -> list[list[int]]:
-    """Return the sorted layers of the source and those of the target in the pairs of `layers=`.
+    """Return [layers of the source, layers of the target] that occur in the pairs of `layers=`.
+
+    Each list is sorted and has no layer twice.
 
     Args:
-        layers: "same", "all", or a list of pairs, or of layers that are paired with themselves.
-        source_layers, target_layers: How many layers the models have.
-        itself: Whether a model is compared with itself. Then both sides have the layers of both.
+        layers: "same" (each layer with that of the same number), "all" (all pairs), or a list
+            whose entries are pairs, or single layers n for the pair (n, n).
+        source_layers, target_layers: How many layers the two models have.
+        itself: Whether a model is compared with itself. Then both lists have the layers of both
+            sides.
     """
     pairs = pairs_of_layers(layers, source_layers, target_layers)
     sources = {source for source, _ in pairs}

@@ -42,7 +42,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
 )
 from thinkalike.models.precision import cast_weights
-from thinkalike.models.survey import passing
+from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -124,15 +124,16 @@ def _checked_model(
     tokenizer: PreTrainedTokenizerBase | None,
     name: str | None,
 ) -> _Live:
-    """Return a model in memory without its bridge, with its tokenizer and its name.
+    """Check that a model in memory and its tokenizer can be loaded, and return both with a name.
 
-    A bridge is recognised by the name of its class, since importing it takes seconds. Its
-    tokenizer and name are used where none is given.
+    A TransformerBridge is replaced by a copy of the model that it wraps, and its own tokenizer and
+    name are used if none are given. It is recognised by the name of its class, since importing
+    the class takes seconds.
 
     Raises:
-        TypeError: It is no model of transformers, PEFT or TransformerLens, or its tokenizer is
-            missing or none.
-        ModelError: Its tokenizer has dropout.
+        TypeError: `module` is no model of transformers, PEFT or TransformerLens, or `tokenizer`
+            is missing or is no tokenizer.
+        ModelError: The tokenizer has dropout.
     """
     from transformers import PreTrainedModel
 
@@ -164,20 +165,24 @@ def _checked_model(
 
 
 def _check_applicable(settings: Mapping[str, object]) -> None:
-    """Raise a ConfigError for a setting that says where weights are."""
-    applicable = set()
+    """Raise a ConfigError for a setting that has no meaning for a model in memory.
+
+    Such a setting is one that says where weights are read from. `settings` has the values of the
+    settings of `model=` by name.
+    """
+    applicable_names = set()
     for setting in fields(model_settings()):
         if declared_of(setting).in_memory:
-            applicable.add(setting.name)
-    for name in settings.keys() - applicable:
+            applicable_names.add(setting.name)
+    for name in settings.keys() - applicable_names:
         raise ConfigError(f"model.{name} does not apply to a model passed in memory; leave it out")
 
 
 def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
-    """Return the configuration of a model in memory.
+    """Return the configuration of a model in memory with these settings.
 
-    It keeps its dtype and device by default. Its name is the given one, or that of the folder or
-    repository that it was read from, or else that of its class.
+    By default the model keeps its dtype and device. Its name is the one that was given, or else
+    that of the folder or repository that it was read from, or else that of its class.
     """
     embedding = embedding_of(live.module)
     name = live.name
@@ -195,17 +200,17 @@ def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
 def _copy_on_device(
     live: _Live, config: ModelConfig, device: torch.device, casts: bool
 ) -> PreTrainedModel:
-    """Return a copy of a model in memory on a device.
+    """Return a copy of a model in memory on a device, with its adapter merged if it has one.
 
     Args:
-        live: The model.
-        config: Its configuration.
-        device: The device.
-        casts: Whether the copy has the dtype of the configuration. Else each weight keeps its own:
-            some may be in float32 on purpose.
+        live: The model in memory.
+        config: The configuration of the model.
+        device: The device of the copy.
+        casts: Whether weights are cast to the dtype of the configuration. Else each weight keeps
+            its own dtype: some may be in float32 on purpose.
     """
     if live.is_bridge:
-        copy = live.module  # it is a copy already
+        copy = live.module  # which is a copy of what the bridge wraps
     elif live.is_adapted:
         from thinkalike.models.adapters import live_adapter
 
@@ -224,7 +229,20 @@ def _frozen_copy(
     family: Family,
     device: torch.device,
 ) -> FrozenModel:
-    """Return a copy of a model in memory as a FrozenModel, or of the part that has its states."""
+    """Return a FrozenModel that runs a copy of a model in memory.
+
+    If the model's head is not read, it runs only the part with the states.
+
+    Args:
+        live: The model in memory, whose tokenizer is copied here.
+        copy: The copy of the model.
+        config: The configuration of the model.
+        family: The family of the model.
+        device: The device of states and logits.
+
+    Raises:
+        ModelError: The tokenizer does not fit, or the copy cannot be cut at its blocks.
+    """
     from thinkalike.models.readers import part_with_states
 
     module = copy
@@ -242,16 +260,17 @@ def _frozen_copy(
 
 
 def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
-    """Return what a model in memory gives for sample tokens in evaluation, (b, t, v).
+    """Return the output of a model in memory for sample tokens, (b, t, v), in evaluation mode.
 
-    The model stays as it is: each of its modules is set back to training if it was in it.
+    Afterwards each of its modules is in the mode, training or evaluation, in which it was before.
+    `name` is the model's name in errors.
     """
     embedding = embedding_of(module)
     # The same tokens as in `_check_copy`.
     tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     was_training = {submodule: submodule.training for submodule in module.modules()}
     try:
-        with torch.no_grad(), passing(name):
+        with torch.no_grad(), explaining_pass_errors(name):
             output = module.eval()(tokens.to(embedding.device))
             return first_tensor(output).clone()
     finally:
@@ -260,7 +279,12 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
 
 
 def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
-    """Raise a ModelError unless the copy of a model in memory gives what the model itself does."""
+    """Raise a ModelError unless a copy of a model gives the output of the model itself.
+
+    Args:
+        model: The copy.
+        expected: The output of the original for the same sample tokens, (b, t, v).
+    """
     vocabulary = len(embedding_of(model.module))
     tokens = sample_tokens(vocabulary, longest_row(model.module) or DEFAULT_CONTEXT)
     error = relative_error(model.full(tokens).to(expected), expected)
@@ -273,7 +297,10 @@ def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
 
 
 def _runs_code_of_user(module: nn.Module) -> bool:
-    """Return whether a module inside has a class, an attribute or a hook of the user's own."""
+    """Return whether a model runs code of its user: in a class, an attribute or a hook.
+
+    All of its submodules are looked at.
+    """
     for submodule in module.modules():
         hooks = [hook for name in HOOKS for hook in getattr(submodule, name).values()]
         if runs_code_of_user(submodule) or any(map(is_of_user, hooks)):
@@ -283,36 +310,38 @@ def _runs_code_of_user(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _without_weights(module: nn.Module) -> Iterator[None]:
-    """Let all weights of a module be zero while this is open.
+    """Set all weights of a model to zero while the context is open.
 
-    What a copy gives meanwhile shows whether it computes with the weights of the original, which
-    code of a user may hold where `copied` cannot look, such as in an object or a weak reference.
-    Weights of a class of their own, such as packed ones, stay as they are.
+    If the output of a copy changes meanwhile, the copy computes with the weights of the original:
+    code of a user may hold them where copying does not look, such as in a weak reference. Weights
+    of a class of their own, such as packed ones, and tensors of inference mode keep their values.
     """
-    weights = []
+    weights_with_values = []
     for weight in module.parameters():
         if type(weight) is nn.Parameter and not weight.is_inference():
-            weights.append((weight, weight.data))
+            weights_with_values.append((weight, weight.data))
     try:
-        for weight, data in weights:
-            weight.data = data.new_zeros(()).expand(data.shape)  # which takes no memory
+        for weight, values in weights_with_values:
+            one_zero = values.new_zeros(())
+            weight.data = one_zero.expand(values.shape)  # takes no memory
         yield
     finally:
-        for weight, data in weights:
-            weight.data = data
+        for weight, values in weights_with_values:
+            weight.data = values
 
 
 def _family_of(module: PreTrainedModel) -> Family:
-    """Return the family of a model in memory by what its class predicts.
+    """Return the family of a model in memory: what it predicts, and where its blocks are.
 
-    A class that is not known has the family of its body.
+    Its class decides, or a base class. If transformers knows none of these, the family is that of
+    the model without its head.
 
     Raises:
         ModelError: No class of transformers reads the architecture.
     """
-    if not hasattr(module, "config"):  # TransformerLens's own classes have none
+    if not hasattr(module, "config"):  # a model of TransformerLens's own classes
         return FAMILIES["native"]
-    # A subclass predicts what the class of transformers does.
+    # A subclass of a class of transformers predicts the same.
     class_names = [base.__name__ for base in type(module).__mro__]
     if not is_known(str(module.config.model_type), class_names):
         class_names = [type(module.base_model).__name__]
@@ -372,9 +401,9 @@ def check_tokenizer(
 
 
 def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a folder, or of a repository that was downloaded.
+    """Return the tokenizer in a folder or in a downloaded repository, or None.
 
-    None means that there is none that can be read without the hub.
+    None means that none can be read without asking the hub, or that it is damaged.
     """
     from transformers import AutoTokenizer
 
@@ -385,5 +414,5 @@ def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
         if file.is_file():
             check_growth(file)
         return AutoTokenizer.from_pretrained(place, local_files_only=True)
-    except Exception:  # of a library that reads whatever is there
+    except Exception:  # the library raises any, for files of any content
         return None

@@ -26,7 +26,7 @@ from thinkalike.models.families import (
     stated_quantization,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.labels import label, told_apart
+from thinkalike.models.labels import distinct_labels, label
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.minis import mini_tokenizer, read_mini
 from thinkalike.models.model_config import configured
@@ -54,10 +54,9 @@ Source = TypeVar("Source", bound=HasName)
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
-    """Load several models, each different one once, under labels that tell them apart.
+    """Load several models under names that tell them apart, and return them in the same order.
 
-    The models come in the order of their configurations. Equal configurations give the same
-    object.
+    Equal configurations are loaded once and give the same object.
     """
     return load_groups([configs], load_model)[0]
 
@@ -65,21 +64,22 @@ def load_models(*configs: ModelConfig) -> list[FrozenModel]:
 def load_groups(
     groups: Sequence[Sequence[ModelConfig]], load: Callable[[ModelConfig, str], Source]
 ) -> list[list[Source]]:
-    """Load the models of several groups, each different one once.
+    """Load the models of several groups, such as the two sides of a comparison, each model once.
 
-    Labels tell those of a group apart. Models that differ in their sites alone share their
-    weights.
+    Names tell the models of a group apart. Models that differ only in the hook points at which
+    states are taken share their weights.
 
     Args:
         groups: The configurations of each group.
-        load: Loads one of them under a name, as `load_model` does.
+        load: Loads the model of a configuration under a name, as `load_model` does.
 
     Returns:
-        What was loaded, in the groups and the order of the configurations.
+        For each group its models, in the order of the configurations.
     """
-    loaded: list[tuple[ModelConfig, Source]] = []
+    loaded: list[tuple[ModelConfig, Source]] = []  # what was loaded so far
 
     def find_or_load(config: ModelConfig, name: str) -> Source:
+        """Return the model of a configuration, from memory if it was loaded under this name."""
         for earlier_config, source in loaded:
             if earlier_config == config and source.name == name:
                 return source
@@ -88,7 +88,10 @@ def load_groups(
         return source
 
     def find_at_other_sites(config: ModelConfig, name: str) -> Source | None:
-        """Return a model whose weights are in memory already, at other sites."""
+        """Return the model with the weights of one that is loaded, or None.
+
+        A loaded model serves if its configuration differs only in the hook points.
+        """
         for earlier_config, source in loaded:
             if not isinstance(source, FrozenModel):
                 continue
@@ -99,7 +102,7 @@ def load_groups(
 
     loaded_groups = []
     for group in groups:
-        names = told_apart(group)
+        names = distinct_labels(group)
         loaded_groups.append(
             [find_or_load(config, name) for config, name in zip(group, names, strict=True)]
         )
@@ -162,17 +165,17 @@ def load_model(
 
 
 def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
-    """Load a checkpoint of the hub, of a folder or of a file, with the adapter on it if it is one.
+    """Load a model from the hub, a folder or a file; an adapter is put on its base.
 
     Raises:
-        ConfigError: A setting has no effect on its family.
-        ModelError: It cannot be read, is quantised already where `model.quantization` is set, or
-            fails a check.
+        ConfigError: A setting has no effect on models of this family.
+        ModelError: The checkpoint cannot be read, is already quantised although
+            `model.quantization` is set, or fails a check.
     """
     device = torch.device(pick_device(config.device))
     dtype = getattr(torch, config.dtype)
     base = base_of(config)
-    source = base or config  # whose weights are read
+    source = base or config  # the model whose weights are read
     adapter = named_folder(config) if base else None
     with reached(source) as (place, revision):
         if named_folder(source) is None:
@@ -189,7 +192,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
                 f"model.quantization={config.quantization}"
             )
         checkpoint = _read(source, family, place, device, dtype, adapter)
-        # Of a GGUF file the reader has told the types of its tensors.
+        # For a GGUF file, the reader has filled this in from the types of the tensors.
         if not checkpoint.quantization:
             checkpoint = checkpoint._replace(quantization=quantization)
     device_of_states = _device_of_states(checkpoint.module, device)
@@ -206,18 +209,19 @@ def _read(
     dtype: torch.dtype,
     adapter: Path | None,
 ) -> Checkpoint:
-    """Read a checkpoint by the reader of its family.
+    """Read a checkpoint in the format of its family: of transformers, TransformerLens, or a mini.
+
+    Minis are the bundled models.
 
     Args:
         config: The configuration of the model, or of the base of an adapter.
-        family: Its family.
-        place: Its folder, file or repository.
-        device: Where its weights are to be.
-        dtype: The dtype of its weights.
-        adapter: The folder of an adapter that changes it; None: there is none.
+        family: The family of the model, which names the format.
+        place: The folder, file or repository of the checkpoint.
+        device, dtype: Where weights go, and in which dtype.
+        adapter: The folder of an adapter that changes the model; None: there is none.
 
     Raises:
-        ModelError: It cannot be read, or its family takes no adapters.
+        ModelError: The checkpoint cannot be read, or its family takes no adapters.
     """
     if adapter and family.reader != "transformers":
         raise ModelError(
@@ -234,10 +238,10 @@ def _read(
 
 
 def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.device:
-    """Return the device that has the states and logits of a module.
+    """Return the device on which states and logits of a loaded model are handed out.
 
-    If `model.device_map` spreads the module over devices, it is the first one that is neither the
-    CPU nor the disk, or else the CPU.
+    It is `device`. If accelerate has spread the model over several devices, it is the first of
+    these that is neither the CPU nor the disk, or else the CPU.
     """
     device_map = getattr(module, "hf_device_map", None)
     if device_map is None:
@@ -250,19 +254,19 @@ def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.de
 
 @isolated()
 def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer without the weights of a model, where that is possible.
+    """Load a tokenizer without the weights of its model.
 
-    Only of a model in TransformerLens's old layout the weights are loaded as well.
+    The exception is a model in TransformerLens's old layout, which is loaded as a whole.
 
     Args:
-        name: The folder of a tokenizer, by its path from the folder `beside`, or the name, folder
-            or repository of a model.
-        beside: A folder.
+        name: The path of a tokenizer's folder, relative to `beside`, or the name, folder or
+            repository of a model.
+        beside: A folder from which `name` may lead to a tokenizer.
 
     Raises:
         ModelError: There is no tokenizer that can be read.
     """
-    # A folder of a tokenizer alone has no config.json.
+    # A folder with a tokenizer alone has no config.json.
     folder = beside / name
     is_model = (folder / "config.json").is_file()
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)

@@ -20,10 +20,11 @@ TAKE_LESS = (
 
 @contextlib.contextmanager
 def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
-    """Turn errors of the libraries that load models into a ModelError or a ResourceError.
+    """Turn errors of libraries that load a model into a ModelError that says what failed.
 
-    Exhausted memory becomes a ResourceError. Errors of this package pass as they are, and so does
-    what ends the process, such as KeyboardInterrupt.
+    Exhausted memory becomes a ResourceError. Errors of this package, and exceptions that end the
+    process such as KeyboardInterrupt, are raised as they are. The libraries are also kept from
+    writing to the screen.
 
     Args:
         config: The configuration of the model that is loaded while the context is open.
@@ -34,7 +35,8 @@ def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
     except ThinkalikeError:
         raise
     except BaseException as error:
-        # A hook of a model in memory may raise SystemExit, which is no reason to end the process.
+        # A hook of a model in memory may raise SystemExit, which should not end the process. A
+        # panic of a library in Rust is no `Exception` either.
         if not (isinstance(error, Exception | SystemExit) or panicked(error)):
             raise
         from thinkalike.memory import out_of_memory_error  # imports torch
@@ -62,9 +64,10 @@ def _with_class(error: BaseException) -> str:
 
 
 def _quieten() -> None:
-    """Keep the libraries from writing to the screen: only a job's own output belongs there.
+    """Keep transformers and huggingface_hub from writing to the screen.
 
-    Variables of the environment that the user has set win.
+    Only a job's own output belongs there. Environment variables that the user has set are left as
+    they are.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars
@@ -77,7 +80,7 @@ def _quieten() -> None:
         loaded.set_verbosity_error()
         loaded.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # Else transformers asks the hub to convert .bin files.
+    # Otherwise transformers asks the hub to convert .bin files.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         disable_progress_bars()

@@ -33,10 +33,12 @@ class MetaModel(NamedTuple):
 
 
 def meta_model(config_json: Mapping[str, object]) -> MetaModel:
-    """Return the model that a config.json describes, in evaluation and without weights.
+    """Build the model that a config.json describes on the meta device, where it has no weights.
+
+    It is in evaluation mode.
 
     Raises:
-        Exception: Whatever the libraries raise for sizes that they do not know.
+        Exception: Whatever the libraries raise for settings that they do not know.
     """
     if "architecture" in config_json:
         return _meta_native(cast(Mapping[str, object], config_json["architecture"]))
@@ -49,7 +51,7 @@ def meta_model(config_json: Mapping[str, object]) -> MetaModel:
     settings = {name: value for name, value in config_json.items() if name != "model_type"}
     config = transformers.AutoConfig.for_model(model_type, **settings)
     reading_class = getattr(transformers, family.reading_class)
-    # An Auto class has `from_config`, and a class itself `_from_config`.
+    # Auto classes have `from_config`, and the classes of architectures `_from_config`.
     build = getattr(reading_class, "from_config", None) or reading_class._from_config
     with torch.device("meta"):
         module = build(config)
@@ -58,12 +60,16 @@ def meta_model(config_json: Mapping[str, object]) -> MetaModel:
 
 
 def _meta_native(architecture: Mapping[str, object]) -> MetaModel:
-    """Return a model of TransformerLens's own classes, as a mini's config.json describes it."""
+    """Build a model of TransformerLens's own classes on the meta device, without weights.
+
+    Args:
+        architecture: The sizes, from the section "architecture" of a bundled model's config.json.
+    """
     from transformer_lens.model_bridge import TransformerBridge
 
     with torch.device("meta"):
         bridge = TransformerBridge.boot_native(
             dict(architecture), device="meta", dtype=torch.float32
         )
-    module = without_hooks(bridge.original_model)  # as a job reads it
+    module = without_hooks(bridge.original_model)  # as when a job loads such a model
     return MetaModel(module.eval(), "layers", bridge.original_model.cfg.n_ctx)

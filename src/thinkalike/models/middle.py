@@ -12,7 +12,7 @@ from thinkalike.config.parts import MIDDLE
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.hooks import Arguments, alone, ended_at
+from thinkalike.models.hooks import Arguments, ended_at, pass_lock
 from thinkalike.models.module_facts import first_tensor
 from thinkalike.models.proof import prove
 from thinkalike.models.sites import Sites, with_first_tensor
@@ -30,6 +30,10 @@ class MiddleModel(FrozenModel):
     """
 
     def __init__(self, model: FrozenModel, is_proved: bool = False):
+        """Share everything with `model`, and check that it can be cut between attention and MLP.
+
+        With `is_proved`, the module is a copy of one that passed the check, with other weights.
+        """
         vars(self).update(vars(model))
         self.middle_sites = Sites(model, [MIDDLE], None)
         self.sites = self.middle_sites
@@ -45,24 +49,27 @@ class MiddleModel(FrozenModel):
         return super().describe() | {"site": MIDDLE}
 
     def _captured(
-        self, layer: Layer, rows: Sequence[int], states: MutableMapping[Layer, Tensor]
+        self, layer: Layer, batch_shape: Sequence[int], states: MutableMapping[Layer, Tensor]
     ) -> contextlib.AbstractContextManager[object]:
-        """Store the state in the middle of a block, instead of that after it, in every pass.
+        """Return a context in which every pass writes a state to `states[layer]`.
+
+        It is the residual stream between attention and the MLP of block `layer`, or for EMBED the
+        input of block 0.
 
         Args:
             layer: The number of the block, or EMBED.
-            rows: The shape of the states without their width, (b, t).
-            states: Gets the states, (b, t, d), as `states[layer]`.
+            batch_shape: The shape of the states without their width, (b, t).
+            states: Gets the states, (b, t, d). A later pass replaces them.
         """
         if layer == EMBED:
-            return super()._captured(layer, rows, states)
+            return super()._captured(layer, batch_shape, states)
         hook_point = Place(MIDDLE, int(layer))
-        return self.middle_sites.captured(hook_point, layer, rows, states)
+        return self.middle_sites.captured(hook_point, layer, batch_shape, states)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """End a pass in the middle of the last of `count` blocks, where its state is read.
+        """Return a context in which a pass ends inside block `count - 1`, before its MLP.
 
-        0 ends it before the first block.
+        There the state of this block is read. With `count` 0, the pass ends before block 0.
         """
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
@@ -70,10 +77,12 @@ class MiddleModel(FrozenModel):
         return ended_at(module, entering=direction == "input")
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Return the model's output with this state in the middle of block `start` - 1.
+        """Return the output of a pass that goes on from `residual` before the MLP of a block.
 
-        Attention of that block runs as well, and its result is replaced. With `start` = 0, the
-        state is that before the first block.
+        The block is `start - 1`, and `residual` (b, t, d) is the stream between its attention and
+        its MLP. Its attention runs as well, and the result is replaced: either by zeros, so that
+        `residual` as the block's input reaches the MLP, or (where a norm follows attention) by
+        replacing the norm's output. With `start` 0, `residual` is the input of block 0.
         """
         if start == 0:
             return super()._continued(residual, start, mask)
@@ -83,7 +92,7 @@ class MiddleModel(FrozenModel):
         def return_residual(_: nn.Module, args: Arguments, output: object) -> Tensor:
             return residual
 
-        with alone(self.module), contextlib.ExitStack() as hooks:
+        with pass_lock(self.module), contextlib.ExitStack() as hooks:
             if direction == "output":
                 hooks.enter_context(middle.register_forward_hook(return_residual))
             else:
@@ -93,5 +102,6 @@ class MiddleModel(FrozenModel):
 
 
 def _return_zeros(_: nn.Module, args: Arguments, output: object) -> Tensor | tuple[object, ...]:
-    """Return zeros in place of the first tensor that a module returns, as a hook after it."""
-    return with_first_tensor(output, torch.zeros_like(first_tensor(output)))
+    """Replace the first tensor that a module returns by zeros, as a hook after the module."""
+    zeros = torch.zeros_like(first_tensor(output))
+    return with_first_tensor(output, zeros)

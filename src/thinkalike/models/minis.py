@@ -41,15 +41,15 @@ NOTES = ("training", "heldout", "step")
 def build_mini(
     architecture: Mapping[str, object], vocabulary: int, seed: int, family: str = "native"
 ) -> nn.Module:
-    """Build a randomly initialised model, in float32 on the CPU and ready for training.
+    """Build a small model with random weights, in float32 on the CPU and in training mode.
 
-    The same seed gives the same weights whatever the activation.
+    The same seed gives the same weights, whatever the activation function.
 
     Args:
-        architecture: Its sizes, in the names of the family's own configuration class.
+        architecture: The sizes, as arguments of the family's configuration class.
         vocabulary: The number of tokens.
-        seed: The seed of its weights.
-        family: Its family.
+        seed: The seed of the weights.
+        family: The family: "native" for TransformerLens's own classes, or one of transformers.
     """
     known_family = FAMILIES[family]
     if known_family.reader == "transformers":
@@ -70,11 +70,14 @@ def build_mini(
 
 
 def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
-    """Read a folder that `save_mini` wrote for the family `native`.
+    """Read a model of the family `native` (TransformerLens's own classes) from a folder.
+
+    `save_mini` has written the folder. The model is built from its config.json, and the weights
+    are then loaded in the place of the random ones.
 
     Raises:
-        ModelError: Its config.json states a quantisation, or settings with which the module was
-            not built, or weights are stored as whole numbers.
+        ModelError: The config.json states a quantisation, or settings that the built model does
+            not have, or weights are stored as whole numbers.
     """
     from safetensors.torch import load_file
 
@@ -94,10 +97,14 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
 
 
 def _check_entries(config_json: Mapping[str, object], place: str) -> None:
-    """Warn of entries of a config.json that nothing reads of a mini.
+    """Warn if the config.json of a model of the family `native` has entries that nothing reads.
+
+    Args:
+        config_json: The contents of config.json.
+        place: The folder, for messages.
 
     Raises:
-        ModelError: It states a quantisation, which would change what the weights mean.
+        ModelError: It states a quantisation, so that the weights would mean something else.
     """
     if config_json.get("quantization_config"):
         raise ModelError(
@@ -115,10 +122,15 @@ def _check_entries(config_json: Mapping[str, object], place: str) -> None:
 
 
 def _check_built(module: nn.Module, architecture: Mapping[str, object], place: str) -> None:
-    """Raise a ModelError if a mini was built with other settings than its config.json states.
+    """Raise a ModelError if a built model does not have the settings that config.json states.
 
-    TransformerLens passes over settings that it does not know, and replaces empty ones. None
-    stands for a default.
+    TransformerLens ignores settings that it does not know, and replaces empty ones. A setting that
+    is stated as None has the default of TransformerLens, and is not compared.
+
+    Args:
+        module: The model that TransformerLens has built.
+        architecture: The settings by name, from the section "architecture" of config.json.
+        place: The folder, for the message.
     """
     for name, stated in architecture.items():
         used = getattr(module.cfg, name, None)
@@ -130,7 +142,10 @@ def _check_built(module: nn.Module, architecture: Mapping[str, object], place: s
 
 
 def mini_tokenizer(place: str) -> PreTrainedTokenizerFast:
-    """Read the tokenizer of a folder that `save_mini` wrote."""
+    """Read tokenizer.json of a folder that `save_mini` wrote, with one special token for all uses.
+
+    BOS, EOS and padding are the token <|endoftext|>.
+    """
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -141,14 +156,14 @@ def mini_tokenizer(place: str) -> PreTrainedTokenizerFast:
 def train_tokenizer(
     texts: Iterable[str], vocabulary: int, cls_sep: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE that was trained on texts; the same texts give the same one.
+    """Train a byte-level BPE tokenizer on texts; the same texts give the same tokenizer.
 
     Args:
-        texts: What it is trained on.
-        vocabulary: The number of its entries.
-        cls_sep: Whether a text becomes [CLS] text [SEP], as BERT wants it, and begins with a
-            space, so that its first word is like any other. Else one special token is BOS, EOS and
-            padding.
+        texts: The texts.
+        vocabulary: The number of tokens, special ones included.
+        cls_sep: Whether a text becomes [CLS] text [SEP], as for BERT. A space is then put before
+            the text, so that its first word has the same tokens as anywhere else. Otherwise there
+            is one special token, <|endoftext|>, which is BOS, EOS and padding.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -167,11 +182,11 @@ def train_tokenizer(
     )
     bpe.train_from_iterator(texts, trainer)
     if cls_sep:
-        ids_of_marks = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
+        cls_and_sep = [(token, bpe.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
         bpe.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=ids_of_marks,
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",  # ":1" is the token type id of the second text
+            special_tokens=cls_and_sep,
         )
         special_tokens |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens)
@@ -183,13 +198,15 @@ def save_mini(
     tokenizer: PreTrainedTokenizerFast,
     config: Mapping[str, object],
 ) -> None:
-    """Write a mini in half precision.
+    """Write a small model in half precision, with its tokenizer and config.json, to a folder.
 
     Args:
-        folder: Where it is written.
-        module: The model.
-        tokenizer: Its tokenizer.
-        config: Its `architecture`, its `seed` and what else is known of it, for its config.json.
+        folder: The folder, which is made if it does not exist.
+        module: The model, of transformers or of TransformerLens's own classes. It is not changed.
+        tokenizer: The tokenizer of the model.
+        config: The entries of config.json: `architecture`, `seed`, and notes on how the model was
+            made. For a model of transformers, `architecture` is left out, since transformers
+            writes the sizes itself.
     """
     from safetensors.torch import save_file
     from transformers import PreTrainedModel
@@ -200,10 +217,9 @@ def save_mini(
     if isinstance(half, PreTrainedModel):
         half.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        # transformers has written the architecture in its own names; the rest is added to it.
-        written = json.loads((folder / "config.json").read_text())
+        written_by_transformers = json.loads((folder / "config.json").read_text())
         config_json.pop("architecture", None)
-        config_json = written | config_json
+        config_json = written_by_transformers | config_json
     else:
         weights = {
             name: weight.detach().contiguous() for name, weight in half.state_dict().items()

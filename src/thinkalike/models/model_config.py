@@ -14,11 +14,13 @@ from thinkalike.files import is_there
 def configured(
     model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, object]
 ) -> ModelConfig:
-    """Return the configuration that a name, a folder or a configuration stands for.
+    """Return the configuration of the model that a caller names, with some settings changed.
 
     Args:
-        model: The model.
-        settings: Settings of `model=`; dtype and device may be objects of torch.
+        model: A configuration, a path, a model's everyday name, or a repository of the hub. A
+            `str` that is a known name is never taken for a path.
+        settings: Settings of `model=` by name. The values of dtype and device may be text or
+            objects of torch.
     """
     plain_settings = dict(settings)
     for name in ("dtype", "device"):

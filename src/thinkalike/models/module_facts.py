@@ -69,45 +69,45 @@ class Checkpoint(NamedTuple):
 
 
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
-    """Return short rows of random token ids, (rows, t), the same each time.
+    """Return random token ids below `vocabulary`, the same in each call, for a test of a model.
 
-    Args:
-        vocabulary: The ids are below this number.
-        context: The most tokens that the model takes.
-        rows: The number of rows.
-        at_most: The tokens of a row, if the context allows as many.
+    The shape is (rows, t), where t is the smaller of `at_most` and `context`, the most tokens that
+    the model takes.
     """
-    shape = (rows, min(at_most, context))
-    return torch.randint(vocabulary, shape, generator=seeded(0))
+    row_length = min(at_most, context)
+    return torch.randint(vocabulary, (rows, row_length), generator=seeded(0))
 
 
 def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer puts BOS before a text by itself.
+    """Return whether a tokenizer puts its BOS token before a text by itself.
 
-    Llama's and Gemma's do, and GPT-2's does not.
+    Llama's and Gemma's do, and GPT-2's does not. It is tried on the text "a".
     """
     bos = tokenizer.bos_token_id
-    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+    first_ids = list(tokenizer("a")["input_ids"][:1])
+    return bos is not None and first_ids == [bos]
 
 
-def accepted(module: nn.Module) -> list[str]:
+def forward_argument_names(module: nn.Module) -> list[str]:
     """Return the names of the arguments of a module's forward pass, in order.
 
-    `token_type_ids` is left out unless it tells two texts apart: RoBERTa has the argument and
-    one type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
+    `token_type_ids` is left out unless the configuration states at least two types of tokens, as
+    BERT's does for the two texts of a pair. Other models mean something else by the argument:
+    RoBERTa has only one type, Gemma marks images by it, and GPT-2 adds the embedding of a word.
     """
     names = list(inspect.signature(module.forward).parameters)
-    type_count = getattr(getattr(module, "config", None), "type_vocab_size", 0) or 0
+    config = getattr(module, "config", None)
+    type_count = getattr(config, "type_vocab_size", 0) or 0
     if type_count > 1:
         return names
     return [name for name in names if name != "token_type_ids"]
 
 
 def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
-    """Return the configuration of a module, or None for one that has none.
+    """Return the configuration of a module, or None if it has none.
 
-    That of a model of transformers for text and images is the part that is about text. A model of
-    TransformerLens has one of its own class.
+    For a model of transformers that also reads images, it is the section about the text model. A
+    model of TransformerLens keeps its configuration in `cfg`, in a class of its own.
     """
     config = getattr(module, "config", None) or getattr(module, "cfg", None)
     if config is not None and hasattr(config, "get_text_config"):
@@ -116,11 +116,12 @@ def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
 
 
 def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of the padding by which a classifier finds where a text ends.
+    """Return the padding id, by which a classifier finds where a text ends.
 
-    Where the configuration has none, it is given the tokenizer's padding, end of a text or unknown
-    token, in place: without one, classifiers of transformers that need it run on single texts
-    only. None means that none of these tokens has a row in the embedding.
+    Without a padding id in its configuration, a classifier of transformers that needs one runs
+    only on single texts. So if the configuration has none, this function writes one into it: the
+    tokenizer's padding, end-of-text or unknown token, the first of these that has a row in the
+    embedding. None means that none of them has one.
     """
     config = config_of_text_model(module)
     if config.pad_token_id is None:
@@ -133,9 +134,9 @@ def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> in
 
 
 def number_in(config: object, names: Sequence[str]) -> int | None:
-    """Return the first whole number that a configuration has under one of several names.
+    """Return a configuration's entry under the first of `names` that holds a whole number.
 
-    None means that it has none.
+    None means that no entry of these names holds one.
     """
     for name in names:
         number = getattr(config, name, None)
@@ -145,14 +146,10 @@ def number_in(config: object, names: Sequence[str]) -> int | None:
 
 
 def longest_row(module: nn.Module) -> int | None:
-    """Return how many tokens a row can have by the configuration; None where nothing limits it.
-
-    RoBERTa counts positions from one past the number of its padding token, so that the first ones
-    are never used. Some rotary positions are scaled where the longest row of a batch is longer
-    than those of the first training; up to that length a state does not depend on the other rows.
+    """Return how many tokens a row can have by the configuration; None: nothing limits it.
 
     Raises:
-        ModelError: A table of positions has fewer rows than the configuration says.
+        ModelError: A table of position embeddings has fewer rows than the configuration says.
     """
     config = config_of_text_model(module)
     longest = None
@@ -164,31 +161,37 @@ def longest_row(module: nn.Module) -> int | None:
             break
     if longest is None:
         return None
+
+    # LongRoPE scales the positions of all rows of a batch once one row is longer than the rows of
+    # the original training. Up to that length a state does not depend on the other rows.
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+
+    # RoBERTa counts positions from the one after its padding id, so that rows of its table up to
+    # this id are never used.
     for path, submodule in module.named_modules():
-        padding = getattr(submodule, "padding_idx", None)
-        if path.endswith("embeddings.position_embeddings") and padding is not None:
-            return longest - (padding + 1)
+        padding_id = getattr(submodule, "padding_idx", None)
+        if path.endswith("embeddings.position_embeddings") and padding_id is not None:
+            return longest - (padding_id + 1)
     return longest
 
 
 def _check_positions(module: nn.Module, name: str, size: int) -> None:
-    """Raise a ModelError if a table of positions has fewer rows than the configuration says.
+    """Raise a ModelError if a table of position embeddings has too few rows.
 
-    A model with images beside its text is not checked, since a table may be of the parts of an
-    image.
+    A model that also reads images is not checked, since a table may be for the parts of an image.
 
     Args:
-        module: The module.
-        name: The entry of the configuration that has the longest row.
-        size: What it says.
+        module: The model.
+        name: The entry of the configuration that states the longest row, for the message.
+        size: The value of that entry: the rows that a table must have.
     """
     config = config_of_text_model(module)
-    if config is not (getattr(module, "config", None) or getattr(module, "cfg", None)):
+    reads_text_alone = config is (getattr(module, "config", None) or getattr(module, "cfg", None))
+    if not reads_text_alone:
         return
-    # The configuration's own class may call the entry otherwise.
+    # For the message: the name of the entry in config.json, such as GPT-2's n_positions.
     name = getattr(config, "attribute_map", {}).get(name, name)
     tables: list[tuple[str, Tensor]] = list(module.named_buffers())
     for path, submodule in module.named_modules():
@@ -204,14 +207,15 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
 
 
 def entries_of(module: nn.Module, chosen: bool = False) -> dict[str, object]:
-    """Return the entries of a configuration that a pass may read, inner ones as "outer.inner".
+    """Return the entries of a model's configuration that can change its output, by name.
 
-    A module without a configuration has none.
+    An entry of a section has the name "section.entry". A module without a configuration has none.
 
     Args:
-        module: The module, of transformers or, with its settings in `cfg`, of TransformerLens.
-        chosen: Whether those that have the default of the class are left out; so are all of a
-            class without defaults.
+        module: A model of transformers, or one of TransformerLens, whose settings are in `cfg`.
+        chosen: Whether to leave out entries that have the default of the configuration's class.
+            The settings of TransformerLens have no defaults to compare with, so all of them are
+            left out then.
     """
     config = getattr(module, "config", None)
     entries: dict[str, object] = {}
@@ -223,11 +227,10 @@ def entries_of(module: nn.Module, chosen: bool = False) -> dict[str, object]:
 
 
 def known_entries(config: PreTrainedConfig, chosen: bool = False) -> dict[str, object]:
-    """Return the entries of a configuration that its class knows.
+    """Return the entries of a transformers configuration that its class knows.
 
-    Args:
-        config: A configuration of transformers.
-        chosen: Whether defaults of the class are left out.
+    An entry that config.json has beside them is left out, since no code of the class reads it.
+    With `chosen`, entries that have the default of the class are left out, too.
     """
     defaults = type(config)().to_dict()
     entries = {}
@@ -240,9 +243,9 @@ def known_entries(config: PreTrainedConfig, chosen: bool = False) -> dict[str, o
 
 
 def embedding_of(module: nn.Module) -> Tensor:
-    """Return the token embedding, (vocabulary, width): that which the module names, if it does.
+    """Return the weight of the token embedding, (vocabulary, width).
 
-    Otherwise it is the module's first matrix.
+    It is that of `get_input_embeddings()`, or the first matrix of a module without this method.
     """
     with contextlib.suppress(AttributeError, NotImplementedError):
         model = cast("PreTrainedModel", module)
@@ -251,14 +254,14 @@ def embedding_of(module: nn.Module) -> Tensor:
 
 
 def first_tensor(output: object) -> Tensor:
-    """Return the output of a module that returns a tensor, or the first of several."""
+    """Return a module's output if it is a tensor, or else the first member of the sequence."""
     if isinstance(output, Tensor):
         return output
     return cast(Sequence[Tensor], output)[0]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest absolute entry of `expected`.
+    """Return max |actual - expected| / max |expected|, over all entries.
 
     It is NaN if either holds a NaN, and NaN or infinite if `expected` is zero everywhere.
     """
@@ -266,7 +269,11 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of a module and of those inside it that a checkpoint holds, by name."""
+    """Return the buffers that a checkpoint of a module holds, by name.
+
+    Buffers of its submodules are included, and those that are registered as not persistent, which
+    `state_dict()` leaves out, are not.
+    """
     buffers = {}
     for path, submodule in module.named_modules():
         for name, buffer in submodule._buffers.items():
@@ -276,13 +283,13 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_of(module: nn.Module, in_order: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters and persistent buffers as (name, tensor).
+    """Yield all parameters and persistent buffers of a module as (name, tensor).
 
-    Offloaded weights are fetched one module at a time, onto the CPU.
+    Weights that accelerate has offloaded are fetched onto the CPU, one module at a time.
 
     Args:
-        module: The module.
-        in_order: Whether they are sorted by name.
+        module: A model, or a part of one.
+        in_order: Whether to sort by name. Otherwise the order is that of `state_dict()`.
     """
     state = module.state_dict()
     names = sorted(state) if in_order else list(state)

@@ -34,19 +34,19 @@ class Operations:
     output: float
 
     def forward(self, start: int, stop: int, context: int) -> float:
-        """Return the operations for one token of blocks start..stop-1.
+        """Return the floating-point operations for one token in blocks `start` to `stop - 1`.
 
-        Args:
-            start, stop: The first block, and the one after the last.
-            context: The tokens of the row in which the token stands.
+        `context` is the number of tokens in the row of the token: the operations of attention grow
+        with it.
         """
-        return float(sum(self.blocks[start:stop]) + context * sum(self.attention[start:stop]))
+        fixed = sum(self.blocks[start:stop])
+        per_token_of_row = sum(self.attention[start:stop])
+        return float(fixed + context * per_token_of_row)
 
     def full(self, context: int) -> float:
-        """Return the operations of the full pass for one token.
+        """Return the floating-point operations of a full pass, with logits, for one token.
 
-        Args:
-            context: The tokens of the row in which the token stands.
+        `context` is the number of tokens in the row of the token.
         """
         return self.forward(0, len(self.blocks), context) + self.output
 

@@ -51,8 +51,14 @@ class DecodedWeights:
     """
 
     def __init__(self, stored: Weights, settings: Mapping[str, object]) -> None:
+        """Check that weights of this quantisation can be decoded, and compute their shapes.
+
+        Raises:
+            ModelError: They have an unusual number of bits or version, or the files are damaged.
+        """
         self._stored = stored
         self._method = str(settings["quant_method"])
+        # The first format of GPTQ stores each zero point minus 1; "gptq_v2" stores it as it is.
         self._zeros_are_less_one = settings.get("checkpoint_format", "gptq") == "gptq"
         self._bits = int(str(settings.get("bits", settings.get("w_bit", 4))))
         if self._method != "bitsandbytes" and self._bits not in BITS_PACKED:
@@ -66,19 +72,24 @@ class DecodedWeights:
                 f"weights of awq of the version {settings['version']} cannot be decoded, only "
                 "those of gemm; give the checkpoint before it was quantised"
             )
-        with self._damage_of("its packed weights"):
+        with self._explaining_damage("its packed weights"):
             self._shapes = dict(self._shapes_of_matrices())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each weight after decoding, by name."""
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        with self._damage_of(name):
+        """Return a weight by its name, decoded to floats if it is packed."""
+        with self._explaining_damage(name):
             return self._decoded(name)
 
     @contextlib.contextmanager
-    def _damage_of(self, name: str) -> Iterator[None]:
-        """Turn what damaged files cause into a ModelError that names what is read."""
+    def _explaining_damage(self, name: str) -> Iterator[None]:
+        """Turn an error that damaged files cause into a ModelError.
+
+        `name` is what is decoded while the context is open, for the message.
+        """
         try:
             yield
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
@@ -88,127 +99,162 @@ class DecodedWeights:
             ) from error
 
     def _decoded(self, name: str) -> Tensor:
-        """Return a matrix of (out, in), or a tensor that is not packed as it is stored."""
+        """Return a packed weight as a matrix (out, in) of floats, and any other one as stored.
+
+        The names of the tensors beside a weight tell how it is packed.
+        """
         tensors = self._stored.shapes()
         path = name.removesuffix(".weight")
         if f"{path}.qweight" in tensors:
             if self._method == "awq":
                 return self._read_awq(path)
             return self._read_gptq(path)
-        if self._state_of(name):
+        if self._name_of_settings(name):
             return self._read_four_bits(name)
+        # bitsandbytes with 8 bits: int8 numbers, and the largest absolute value of each row.
         if f"{path}.SCB" in tensors:
             largest_of_row = self._stored.read(f"{path}.SCB").float()
             return self._stored.read(name).float() * largest_of_row[:, None] / LARGEST_INT8
         return self._stored.read(name)
 
     def _shapes_of_matrices(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight after decoding."""
+        """Return the shape of each weight after decoding, by name.
+
+        Tensors that only serve to decode others, such as scales, are left out.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in self._stored.shapes().items():
             path, _, last = name.rpartition(".")
             if last == "qweight":
-                shapes[f"{path}.weight"] = self._shape_of_words(shape)
+                shapes[f"{path}.weight"] = self._shape_of_unpacked(shape)
             elif last in ("weight", "bias"):
                 shapes[name] = shape
-                if self._state_of(name):
+                if self._name_of_settings(name):
                     shapes[name] = tuple(self._settings_of(name)["shape"])
         return shapes
 
-    def _shape_of_words(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return (out, in) of a matrix that is packed in words.
+    def _shape_of_unpacked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape (out, in) of a matrix, given that of its packed 32-bit words.
 
-        GPTQ packs numbers of one column, and AWQ those of one row, of a matrix of (in, out).
+        The files hold the matrix as (in, out). GPTQ packs several numbers of one column into a
+        word, and AWQ several numbers of one row.
         """
         rows, columns = shape
-        numbers_of_word = BITS_OF_WORD // self._bits
+        numbers_per_word = BITS_OF_WORD // self._bits
         if self._method == "awq":
-            return columns * numbers_of_word, rows
-        return columns, rows * numbers_of_word
+            return columns * numbers_per_word, rows
+        return columns, rows * numbers_per_word
 
     def _read_gptq(self, path: str) -> Float[Tensor, "out in"]:
-        """Return a matrix of GPTQ: scale (number - zero), with a scale and a zero for each group.
+        """Decode a matrix of GPTQ: weight = scale * (number - zero point).
 
-        Its first format stores the zero less one.
+        Each input has a group, and each group has a scale and a zero point for each output. The
+        tensor "g_idx" has the group of each input; without it, groups are equal stretches.
         """
         numbers = self._unpacked(self._stored.read(f"{path}.qweight").T).T  # (in, out)
         zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))  # (groups, out)
         if self._zeros_are_less_one:
-            zeros = (zeros + 1) & (2**self._bits - 1)
+            largest_number = 2**self._bits - 1
+            zeros = (zeros + 1) & largest_number  # the sum wraps around
         scales = self._stored.read(f"{path}.scales").float()  # (groups, out)
         if f"{path}.g_idx" in self._stored.shapes():
-            group = self._stored.read(f"{path}.g_idx").long()
-            if group.min() < 0:  # which would count from the last group
+            group_of_input = self._stored.read(f"{path}.g_idx").long()
+            if group_of_input.min() < 0:  # an index that Python would count from the end
                 raise ValueError("g_idx has a negative group")
         else:
-            group = torch.arange(len(numbers)) * len(scales) // len(numbers)
-        return (scales[group] * (numbers - zeros[group])).T
+            group_of_input = torch.arange(len(numbers)) * len(scales) // len(numbers)
+        matrix = scales[group_of_input] * (numbers - zeros[group_of_input])  # (in, out)
+        return matrix.T
 
     def _read_awq(self, path: str) -> Float[Tensor, "out in"]:
-        """Return a matrix of AWQ, which has an order of its own inside each word."""
-        numbers = self._unpacked(self._stored.read(f"{path}.qweight"))  # (in, out)
-        zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))  # (groups, out)
+        """Decode a matrix of AWQ: weight = scale * (number - zero point).
+
+        Inputs are divided into equal groups, and each group has a scale and a zero point for each
+        output. Inside each word, AWQ has an order of its own.
+        """
+        numbers = self._unpacked(self._stored.read(f"{path}.qweight"))
+        numbers = _columns_in_order(numbers)  # (in, out)
+        zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))
+        zeros = _columns_in_order(zeros)  # (groups, out)
         scales = self._stored.read(f"{path}.scales").float()  # (groups, out)
-        group = torch.arange(len(numbers)) * len(scales) // len(numbers)
-        matrix = scales[group] * (_columns_in_order(numbers) - _columns_in_order(zeros)[group])
+        group_of_input = torch.arange(len(numbers)) * len(scales) // len(numbers)
+        matrix = scales[group_of_input] * (numbers - zeros[group_of_input])  # (in, out)
         return matrix.T
 
     def _unpacked(self, words: Int[Tensor, "n w"]) -> Int[Tensor, "n m"]:
-        """Return the numbers that the words of each row hold, the lowest bits first."""
+        """Unpack 32-bit words into the small numbers that they hold, the lowest bits first.
+
+        A word has 32 / bits numbers, so m = w * 32 / bits.
+        """
         shifts = torch.arange(0, BITS_OF_WORD, self._bits, dtype=torch.int32)
-        numbers = (words[:, :, None] >> shifts) & (2**self._bits - 1)
+        lowest_bits = 2**self._bits - 1  # a mask
+        numbers = (words[:, :, None] >> shifts) & lowest_bits  # (n, w, numbers of a word)
         return numbers.flatten(1)
 
-    def _state_of(self, name: str) -> str:
-        """Return the name of the settings of a matrix of bitsandbytes with 4 bits, or ""."""
-        for code in ("nf4", "fp4"):
-            state = f"{name}.{NF4_STATE}{code}"
-            if state in self._stored.shapes():
-                return state
+    def _name_of_settings(self, name: str) -> str:
+        """Return the name of the tensor with the settings of a weight that has 4 bits, or "".
+
+        bitsandbytes stores such a tensor beside each weight of 4 bits.
+        """
+        for code_name in ("nf4", "fp4"):
+            name_of_settings = f"{name}.{NF4_STATE}{code_name}"
+            if name_of_settings in self._stored.shapes():
+                return name_of_settings
         return ""
 
     def _settings_of(self, name: str) -> FourBitSettings:
-        """Return the settings of a matrix of bitsandbytes, which are JSON in a tensor of bytes."""
-        text = bytes(self._stored.read(self._state_of(name)).tolist())
-        settings: FourBitSettings = json.loads(text)
+        """Return the settings of a weight that bitsandbytes packs in 4 bits.
+
+        They are stored as JSON in a tensor of bytes.
+        """
+        json_bytes = bytes(self._stored.read(self._name_of_settings(name)).tolist())
+        settings: FourBitSettings = json.loads(json_bytes)
         return settings
 
     def _read_four_bits(self, name: str) -> Float[Tensor, "out in"]:
-        """Return a matrix of bitsandbytes: a code of 16 values, times the largest of each block.
+        """Decode a weight that bitsandbytes packs in 4 bits.
 
-        The high bits of a byte come first. The largest values may be coded themselves, in bytes,
-        with an offset.
+        Its entries, row by row, are divided into blocks of equal length. An entry is a value of a
+        table of 16 values, times the largest absolute value (absmax) of its block. With "double
+        quantisation" the absmax values are packed in the same way, in bytes and with an offset.
         """
         settings = self._settings_of(name)
         packed = self._stored.read(name).view(torch.uint8).flatten().long()
-        numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten()
-        code = self._stored.read(f"{name}.quant_map").float()
+        numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten()  # high bits first
+        table = self._stored.read(f"{name}.quant_map").float()
 
-        largest = self._stored.read(f"{name}.absmax")
+        absmax = self._stored.read(f"{name}.absmax")  # of each block
         if f"{name}.nested_absmax" in self._stored.shapes():
-            nested_code = self._stored.read(f"{name}.nested_quant_map").float()
-            nested_largest = self._stored.read(f"{name}.nested_absmax").float()
-            nested_block = torch.arange(len(largest)) // settings["nested_blocksize"]
-            largest = nested_code[largest.long()] * nested_largest[nested_block]
-            largest = largest + settings["nested_offset"]
+            nested_table = self._stored.read(f"{name}.nested_quant_map").float()
+            nested_absmax = self._stored.read(f"{name}.nested_absmax").float()
+            nested_block = torch.arange(len(absmax)) // settings["nested_blocksize"]
+            absmax = nested_table[absmax.long()] * nested_absmax[nested_block]
+            absmax = absmax + settings["nested_offset"]
 
         rows, columns = settings["shape"]
-        numbers = numbers[: rows * columns]
-        block = torch.arange(len(numbers)) // settings["blocksize"]
-        matrix = code[numbers] * largest.float()[block]
-        return matrix.view(rows, columns)
+        numbers = numbers[: rows * columns]  # the last byte may be half used
+        block_of_entry = torch.arange(len(numbers)) // settings["blocksize"]
+        entries = table[numbers] * absmax.float()[block_of_entry]
+        return entries.view(rows, columns)
 
 
 def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
-    """Return the columns of a matrix of AWQ in order."""
-    words = numbers.view(len(numbers), -1, len(AWQ_ORDER))
+    """Return the columns of a matrix of AWQ in order.
+
+    AWQ shuffles each eight consecutive columns, which share a 32-bit word, in the same way.
+    """
+    words = numbers.view(len(numbers), -1, len(AWQ_ORDER))  # (n, words, 8)
     ordered = torch.empty_like(words)
     ordered[:, :, list(AWQ_ORDER)] = words
     return ordered.flatten(1)
 
 
 def packed_settings(config_json: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Return the settings of packed weights that can be decoded, or None."""
+    """Return the settings of a quantisation whose packed weights can be decoded here, or None.
+
+    They are the section "quantization_config" of config.json, or of its section about the text
+    model.
+    """
     for section in (config_json, config_json.get("text_config")):
         if isinstance(section, Mapping):
             settings = section.get("quantization_config")

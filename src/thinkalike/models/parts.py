@@ -65,10 +65,10 @@ class Part:
 
 
 def parts_of(model: FrozenModel) -> list[Part]:
-    """Return the parts of a model in the order in which states pass them.
+    """Return the parts of a model, such as the attention of one block, in the order of a pass.
 
-    Each module with weights is in one part. An unembedding that is tied to the embedding is in the
-    same part as the embedding.
+    A part is the modules that are one component of one layer. Each module with weights is in one
+    part. An unembedding that shares a weight with the embedding is in the embedding's part.
     """
     paths_by_part = _paths_by_part(model)
     embedding = (-1, "embedding")
@@ -91,10 +91,10 @@ def parts_of(model: FrozenModel) -> list[Part]:
 
 
 def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
-    """Return the paths of the modules of each part, by its layer and component.
+    """Return the paths of the modules of each part, by (layer, component).
 
-    The layer is -1 for a module before the blocks, and `model.n_layers` for one after them, which
-    is part of the norms or of the unembedding.
+    A module before the blocks has layer -1 and is of the component "embedding". A module after
+    them has layer `model.n_layers` and is of the component "norms" or "unembedding".
     """
     blocks = model.family.blocks
     module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
@@ -103,14 +103,14 @@ def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
     for path, module in model.module.named_modules():
         if path.startswith(f"{blocks}."):
             is_before_blocks = False
-            # Only the direct submodules of a block match: those inside of them belong to them.
+            # Only direct submodules of a block match. Each stands for all modules inside of it.
             match = module_of_block.match(path)
             if match and _has_weights(module):
                 layer = int(match[1])
                 component = component_of(match[2])
                 paths_by_part.setdefault((layer, component), []).append(path)
         elif path and _has_weights(module, recurse=False):
-            # Weights of an adapter are modules of their own inside of a wrapper of PEFT.
+            # The wrapper of PEFT around a module also has the modules of the adapter.
             path = _outermost_wrapper(model.module, path)
             layer = model.n_layers
             component = "unembedding"
@@ -131,7 +131,10 @@ def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
 
 
 def _weight_ids(module: nn.Module, paths: Iterable[str]) -> set[int]:
-    """Return the `id` of each weight of the modules at these paths; tied weights share theirs."""
+    """Return the Python `id` of each weight of the modules at these paths.
+
+    A weight that two modules share has one `id`.
+    """
     ids = set()
     for path in paths:
         ids |= {id(weight) for weight in module.get_submodule(path).parameters()}
@@ -145,10 +148,13 @@ def is_wrapper(module: nn.Module) -> bool:
 
 
 def _outermost_wrapper(module: nn.Module, path: str) -> str:
-    """Return the path of the outermost module of PEFT around a path, or the path itself."""
+    """Return the path of the outermost wrapper of PEFT around the module at a path.
+
+    The path itself is returned if there is no wrapper around the module.
+    """
     names = path.split(".")
-    for count in range(1, len(names) + 1):
-        outer_path = ".".join(names[:count])
+    for depth in range(1, len(names) + 1):
+        outer_path = ".".join(names[:depth])
         if is_wrapper(module.get_submodule(outer_path)):
             return outer_path
     return path
@@ -213,19 +219,28 @@ def _comparable_weights(module: nn.Module) -> dict[str, Tensor]:
 def _by_comparable_name(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Return the tensors in use by `comparable_name`; those that are not in use are left out."""
-    by_name = {}
+    """Return the given tensors by the names that they have in a model without PEFT's wrappers.
+
+    Tensors that are not in use, such as the original of a module that an adapter replaces, are
+    left out.
+
+    Args:
+        module: The model.
+        tensors: Pairs of a tensor's name in the model, and the tensor.
+    """
+    by_plain_name = {}
     for name, tensor in tensors:
         plain_name = comparable_name(module, name)
         if plain_name is not None:
-            by_name[plain_name] = tensor
-    return by_name
+            by_plain_name[plain_name] = tensor
+    return by_plain_name
 
 
 def component_of(name: str) -> str:
-    """Return the component that a module of a block is, by its name.
+    """Return which component of a block a module is: "norms", "attention" or "MLP".
 
-    The first pattern of `COMPONENTS` in the name decides. A name without any is returned itself.
+    The module's name decides, by the first pattern in `COMPONENTS` that it contains. A name that
+    contains none is returned as it is.
     """
     for component, pattern in COMPONENTS.items():
         if re.search(pattern, name.lower()):
@@ -236,7 +251,7 @@ def component_of(name: str) -> str:
 def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models have the same depth, width and parts.
 
-    A model and a changed copy of it do, once `one_form` brought them to one form.
+    A model and a changed copy of it have, after `give_same_ties_and_vocabulary`.
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)
@@ -253,25 +268,24 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
         )
 
 
-def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
-    """Bring two models to one form, in place, and return what was done in sentences.
+def give_same_ties_and_vocabulary(base: FrozenModel, changed: FrozenModel) -> list[str]:
+    """Untie weights that only one of two models ties, and cut both to the smaller vocabulary.
 
-    Predictions stay as they are. Weights that only one model ties are untied in it. Of
-    vocabularies with different numbers of rows, the first rows, which both have, stay; tokens
-    beyond them have no logits then.
+    Both models are changed in place, so that their weights can be compared one by one. The logits
+    of tokens that both models have stay as they are; rows of the larger vocabulary beyond the
+    smaller one are removed. One sentence is returned for each change.
     """
     sentences = []
-    base_tied = _tied(base.module)
-    changed_tied = _tied(changed.module)
-    for model, tied_here_alone in (
+    base_tied = _tied_weights(base.module)
+    changed_tied = _tied_weights(changed.module)
+    for model, tied_in_this_model_alone in (
         (base, base_tied - changed_tied),
         (changed, changed_tied - base_tied),
     ):
-        for path, name in tied_here_alone:
+        for path, name in tied_in_this_model_alone:
             module = model.module.get_submodule(path)
-            # Memory of its own, with equal values.
-            weight = getattr(module, name).detach().clone()
-            setattr(module, name, nn.Parameter(weight, requires_grad=False))
+            own_copy = getattr(module, name).detach().clone()
+            setattr(module, name, nn.Parameter(own_copy, requires_grad=False))
             sentences.append(
                 f"Only {model.name} ties {path}.{name} to another weight; both models are "
                 "compared untied."
@@ -288,25 +302,26 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     return sentences
 
 
-def _tied(module: nn.Module) -> set[tuple[str, str]]:
-    """Return (path of the module, name of the weight) for weights that an earlier module shares.
+def _tied_weights(module: nn.Module) -> set[tuple[str, str]]:
+    """Return (path of the module, name of the weight) for each weight of an earlier module.
 
-    The first module of those that share a weight is not listed.
+    Of the modules that share a weight, all but the first are listed.
     """
-    earlier = set[int]()
+    ids_of_earlier_weights = set[int]()
     tied = set[tuple[str, str]]()
     for path, submodule in module.named_modules():
         for name, weight in submodule.named_parameters(recurse=False):
-            if id(weight) in earlier:
+            if id(weight) in ids_of_earlier_weights:
                 tied.add((path, name))
-            earlier.add(id(weight))
+            ids_of_earlier_weights.add(id(weight))
     return tied
 
 
 def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
-    """Cut each weight outside the blocks that has a row for each token to its first rows.
+    """Keep the first `rows` rows of the embedding, and of the head and its bias, in place.
 
-    The sizes that the modules and the model state are changed as well.
+    They are the weights outside the blocks that have a row for each token. The sizes that their
+    modules and the model state are changed as well.
     """
     for path, module in model.module.named_modules():
         if path.startswith(f"{model.family.blocks}."):
@@ -314,48 +329,49 @@ def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
         for weight in module.parameters(recurse=False):
             if len(weight) == model.vocabulary:
                 weight.data = weight.data[:rows].clone()
-        # The sizes that an nn.Embedding and an nn.Linear state.
-        for attribute in ("num_embeddings", "out_features"):
+        for attribute in ("num_embeddings", "out_features"):  # of nn.Embedding and nn.Linear
             if getattr(module, attribute, None) == model.vocabulary:
                 setattr(module, attribute, rows)
     model.vocabulary = rows
 
 
 def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
-    """Return the parts of which some weight or persistent buffer differs, in the order of states.
+    """Return the parts of the base, such as one block's MLP, that differ in the changed model.
 
-    A tensor that only one of the models has differs.
+    A part differs if one of its weights or persistent buffers does, or is in only one of the
+    models. Parts come in the order in which a pass runs them.
 
     Raises:
         ModelError: A tensor differs that belongs to no part.
     """
     base_tensors = comparable_tensors(base.module)
     changed_tensors = comparable_tensors(changed.module)
-    differing = base_tensors.keys() ^ changed_tensors.keys()
+    differing_names = base_tensors.keys() ^ changed_tensors.keys()  # those in only one model
     for name in base_tensors.keys() & changed_tensors.keys():
-        if not _are_equal(base_tensors[name], changed_tensors[name]):
-            differing.add(name)
+        if not _have_equal_values(base_tensors[name], changed_tensors[name]):
+            differing_names.add(name)
 
-    parts = []
-    assigned = set[str]()
+    differing_parts = []
+    names_in_parts = set[str]()
     for part in parts_of(base):
-        inside = {name for name in differing if name.startswith(part.prefixes)}
-        assigned |= inside
-        if inside:
-            parts.append(part)
-    unassigned = sorted(differing - assigned)
-    if unassigned:
+        names_in_part = {name for name in differing_names if name.startswith(part.prefixes)}
+        names_in_parts |= names_in_part
+        if names_in_part:
+            differing_parts.append(part)
+    names_in_no_part = sorted(differing_names - names_in_parts)
+    if names_in_no_part:
         raise ModelError(
-            f"{changed.name}: {unassigned[0]} differs or is not in both, and belongs to no module "
-            "of weights"
+            f"{changed.name}: {names_in_no_part[0]} differs or is not in both, and belongs to no "
+            "module of weights"
         )
-    return parts
+    return differing_parts
 
 
-def _are_equal(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape and numbers, compared in the wider dtype.
+def _have_equal_values(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and the same numbers.
 
-    Nothing is rounded for the comparison; NaN differs from NaN.
+    They are compared in a dtype that holds the numbers of both, so that nothing is rounded. A
+    tensor with a NaN equals no other.
     """
     if tensor.shape != other.shape:
         return False
@@ -363,11 +379,12 @@ def _are_equal(tensor: Tensor, other: Tensor) -> bool:
     return torch.equal(tensor.to(dtype), other.to(tensor.device, dtype))
 
 
-def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
-    """Return the name of a weight that has no difference, or "" if all have one.
+def weight_without_difference(base: FrozenModel, changed: FrozenModel) -> str:
+    """Return the name of a weight for which changed - base cannot be computed, or "".
 
-    It is packed, of two shapes, in one model alone, as those of an adapter are, or of a dtype that
-    cannot hold what the changed weight has beyond it.
+    It is the first weight that is in only one of the models (as those of an adapter are), has
+    different shapes in them, is packed as whole numbers, or whose dtype in the base cannot hold
+    all numbers of the changed weight's dtype. "" means that all weights can be subtracted.
     """
     base_weights = _comparable_weights(base.module)
     changed_weights = _comparable_weights(changed.module)
@@ -387,15 +404,16 @@ def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
 
 @contextlib.contextmanager
 def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[None]:
-    """Let a part of another model take the place of the model's own while this is open.
+    """Put a part of another model in the place of this model's own while the context is open.
 
-    States that enter the part are cast to the dtype and device of its own model, and back where
-    they leave it: weights that were cast instead would no longer be those of the other model.
+    A part is the modules of one component, such as the attention of one block. If the models'
+    dtypes or devices differ, states are cast to those of `other` where they enter the part, and
+    back where they leave it. (Casting the weights instead would change their values.)
 
     Args:
         model: The model that is changed.
-        other: A model of the same architecture.
-        part: The part.
+        other: A model of the same architecture, whose part is used.
+        part: Which part is exchanged.
     """
     original = {path: model.module.get_submodule(path) for path in part.paths}
     hooks: list[RemovableHandle] = []
@@ -416,15 +434,10 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
 def _casting_hooks(
     module: nn.Module, outside: FrozenModel, inside: FrozenModel
 ) -> list[RemovableHandle]:
-    """Let a module of one model run among the modules of another one.
+    """Register hooks that let a module of the model `inside` run in the model `outside`.
 
-    All tensors among its arguments are cast to the dtype and device of its own model, and its
-    output is cast back.
-
-    Args:
-        module: The module.
-        outside: The model in which it runs.
-        inside: Its own model.
+    All tensors among the module's arguments are cast to the dtype and device of `inside`, and
+    those of its output to the dtype and device of `outside`.
 
     Returns:
         The handles by which the two hooks are removed.
@@ -433,33 +446,33 @@ def _casting_hooks(
     def cast_arguments(
         _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]
     ) -> tuple[object, dict[str, object]]:
-        cast_named = {name: _as_in(inside, value) for name, value in named.items()}
-        return _as_in(inside, arguments), cast_named
+        cast_named = {name: _cast_to_model(inside, value) for name, value in named.items()}
+        return _cast_to_model(inside, arguments), cast_named
 
     def cast_output(_: nn.Module, arguments: tuple[object, ...], output: object) -> object:
-        return _as_in(outside, output)
+        return _cast_to_model(outside, output)
 
     entering = module.register_forward_pre_hook(cast_arguments, with_kwargs=True, prepend=True)
     leaving = module.register_forward_hook(cast_output)
     return [entering, leaving]
 
 
-def _as_in(model: FrozenModel, value: object) -> object:
-    """Return a tensor on the device of a model, and in its dtype if it holds floats.
+def _cast_to_model(model: FrozenModel, value: object) -> object:
+    """Return a tensor on a model's device, in the model's dtype if it holds floats.
 
-    Lists, tuples and dictionaries come back with their members cast alike. Anything else comes
-    back as it is, an object of a subclass of these as well.
+    The members of a list, tuple or dictionary are cast in the same way, in a new container.
+    Anything else, including objects of subclasses of these three types, is returned as it is.
     """
     if isinstance(value, Tensor):
         if value.is_floating_point():
             return value.to(model.device, model.dtype)
         return value.to(model.device)
     if type(value) is list:
-        return [_as_in(model, member) for member in value]
+        return [_cast_to_model(model, member) for member in value]
     if type(value) is tuple:
-        return tuple(_as_in(model, member) for member in value)
+        return tuple(_cast_to_model(model, member) for member in value)
     if type(value) is dict:
-        return {name: _as_in(model, member) for name, member in value.items()}
+        return {name: _cast_to_model(model, member) for name, member in value.items()}
     return value
 
 
@@ -470,50 +483,51 @@ def _set_submodule(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def moved(
+def weights_changed(
     base: FrozenModel,
     changed: FrozenModel,
     parts: Sequence[Part],
-    move: Callable[[str, Tensor], Tensor],
+    addition_for: Callable[[str, Tensor], Tensor],
 ) -> Iterator[None]:
-    """Add something to each weight of some parts that differs between two models.
+    """Add a tensor to each weight of `base` that differs from `changed`, while this is open.
 
-    The weights are moved while the context is open. Those that only one model has, or that have
-    two shapes, stay as they are.
+    Only weights in `parts` are changed. Those that have another shape in `changed` stay as they
+    are.
 
     Args:
-        base: The model whose weights are moved.
-        changed: The model that they differ from. It has a weight for each of the base's.
-        parts: The parts.
-        move: Returns what is added to a weight, given its name and changed - base. That tensor is
-            new memory, so that it may be changed in place and returned.
+        base: The model whose weights are changed.
+        changed: A model that has a weight of every name that `base` has.
+        parts: The components, such as the attention of one block, whose weights are changed.
+        addition_for: Given the name of a weight and the difference changed - base, returns the
+            tensor that is added. It may change the difference in place.
     """
     changed_weights = dict(changed.module.named_parameters())
     prefixes = tuple(prefix for part in parts for prefix in part.prefixes)
-    original = []
+    weights_with_original_values = []
     try:
         for name, weight in base.module.named_parameters():
             if not name.startswith(prefixes):
                 continue
-            changed_weight = changed_weights[name].to(weight)
+            changed_weight = changed_weights[name].to(weight)  # the dtype and device of `weight`
             is_same_shape = changed_weight.shape == weight.shape
             if is_same_shape and not torch.equal(weight, changed_weight):
-                original.append((weight, weight.data))
+                weights_with_original_values.append((weight, weight.data))
                 difference = changed_weight - weight.data
-                weight.data = move(name, difference).add_(weight.data)
+                addition = addition_for(name, difference)
+                weight.data = addition.add_(weight.data)  # in place, to take no further memory
         yield
     finally:
-        for weight, data in original:
-            weight.data = data
+        for weight, original_values in weights_with_original_values:
+            weight.data = original_values
 
 
 def common_weights(
     base: FrozenModel, changed: FrozenModel, paths: Sequence[str]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs (base's, changed) of the weights that both models have in the same shape.
+    """Yield (base's weight, changed weight) for each weight of both models with one shape.
 
-    Both are in the wider of their dtypes and on the base's device. Weights that are packed as
-    whole numbers are left out.
+    Both tensors are in the wider of their two dtypes, and on the device of the base's weight.
+    Weights that the changed model packs as whole numbers are left out.
 
     Args:
         base, changed: The models.
@@ -531,16 +545,22 @@ def common_weights(
                 yield weight.to(dtype), changed_weight.to(weight.device, dtype)
 
 
-def norms(
+def norms_of_change_and_base(
     base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)
 ) -> tuple[float, float]:
-    """Return ‖changed - base‖ and ‖base‖, the Euclidean norms over the `common_weights`.
+    """Return the Euclidean norms ‖changed - base‖ and ‖base‖ of all weights taken together.
 
-    Squares are summed in float64; both are 0 if the models have no weight in common.
+    Only weights that both models have in the same shape count. Squares are summed in float64. Both
+    norms are 0 if the models have no weight in common.
+
+    Args:
+        base, changed: The two models.
+        paths: The paths of the modules whose weights count; "" is the whole model.
     """
-    change_square = 0.0
-    base_square = 0.0
+    sum_of_squared_changes = 0.0
+    sum_of_squares = 0.0
     for weight, changed_weight in common_weights(base, changed, paths):
-        change_square += float((changed_weight - weight).double().square().sum())
-        base_square += float(weight.double().square().sum())
-    return change_square**0.5, base_square**0.5
+        change = changed_weight - weight
+        sum_of_squared_changes += float(change.double().square().sum())
+        sum_of_squares += float(weight.double().square().sum())
+    return sum_of_squared_changes**0.5, sum_of_squares**0.5

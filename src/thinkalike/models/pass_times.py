@@ -58,35 +58,40 @@ class TimedShape(Protocol):
     def sizes(self) -> str: ...
 
 
-def seconds_per_operation(shape: TimedShape, row: int) -> float:
-    """Return the seconds of an operation in the blocks of a model, found once for a machine.
+def seconds_per_operation(shape: TimedShape, row_length: int) -> float:
+    """Return the seconds that one floating-point operation takes in the blocks of a model.
 
-    Blocks of the model's sizes run with weights that mean nothing, so that no weights are loaded.
+    Blocks of the model's sizes are timed on this machine with constant weights, so that no weights
+    are loaded. The time is stored, and measured only once for a machine.
 
     Args:
         shape: The sizes of the model.
-        row: The tokens of a row.
+        row_length: The tokens of a row; at most the model's context is used.
     """
     device = pick_device("auto")
-    row = min(row, shape.context)
+    row_length = min(row_length, shape.context)
     threads = torch.get_num_threads()
-    name = f"blocks of {shape.sizes or shape.width}, rows of {row}, {device}, {threads} threads"
-    measure = partial(_timed_operation, shape, row, device)
+    sizes = shape.sizes or shape.width
+    name = f"blocks of {sizes}, rows of {row_length}, {device}, {threads} threads"
+    measure = partial(_timed_operation, shape, row_length, device)
     return remembered(f"{name}, torch {torch.__version__}", measure)
 
 
-def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
-    """Return the seconds of an operation in blocks, or in a product where they cannot be made.
+def _timed_operation(shape: TimedShape, row_length: int, device: str) -> float:
+    """Return the seconds that one floating-point operation takes, measured now.
+
+    It is measured in blocks of the model's sizes. If these are not known, or such blocks cannot be
+    made or run, a matrix product as in an MLP of the model's width is timed instead, on the CPU.
 
     Args:
         shape: The sizes of the model.
-        row: The tokens of a row.
-        device: Where the blocks run. The product runs on the CPU.
+        row_length: The tokens of a row.
+        device: Where the blocks run.
     """
     if shape.sizes:
         try:
-            return _time_of_blocks(shape, row, torch.device(device))
-        except Exception as error:  # whatever architectures raise for weights that mean nothing
+            return _time_of_blocks(shape, row_length, torch.device(device))
+        except Exception as error:  # whatever an architecture raises for constant weights
             log.debug("no time of %s: %s", shape, error)
     width = min(shape.width, TIMED_WIDTH)
     states = torch.ones(TIMED_TOKENS, width)
@@ -96,50 +101,54 @@ def _timed_operation(shape: TimedShape, row: int, device: str) -> float:
     return seconds / operations
 
 
-def _time_of_blocks(shape: TimedShape, row: int, device: torch.device) -> float:
-    """Return the seconds of an operation in a pass through blocks of the sizes of a model.
+def _time_of_blocks(shape: TimedShape, row_length: int, device: torch.device) -> float:
+    """Return the seconds of one operation in a pass through blocks of the sizes of a model.
 
     Raises:
         Exception: Whatever the libraries raise if the blocks cannot be made or run.
     """
     model = meta_model(json.loads(shape.sizes))
     _fill_weights(model.module, device)
-    return _BlockTimer(model, shape, row, device).seconds_per_operation()
+    return _BlockTimer(model, shape, row_length, device).seconds_per_operation()
 
 
 class _TimedEnough(Exception):
-    """Ends a pass of which enough was timed."""
+    """Ends a pass once blocks were timed for long enough."""
 
 
 class _BlockTimer:
     """Times passes through the blocks of a model, or through the first ones of a large model.
 
     Args:
-        model: The model, with weights that mean nothing.
+        model: The model, with constant weights.
         shape: Its sizes.
-        row: The tokens of a row.
+        row_length: The tokens of a row.
         device: The device of the weights.
     """
 
-    def __init__(self, model: MetaModel, shape: TimedShape, row: int, device: torch.device):
+    def __init__(self, model: MetaModel, shape: TimedShape, row_length: int, device: torch.device):
+        """Make the batch that is timed: about TIMED_TOKENS tokens in rows of `row_length`."""
         self.module = model.module
         self.blocks = model.blocks
         self.shape = shape
         self.device = device
-        rows = max(TIMED_TOKENS // row, 1)
-        self.tokens = torch.zeros(rows, min(row, TIMED_TOKENS), dtype=torch.long, device=device)
+        n_rows = max(TIMED_TOKENS // row_length, 1)
+        timed_length = min(row_length, TIMED_TOKENS)
+        self.tokens = torch.zeros(n_rows, timed_length, dtype=torch.long, device=device)
+        # Sums over the blocks that were timed.
         self.seconds = 0.0
         self.operations = 0.0
         self._began = 0.0
 
     @torch.no_grad()
     def seconds_per_operation(self) -> float:
-        """Return the seconds of one operation of a block, on all threads at once.
+        """Return the mean seconds of one floating-point operation in the model's blocks.
 
-        Passes are repeated until blocks have taken `TIMED_SECONDS` together.
+        Passes are repeated until blocks have taken `TIMED_SECONDS` of processor time. A pass ends
+        with the exception `_TimedEnough`.
         """
         with one_text_per_row(), contextlib.ExitStack() as hooks:
-            # Libraries are loaded in the first pass, which is not timed.
+            # The first pass also loads libraries, so it is short and not timed.
             with contextlib.suppress(_TimedEnough):
                 self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
             for number, block in enumerate(self.blocks):
@@ -155,26 +164,27 @@ class _BlockTimer:
         self._began = self._now()
 
     def _stop(self, number: int, *_: object) -> None:
-        """Add the time and the operations of a block, as a hook after it.
-
-        Args:
-            number: The number of the block.
+        """Add the time and the operations of the block with this number, as a hook after it.
 
         Raises:
-            _TimedEnough: It was the last block, or enough was timed: no logits of a whole batch
-                are made.
+            _TimedEnough: It was the last block, or enough was timed. The pass ends there, so that
+                no logits of a whole batch take memory.
         """
         self.seconds += self._now() - self._began
-        row = self.tokens.shape[1]
-        per_token = self.shape.operations.forward(number, number + 1, row)
-        self.operations += self.tokens.numel() * per_token
+        row_length = self.tokens.shape[1]
+        operations_per_token = self.shape.operations.forward(number, number + 1, row_length)
+        self.operations += self.tokens.numel() * operations_per_token
         if self._processor_seconds() > TIMED_SECONDS or number == len(self.blocks) - 1:
             raise _TimedEnough
 
     def _now(self) -> float:
-        """Return the time in seconds; on a CPU it is processor time, divided by the threads."""
+        """Return a time in seconds, of which only differences mean something.
+
+        On a GPU it is wall time. Otherwise it is the processor time of all threads divided by
+        their number, so that other programs on the machine do not count.
+        """
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # what was started must have ended
+            torch.cuda.synchronize(self.device)  # wait until all kernels have run
             return time.perf_counter()
         return time.process_time() / torch.get_num_threads()
 
@@ -184,9 +194,9 @@ class _BlockTimer:
 
 
 def _fill_weights(module: nn.Module, device: torch.device) -> None:
-    """Give a module on the meta device numbers for weights, and zeros for buffers, in place.
+    """Give a module on the meta device constant weights, and zeros for buffers, in place.
 
-    Weights of one shape and dtype share their memory.
+    Weights with the same shape and dtype share their memory.
 
     Raises:
         ValueError: They would still take more than `MOST_TIMED` bytes.
@@ -212,15 +222,17 @@ def _fill_weights(module: nn.Module, device: torch.device) -> None:
 
 
 def seconds_of_output(vocabulary: int) -> float:
-    """Return the seconds that it takes to compare the logits of a token with others.
+    """Return the seconds per token that the comparison of two models' logits takes for one model.
 
-    The product that makes the logits is not part of it.
+    The product with the unembedding, which makes the logits, is not included.
 
     Args:
         vocabulary: The number of logits of a token.
     """
-    logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))
+    logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))  # (t, v)
     targets = torch.zeros(TIMED_OUTPUTS, dtype=torch.long)
+    # The same logits serve as those of both models.
     compare = partial(compare_outputs, logits[None], nn.Identity(), logits, targets)
     seconds = remembered_seconds(f"outputs of {vocabulary} entries", compare)
-    return seconds / (2 * TIMED_OUTPUTS)  # the logits of both models were worked on
+    n_models = 2
+    return seconds / (n_models * TIMED_OUTPUTS)

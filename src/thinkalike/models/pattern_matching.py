@@ -44,22 +44,23 @@ for pattern in patterns:
 
 
 def check_patterns(patterns: Collection[str], names: Collection[str], stated_in: str) -> None:
-    """Raise a ModelError if patterns cannot be matched within `MOST_SECONDS`.
+    """Raise a ModelError if regular expressions take longer than `MOST_SECONDS` to match.
 
-    They are matched in a process of its own, which is ended after that time. What is no regular
-    expression is left to the library that reads it.
+    Matching cannot be interrupted inside a process, so it is tried in a separate one, which is
+    ended after that time. A pattern that is no regular expression is ignored here; the library
+    that uses it reports it.
 
     Args:
-        patterns: The patterns.
-        names: What they are matched against.
-        stated_in: Where they are stated, for the message.
+        patterns: The regular expressions.
+        names: The texts that they will be matched against.
+        stated_in: The file that states the patterns, for the message.
     """
     if not patterns:
         return
     patterns_and_names = json.dumps([list(patterns), list(names)])
     with contextlib.suppress(subprocess.TimeoutExpired):
         process = subprocess.run(
-            # Isolated and without `site`, so that nothing but the standard library is imported.
+            # -I and -S: nothing but the standard library can be imported.
             [sys.executable, "-I", "-S", "-c", MATCHING],
             input=patterns_and_names,
             text=True,
@@ -68,8 +69,8 @@ def check_patterns(patterns: Collection[str], names: Collection[str], stated_in:
         )
         if process.returncode == 0:
             return
-    shown = ", ".join(patterns)[:100]
+    beginning_of_patterns = ", ".join(patterns)[:100]
     raise ModelError(
         f"{stated_in} has a pattern that cannot be matched within {MOST_SECONDS:.0f} seconds "
-        f"({shown}); list the names of modules instead"
+        f"({beginning_of_patterns}); list the names of modules instead"
     )

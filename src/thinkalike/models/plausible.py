@@ -97,19 +97,19 @@ def check_plausible(model: CutModel) -> None:
 
 
 def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
-    """Return whether a weight is computed from this parameter.
+    """Return whether a parameter is one from which torch computes the weight that a module uses.
 
-    This is so for torch's parametrizations and its older weight norm. The parameter itself may be
-    anything: the orthogonal parametrization begins with the identity, and norms of rows may all be
-    1.
+    This is so with torch's parametrizations and with its older weight norm. Such a parameter may
+    have any values: it may be the identity, or a vector of ones.
 
     Args:
-        path: The path of the parameter.
+        path: The path of the parameter in the model.
         paths: The paths of all parameters.
     """
     is_parametrized = ".parametrizations." in f".{path}"
-    is_weight_norm = path.endswith("_g") and f"{path[:-1]}v" in paths
-    return is_parametrized or is_weight_norm
+    # The older weight norm computes "weight" from "weight_g" (norms) and "weight_v" (directions).
+    is_of_weight_norm = path.endswith("_g") and f"{path[:-1]}v" in paths
+    return is_parametrized or is_of_weight_norm
 
 
 def _are_whole_numbers(weight: Tensor) -> bool:
@@ -121,43 +121,46 @@ def _are_whole_numbers(weight: Tensor) -> bool:
 def _is_constant(weight: Tensor) -> bool:
     """Return whether all entries of a matrix are equal.
 
-    A single row or column may be constant, as scales begin.
+    It is false for a single row or column, which may be a scale that is 1 before training.
     """
-    is_matrix = sum(size > 1 for size in weight.shape) > 1
-    if not is_matrix:
+    long_axes = [size for size in weight.shape if size > 1]
+    if len(long_axes) < 2:
         return False
-    value = weight.flatten()[0]
-    # Most matrices differ in the first row already, so that the rest need not be read.
-    return bool((weight[0] == value).all()) and bool((weight == value).all())
+    first_value = weight.flatten()[0]
+    # Most matrices have different entries in the first row, so that the rest is not read.
+    is_first_row_constant = bool((weight[0] == first_value).all())
+    return is_first_row_constant and bool((weight == first_value).all())
 
 
 def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, such as "3 rows and 1 columns".
 
-    It is "" if none are. Rows of tables of positions and of types are not counted, and of a table
-    of tokens neither those of special tokens, which no text may have, nor those beyond the
-    tokenizer.
+    "" means none. Rows that may well be zero in a good model are not counted: those of embeddings
+    of positions and types, and in a table of tokens those of special tokens, which texts may never
+    have, and those beyond the tokenizer's ids.
 
     Args:
         model: The model.
-        path: The path of the matrix in it.
+        path: The path of the matrix in the model.
         weight: The matrix, or a stack of matrices, (..., rows, columns).
     """
     table = weight.reshape(-1, weight.shape[-1])
     zero_rows = (~table.any(1)).nonzero().flatten().tolist()
-    zero_columns = int((~table.any(0)).sum())
+    n_zero_columns = int((~table.any(0)).sum())
     owner = model.module.get_submodule(path.rpartition(".")[0])
-    if len(table) == model.vocabulary:
-        special = {*model.tokenizer.all_special_ids, *model.tokenizer.get_added_vocab().values()}
-        token_count = len(model.tokenizer)
-        zero_rows = [row for row in zero_rows if row < token_count and row not in special]
+    is_table_of_tokens = len(table) == model.vocabulary
+    if is_table_of_tokens:
+        tokenizer = model.tokenizer
+        special_ids = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+        n_tokens = len(tokenizer)
+        zero_rows = [row for row in zero_rows if row < n_tokens and row not in special_ids]
     elif isinstance(owner, nn.Embedding):
         zero_rows = []
     counts = []
     if zero_rows:
         counts.append(f"{len(zero_rows)} rows")
-    if zero_columns:
-        counts.append(f"{zero_columns} columns")
+    if n_zero_columns:
+        counts.append(f"{n_zero_columns} columns")
     return " and ".join(counts)
 
 
@@ -205,7 +208,10 @@ def _check_architecture(model: CutModel) -> None:
 
 
 def _is_among(stated: str, model_types: Collection[str]) -> bool:
-    """Return whether a `model_type` is one of several, or a variant of one, such as qwen2_moe."""
+    """Return whether a `model_type` is one of several, or a variant of one.
+
+    The name of a variant contains that of the other, such as "qwen2_moe" and "qwen2".
+    """
     return any(stated in model_type or model_type in stated for model_type in model_types)
 
 
@@ -264,10 +270,10 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
 
 @functools.cache
 def _sources_of_transformers(kind: str) -> dict[str, str]:
-    """Return the source code of transformers, by architecture, such as "llama".
+    """Return source code of transformers by the name of the architecture, such as "llama".
 
-    Args:
-        kind: "modeling" for the code of models, or "configuration" for that of their settings.
+    `kind` is the kind of file: "modeling" has the code of models, and "configuration" that of
+    their settings.
     """
     import transformers
 
@@ -280,46 +286,50 @@ def _sources_of_transformers(kind: str) -> dict[str, str]:
 
 @functools.cache
 def architectures_that_read() -> dict[str, set[str]]:
-    """Return the settings that models of transformers read, with the architectures that do.
+    """Return for each setting of transformers the architectures whose code reads it.
 
-    What a model reads is seen in its source code: config.NAME, or getattr(config, "NAME").
+    A setting counts as read if the source code has config.NAME or getattr(config, "NAME").
     """
-    architectures: dict[str, set[str]] = {}
+    readers: dict[str, set[str]] = {}
     for architecture, source in _sources_of_transformers("modeling").items():
-        for attribute, argument in READS_SETTING.findall(source):
-            architectures.setdefault(attribute or argument, set()).add(architecture)
-    return architectures
+        for attribute, argument_of_getattr in READS_SETTING.findall(source):  # one of them is ""
+            setting_name = attribute or argument_of_getattr
+            readers.setdefault(setting_name, set()).add(architecture)
+    return readers
 
 
 def _is_default_of_any(name: str, value: object) -> bool:
-    """Return whether a configuration of transformers has this default.
+    """Return whether any architecture of transformers has this default for a setting.
 
-    This is seen in the source code, such as "scale_embedding: bool = False".
+    The source code of the configurations is searched for a line such as "scale_embedding: bool =
+    False".
 
     Args:
         name: The name of the setting.
         value: A text, True or False, or the number 1.
     """
     if isinstance(value, str):
-        written = re.escape(f'"{value}"')
+        value_pattern = re.escape(f'"{value}"')
     elif isinstance(value, bool):
-        written = rf"{value}\b"
+        value_pattern = rf"{value}\b"
     else:
-        written = r"1(\.0)?\b"
-    pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{written}")  # a type may stand before the "="
+        value_pattern = r"1(\.0)?\b"
+    # A type may stand between the name and the "=".
+    pattern = re.compile(rf"\b{name}\b[^=\n,]*= *{value_pattern}")
     sources = _sources_of_transformers("configuration").values()
     return any(pattern.search(source) for source in sources)
 
 
 def check_rope(config_json: Mapping[str, object], called: str) -> None:
-    """Raise a ModelError if a setting of rotary positions is stated twice, with different values.
+    """Raise a ModelError if config.json states a setting of rotary positions in two ways.
 
-    It may stand in `rope_parameters`, in the older `rope_scaling`, and beside them. The sections
-    of config.json are checked as well, since a model of text and images has one for the text.
+    The section `rope_parameters` is compared with entries of the same names beside it, and with
+    the older section `rope_scaling`. This is done at the top of config.json and in each of its
+    sections, since a model that also reads images has a section for the text model.
 
     Args:
         config_json: The contents of config.json.
-        called: What the error calls the model.
+        called: The model's name in the message.
     """
     sections = [config_json]
     sections += [value for value in config_json.values() if isinstance(value, Mapping)]
@@ -335,11 +345,12 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
                     f"{ACCEPT_AS_IT_IS}"
                 )
         scaling = cast(Mapping[str, object], section.get("rope_scaling") or {})
-        # `rope_scaling` calls the type "type" or "rope_type".
         settings_of_scaling = {}
         for name, value in scaling.items():
-            settings_of_scaling["rope_type" if name == "type" else name] = value
-        if {**settings, **settings_of_scaling} != settings:
+            current_name = "rope_type" if name == "type" else name  # the older section has both
+            settings_of_scaling[current_name] = value
+        agree = {**settings, **settings_of_scaling} == settings
+        if not agree:
             raise ModelError(
                 f"{called}: config.json says rope_scaling={short(str(scaling))} and "
                 f"rope_parameters={short(str(dict(settings)))}, which differ; leave the wrong one "
@@ -348,11 +359,12 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
 
 
 def _check_loss(model: CutModel) -> None:
-    """Raise a ModelError if the loss on an English sentence is far above ln V, that of a guess.
+    """Raise a ModelError if the loss on an English sentence is far above that of a random guess.
 
-    Flipped bits do that; swapped layers are not noticed. Models that predict no tokens, or whose
-    vocabulary lacks a token of the sentence, pass. A large model that is worse than a guess is
-    logged. V is the vocabulary, and the loss is in nats per token.
+    The loss is in nats per token, and that of a guess is ln V for a vocabulary of V tokens.
+    Flipped bits lead to such a loss; swapped layers do not. A warning is logged if a model with a
+    large vocabulary is merely worse than a guess. Nothing is checked for a model that predicts no
+    tokens, or whose vocabulary lacks a part of the sentence.
     """
     if model.predicts not in ("next", "hidden"):
         return
@@ -367,20 +379,20 @@ def _check_loss(model: CutModel) -> None:
         logits = logits[:-1]
         targets = targets[1:]
     loss = float(nn.functional.cross_entropy(logits, targets))
-    guess = math.log(model.vocabulary)
-    if not loss <= LARGEST_LOSS * guess:  # NaN fails as well
+    loss_of_guess = math.log(model.vocabulary)
+    if not loss <= LARGEST_LOSS * loss_of_guess:  # NaN fails as well
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a "
-            f"guess has {guess:.3g}; flipped bits or weights of another model do that, and so "
-            f"does training on other text; {ACCEPT_AS_IT_IS}"
+            f"guess has {loss_of_guess:.3g}; flipped bits or weights of another model do that, "
+            f"and so does training on other text; {ACCEPT_AS_IT_IS}"
         )
-    # The head of a model that predicts hidden tokens may be missing, and is drawn at random.
-    is_whole = model.predicts == "next"
-    if is_whole and loss > guess and model.vocabulary >= LARGE_VOCABULARY:
+    # The head of a model of masked tokens may be missing in the checkpoint, and is then random.
+    has_its_head = model.predicts == "next"
+    if has_its_head and loss > loss_of_guess and model.vocabulary >= LARGE_VOCABULARY:
         log.warning(
             "%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it "
             "is untrained, trained on other text, or its config.json is of another architecture",
             model.name,
             loss,
-            guess,
+            loss_of_guess,
         )

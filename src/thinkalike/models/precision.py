@@ -23,11 +23,12 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
     keep their precision: rounded to bfloat16, they would give wrong angles to positions beyond
     some tens.
     """
-    precise_pattern = precise_names(module, dtype)
+    stays_in_float32 = precise_names(module, dtype)  # a pattern of names
+    # What is put back after the cast: (the dictionary of a module, the name in it, the tensor).
     precise: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
     for path, submodule in module.named_modules():
         for name, weight in submodule._parameters.items():
-            if weight is not None and precise_pattern.search(f"{path}.{name}"):
+            if weight is not None and stays_in_float32.search(f"{path}.{name}"):
                 values = weight.detach().to(device, torch.float32)
                 parameter = nn.Parameter(values, weight.requires_grad)
                 precise.append((submodule._parameters, name, parameter))
@@ -36,21 +37,23 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
                 continue
             if name.endswith("inv_freq"):
                 precise.append((submodule._buffers, name, buffer.to(device)))
-            elif precise_pattern.search(f"{path}.{name}"):
+            elif stays_in_float32.search(f"{path}.{name}"):
                 precise.append((submodule._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
-    for tensors, name, values in precise:
-        tensors[name] = values
+    for tensors_of_module, name, tensor in precise:
+        tensors_of_module[name] = tensor
     return module
 
 
 def precise_names(module: nn.Module, dtype: torch.dtype) -> re.Pattern[str]:
-    """Return the pattern of names of weights that transformers keeps in float32 at this dtype.
+    """Return a pattern that matches the names of weights that transformers keeps in float32.
 
-    It matches no name if there are no such weights, or the module is not one of transformers.
+    Which these are depends on the dtype of the other weights. The pattern matches no name if there
+    are no such weights, or the module is not one of transformers.
     """
+    matches_nothing = r"(?!)"
     if not hasattr(module, "_get_dtype_plan"):
-        return re.compile(r"(?!)")  # no name
+        return re.compile(matches_nothing)
     plan = cast("PreTrainedModel", module)._get_dtype_plan(dtype)
     patterns = [name.replace("*", ".*") for name in sorted(plan)]
-    return re.compile("|".join(patterns) or r"(?!)")
+    return re.compile("|".join(patterns) or matches_nothing)

@@ -21,7 +21,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
     tensors_of,
 )
-from thinkalike.models.survey import passing
+from thinkalike.models.survey import explaining_pass_errors
 
 # The names that configurations give to the kinds of layers, ...
 LAYER_KINDS = ("layer_types", "layers_block_type", "attention_layers")
@@ -53,81 +53,90 @@ ENTRIES_AT_ONCE = 2**22
 
 
 def prove(model: CutModel) -> None:
-    """Check that weights are ordinary numbers, and that head and tail compose to the full pass.
+    """Check on sample tokens that a model can be cut after its blocks.
 
-    Reading the weights must not change the model: `state_dict()` repacks those of some quantised
-    modules in place. Cuts are before the first block, after the first, the middle and the last
-    one, and after the first of each kind; the middle one also on a row that is longer than the
-    windows of the layers that attend to one. Where the model predicts the next token, no token may
-    change the logits of earlier ones.
+    Four things are checked, in this order:
+
+    1. Reading the weights does not change the model (`state_dict()` repacks the weights of some
+       quantised modules in place), and all of them are finite.
+    2. At several layers l, tail(l, head(l, x)) is the output of the full pass for the tokens x.
+       head returns the states after block l, and tail makes the output of these states alone.
+    3. If the model has a head and attention windows, the same holds in the middle layer for a row
+       that is longer than its windows.
+    4. If the model predicts the next token, no token changes the logits of earlier ones.
 
     Raises:
-        ModelError: Something else is the case.
+        ModelError: One of them does not hold.
     """
     with _unchanged_by_reading(model):
         check_finite_weights(model.module, model.name)
     tokens = sample_tokens(model.vocabulary, model.context)
-    with passing(model.name):
-        _compare(model, tokens, _cuts(model))
+    with explaining_pass_errors(model.name):
+        _check_composition(model, tokens, _layers_to_cut_after(model))
         window = _longest_window(model)
         if window and model.predicts != "states":
             long_row = sample_tokens(
                 model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
             )
-            _compare(model, long_row, [(model.n_layers - 1) // 2])
+            _check_composition(model, long_row, [(model.n_layers - 1) // 2])
         if model.predicts == "next":
             _check_causal(model, tokens)
 
 
-def _cuts(model: CutModel) -> list[Layer]:
-    """Return the layers after which the proof cuts a model, from EMBED to the last block."""
+def _layers_to_cut_after(model: CutModel) -> list[Layer]:
+    """Return the layers after which the check at load cuts a model, in ascending order.
+
+    They are EMBED (the stream before block 0), the first, middle and last block, and the first
+    block of each kind that the configuration names, such as sliding-window attention. For a model
+    without a head it is the last block alone.
+    """
     last = model.n_layers - 1
     if model.predicts == "states":
-        return [last]  # the blocks of a decoder also read what its encoder made of the tokens
+        return [last]  # blocks of a decoder also read what its encoder made of the tokens
     config = config_of_text_model(model.module)
-    type_of_layer: list[object] = []
+    kind_of_layer: list[object] = []
     for name in LAYER_KINDS:
         value = getattr(config, name, None)
         if isinstance(value, list):
-            type_of_layer = value
+            kind_of_layer = value
             break
-    # The list may be longer than the model.
-    first_of_types = {type_of_layer.index(layer_type) for layer_type in type_of_layer}
-    layers = {0, last // 2, last} | {layer for layer in first_of_types if layer <= last}
+    first_of_each_kind = {kind_of_layer.index(kind) for kind in kind_of_layer}
+    layers = {0, last // 2, last}
+    # The list in the configuration may be longer than the model.
+    layers |= {layer for layer in first_of_each_kind if layer <= last}
     return [EMBED, *sorted(layers)]
 
 
 def _longest_window(model: CutModel) -> int | None:
-    """Return the longest window of attention, in tokens, that a row of the proof can exceed.
+    """Return the longest attention window, in tokens, that needs a longer row of sample tokens.
 
-    None means that there is no such window: none is stated, or it is longer than the longest row,
-    or so short that the usual sample exceeds it.
+    None means that no window does: the configuration states none, or only windows that the usual
+    row of 16 tokens exceeds, or windows that the longest possible row does not exceed by
+    BEYOND_WINDOW tokens.
     """
     config = config_of_text_model(model.module)
-    most = min(model.context, LONGEST_PROOF)
+    longest_row = min(model.context, LONGEST_PROOF)
     windows = []
     for name in WINDOWS:
         size = getattr(config, name, None)
-        # Rows of the other samples have 16 tokens, which are longer than shorter windows.
-        if isinstance(size, int) and 16 < size + BEYOND_WINDOW <= most:
+        if isinstance(size, int) and 16 < size + BEYOND_WINDOW <= longest_row:
             windows.append(size)
     return max(windows, default=None)
 
 
 @contextlib.contextmanager
 def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
-    """Check that a model gives the same output before and after its weights are read.
+    """Check that a model gives the same output before and after the body of the `with` statement.
 
-    They are read while this context is open.
-
-    The outputs must have equal bits, unless two passes in a row differ in theirs, as sums on a GPU
-    may. Then they may differ by the `TOLERANCE` of the dtype.
+    The caller reads all weights in it. The two outputs must be equal to the bit, unless two passes
+    in a row are not, as sums on a GPU may round differently. Then they may differ by the
+    `TOLERANCE` of the dtype.
 
     Raises:
-        ModelError: They differ, or two passes in a row differ by more than the tolerance.
+        ModelError: The outputs differ, or two passes in a row differ by more than the tolerance.
     """
     tokens = sample_tokens(model.vocabulary, model.context)
-    with passing(model.name):
+    with explaining_pass_errors(model.name):
         before = model.full(tokens).clone()
         again = model.full(tokens)
     allowed = 0.0
@@ -141,43 +150,58 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
             )
     states_before = _states_of_tensors(model.module)
     yield
-    with passing(model.name):
+    with explaining_pass_errors(model.name):
         output = model.full(tokens)
     error = 0.0 if _is_equal(before, output) else relative_error(output, before)
     if error <= allowed:
         return
 
-    states_now = _states_of_tensors(model.module)
-    # What the reading changed, for the message.
-    altered = []
-    for name in sorted(states_before.keys() | states_now.keys()):
-        if states_before.get(name) != states_now.get(name):
-            altered.append(name)
-    owners = set()
-    for name in altered:
-        if name in states_now:
-            owners.add(type(model.module.get_submodule(name.rpartition(".")[0])).__name__)
-    changes = "something beside its tensors"
-    if altered:
-        changes = f"{listed(altered)} of {listed(sorted(owners))}"
+    changes = _changed_tensors_in_words(model.module, states_before)
     raise ModelError(
         f"{model.name}: reading its weights by state_dict() changes {changes}, and logits by "
         f"{error:.1e} of the largest; give it in a form that can be read, such as dequantised"
     )
 
 
+def _changed_tensors_in_words(
+    module: nn.Module, states_before: dict[str, tuple[object, ...]]
+) -> str:
+    """Return the names of the tensors that changed, and the classes of the modules that hold them.
+
+    `states_before` is what `_states_of_tensors` returned before the change. If no tensor differs
+    from it, the words say so.
+    """
+    states_now = _states_of_tensors(module)
+    changed_names = []
+    for name in sorted(states_before.keys() | states_now.keys()):
+        if states_before.get(name) != states_now.get(name):
+            changed_names.append(name)
+    if not changed_names:
+        return "something beside its tensors"
+    class_names = set()
+    for name in changed_names:
+        if name in states_now:
+            owner = module.get_submodule(name.rpartition(".")[0])
+            class_names.add(type(owner).__name__)
+    return f"{listed(changed_names)} of {listed(sorted(class_names))}"
+
+
 def _is_equal(first: Tensor, second: Tensor) -> bool:
-    """Return whether two outputs are equal, where NaN, which is reported elsewhere, equals NaN."""
+    """Return whether two outputs are equal in shape and in every entry.
+
+    NaN equals NaN (and 0) here; outputs that are not finite are reported elsewhere.
+    """
     if first.shape != second.shape:
         return False
     return torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
 
 
 def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
-    """Return for each parameter and buffer what shows that it changed.
+    """Return a description of each parameter and buffer that differs once the tensor has changed.
 
-    That is its address, shape, dtype, the number of changes in place that torch counts, and the
-    sum of some of its entries. `state_dict()` is not called, since it may be what changes them.
+    It holds the tensor's address, shape and dtype, torch's counter of changes in place, and the
+    sum of at most SAMPLED_ENTRIES evenly spaced entries. `state_dict()` is not called, since the
+    caller checks whether that changes tensors.
     """
     states: dict[str, tuple[object, ...]] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -194,21 +218,27 @@ def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
 def output_error_of(
     model: CutModel, tokens: Tensor, mask: Tensor | None, types: Tensor | None
 ) -> ModelError | None:
-    """Return the error that last states and head do not compose to the full pass for a text.
+    """Return the error that a model's head, given its last states, does not give its full output.
 
-    Code of a user may act on some tokens alone, which the samples at loading may not have. The
-    first rows of the text are compared.
+    This was checked when the model was loaded, on random tokens. Code of a user may act on certain
+    tokens only, so it is checked again on the first rows of a real text.
+
+    Args:
+        model: The model.
+        tokens: The token ids of the text, (b, t).
+        mask: 1 for tokens and 0 for padding; None: there is no padding.
+        types: BERT's token type ids, or None.
 
     Returns:
-        None: they compose.
+        The error, which the caller raises if the output is asked for; None: the outputs agree.
     """
-    rows = slice(max(PROVED_TOKENS // tokens.shape[1], 1))
-    tokens = tokens[rows]
+    first_rows = slice(max(PROVED_TOKENS // tokens.shape[1], 1))  # about PROVED_TOKENS tokens
+    tokens = tokens[first_rows]
     if mask is not None:
-        mask = mask[rows]
+        mask = mask[first_rows]
     if types is not None:
-        types = types[rows]
-    with torch.no_grad(), passing(model.name):
+        types = types[first_rows]
+    with torch.no_grad(), explaining_pass_errors(model.name):
         full = model.full(tokens, mask, types).clone()
         (last_states,) = model.residuals(tokens, [model.n_layers - 1], mask, types)
         composed = model.output(last_states, mask)
@@ -223,31 +253,30 @@ def output_error_of(
 
 
 def check_finite_weights(module: nn.Module, name: str) -> None:
-    """Raise a ModelError for a weight that is NaN or infinite.
+    """Raise a ModelError if a parameter or persistent buffer holds a NaN or an infinity.
 
-    Args:
-        module: The module.
-        name: What the error calls the model.
+    `name` is the model's name in the message.
     """
     for path, tensor in tensors_of(module):
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        # A sum is finite only if all of its summands are, and takes no memory for a mask.
-        wide = torch.promote_types(tensor.dtype, torch.float32)
+        # A sum is finite only if all of its summands are. Unlike `isfinite()`, it needs no mask
+        # as large as the tensor.
+        sum_dtype = torch.promote_types(tensor.dtype, torch.float32)
         chunks = tensor.reshape(-1).split(ENTRIES_AT_ONCE)
-        if all(chunk.sum(dtype=wide).isfinite() for chunk in chunks):
+        if all(chunk.sum(dtype=sum_dtype).isfinite() for chunk in chunks):
             continue
         wrong_count = int((~tensor.isfinite()).sum())
-        if wrong_count:  # else it is the sum alone that is too large
-            is_too_large = tensor.dtype == torch.float16 and not tensor.isnan().any()
-            remedy = "; they may be in float32" if is_too_large else ""
+        if wrong_count:  # otherwise all values are finite, and only their sum overflowed
+            has_overflowed = tensor.dtype == torch.float16 and not tensor.isnan().any()
+            remedy = "; they may be in float32" if has_overflowed else ""
             raise ModelError(
                 f"{name}: {wrong_count:,} of {tensor.numel():,} values of {path} are not "
                 f"finite{remedy}"
             )
 
 
-def _compare(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
+def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
     """Raise a ModelError unless head and tail compose to the full pass at each cut.
 
     The output must also be finite, and not zero everywhere.
@@ -297,18 +326,19 @@ def _compare(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> None:
 
 
 def may_change_states(hook: object) -> bool:
-    """Return whether a hook may change what its module computes.
+    """Return whether a forward hook may change what its module computes.
 
-    Those of transformers, accelerate and this package only move states, or record them.
+    Hooks that transformers, accelerate and this package define are taken for harmless: they move
+    states between devices, or record them.
     """
     library = module_of(hook).partition(".")[0]
     return library not in ("transformers", "accelerate", "thinkalike")
 
 
 def _hooks_on(module: nn.Module) -> str:
-    """Return which modules have hooks, and how to take them off, to end the message of an error.
+    """Return the end of an error message: which modules have hooks, and how to remove them.
 
-    "" means that there are none.
+    Only hooks that may change states are named. "" means that there are none.
     """
     hooked = []
     for path, submodule in module.named_modules():
@@ -324,38 +354,44 @@ def _hooks_on(module: nn.Module) -> str:
 
 
 def _without_padding(model: CutModel, tokens: Tensor) -> Tensor:
-    """Return the sample tokens with another token for each padding token of a classifier.
+    """Return the tokens of a classifier with each padding id replaced by the next id.
 
-    A classifier takes padding for the end of a text. Tokens of any other model stay as they are.
+    A classifier would take a padding id for the end of a text. Tokens of any other model are
+    returned as they are.
     """
     if model.predicts != "class":
         return tokens
-    padding = padding_of_head(model.module, model.tokenizer)
-    if padding is None:
+    padding_id = padding_of_head(model.module, model.tokenizer)
+    if padding_id is None:
         return tokens
-    return torch.where(tokens == padding, (padding + 1) % model.vocabulary, tokens)
+    next_id = (padding_id + 1) % model.vocabulary
+    return torch.where(tokens == padding_id, next_id, tokens)
 
 
 def _check_causal(model: CutModel, tokens: Tokens) -> None:
-    """Raise a ModelError if later tokens change the logits of earlier ones.
+    """Raise a ModelError if later tokens change a language model's logits of earlier ones.
+
+    Every token in the second half of each row is replaced by another one, and the logits of the
+    first half are compared before and after.
 
     Args:
-        model: The model, which predicts the next token.
-        tokens: Sample tokens; those of the second half of each row are replaced by others.
+        model: A model that predicts the next token.
+        tokens: Sample tokens, (b, t).
     """
     half = tokens.shape[1] // 2
     changed_tokens = tokens.clone()
     changed_tokens[:, half:] = (tokens[:, half:] + 1) % model.vocabulary
-    changed_logits = model.full(changed_tokens)[:, :half]
-    error = relative_error(changed_logits, model.full(tokens)[:, :half])
-    # 0 in all architectures, but for experts, whose products round.
+    logits_after_change = model.full(changed_tokens)[:, :half]
+    error = relative_error(logits_after_change, model.full(tokens)[:, :half])
+    # The error is exactly 0 in all architectures but mixtures of experts, whose products round
+    # differently with other tokens in the batch.
     if error <= TOLERANCE[model.dtype] / 10:
         return
 
     config = config_of_text_model(model.module)
-    body = type(getattr(model.module, "base_model", None)).__name__
+    body_name = type(getattr(model.module, "base_model", None)).__name__
     heads = heads_of(str(getattr(config, "model_type", "")))
-    remedy = f"write {body} under architectures in its config.json, to read its states alone"
+    remedy = f"write {body_name} under architectures in its config.json, to read its states alone"
     if any(head.predicts == "hidden" for head in heads):
         remedy = "save it with AutoModelForMaskedLM"
     if hasattr(config, "is_decoder"):

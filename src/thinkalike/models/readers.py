@@ -147,7 +147,7 @@ def read_transformers(
     has_head = family.predicts != "hidden" or type(module).__name__ in classes_with_head
     if family.predicts == "states":
         module = part_with_states(module, config, family)
-    placed = _placed(module, options, device)
+    placed = _moved_to_device(module, options, device)
     return Checkpoint(placed, tokenizer, longest, quantization, has_head)
 
 
@@ -156,20 +156,26 @@ def read_legacy(
 ) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
 
-    The bridge's hooks are taken off, and the plain module must give the same logits.
+    TransformerLens loads it with its hooks. They are removed, and the logits for sample tokens
+    must stay the same.
+
+    Args:
+        config: The configuration of the model.
+        place: The repository of the hub.
+        device, dtype: Where the weights go, and in which dtype.
 
     Raises:
-        ModelError: Without TransformerLens's hooks it computes something else.
+        ModelError: Without the hooks the logits differ, or a weight is not finite.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    with _pinned(place, config.revision):
+    with _loader_pinned_to_commit(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
     tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
     with torch.no_grad():
-        hooked = bridge(tokens)
+        logits_with_hooks = bridge(tokens)
         module = without_hooks(bridge.original_model.eval())
-        error = relative_error(first_tensor(module(tokens)), hooked)
+        error = relative_error(first_tensor(module(tokens)), logits_with_hooks)
     if not error <= TOLERANCE[dtype]:  # NaN fails as well
         check_finite_weights(module, config.called)
         raise ModelError(
@@ -179,11 +185,16 @@ def read_legacy(
 
 
 @contextlib.contextmanager
-def _pinned(repository: str, revision: str | None) -> Iterator[None]:
-    """Let TransformerLens's legacy loader read the files of one commit while the context is open.
+def _loader_pinned_to_commit(repository: str, revision: str | None) -> Iterator[None]:
+    """Let TransformerLens's legacy loader read a repository at one commit while this is open.
 
-    By itself it asks for the branch `main` only. Other repositories, such as that of the
-    tokenizer, are read as usual.
+    By itself the loader always reads the branch `main`. So two functions of huggingface_hub are
+    replaced: the one that downloads a file of `repository`, and the one that lists files. Files of
+    other repositories, such as that of the tokenizer, are downloaded as usual.
+
+    Args:
+        repository: The repository of the hub that holds the model.
+        revision: The branch, tag or commit; None: the branch `main`.
     """
     import huggingface_hub
 
@@ -282,13 +293,19 @@ def _read_by_transformers(
     place: str,
     options: Mapping[str, object],
 ) -> tuple[PreTrainedModel, LoadingInfo]:
-    """Return a model as `from_pretrained` reads it, and which weights do not fit it.
+    """Return a model as `from_pretrained` reads it, and a report on the weights that do not fit.
+
+    The report lists weights that are missing, left over or of another shape; nothing is refused
+    for them here.
 
     Args:
-        model_class: The class whose `from_pretrained` reads it.
+        model_class: The class whose `from_pretrained` reads the checkpoint.
         config: The configuration of the model.
         place: The folder, repository or GGUF file.
         options: Further arguments of `from_pretrained`.
+
+    Raises:
+        ModelError: Stored dtypes, or the size that the configuration claims, are not plausible.
     """
     with _checked_while_read(place), all_tensors_read(place, HEADS):
         return model_class.from_pretrained(
@@ -296,13 +313,18 @@ def _read_by_transformers(
             revision=config.revision or "main",
             output_loading_info=True,
             trust_remote_code=False,  # else transformers asks on the screen
-            ignore_mismatched_sizes=True,  # they are reported, and refused with the others
+            ignore_mismatched_sizes=True,  # they are in the report, and the caller refuses them
             **options,
         )
 
 
 def _warn_of_unknown_classes(module: PreTrainedModel, called: str) -> None:
-    """Warn of a class that config.json states and transformers lacks."""
+    """Warn of each class that config.json states and transformers lacks.
+
+    Args:
+        module: The model, which was loaded as a different class.
+        called: The model's name in the warning.
+    """
     import transformers
 
     for name in module.config.architectures or ():
@@ -316,10 +338,10 @@ def _warn_of_unknown_classes(module: PreTrainedModel, called: str) -> None:
 
 
 def _stated_class_of_another_head(module: PreTrainedModel) -> type[PreTrainedModel] | None:
-    """Return the first class that config.json states, if a model is of no stated class.
+    """Return the first class that config.json states, if the model was read as another class.
 
-    None means that the model is of one of these classes, that config.json states none, or that
-    transformers lacks the first.
+    None means that the model is of one of the classes that config.json states, that it states
+    none, or that transformers lacks the first of them.
     """
     import transformers
 
@@ -339,14 +361,14 @@ def _refuse_faults(
     config: ModelConfig,
     place: str,
 ) -> None:
-    """Raise a ModelError for weights that are not those that a configuration describes.
+    """Raise a ModelError that lists the weights that do not fit a model, and says what to do.
 
     Args:
-        faults: What may be wrong, such as "missing", with the names of the weights.
-        missing: The names of all missing weights.
-        module: The model.
-        config: Its configuration.
-        place: Where it was read.
+        faults: The names of the weights by what is wrong with them, such as "missing".
+        missing: The names of all missing weights, including those that are not faults.
+        module: The model that the checkpoint was read into.
+        config: The configuration of the model.
+        place: The folder, repository or GGUF file that was read.
     """
     phrases = []
     for fault, names in faults.items():
@@ -358,13 +380,13 @@ def _refuse_faults(
         source = "fields describe"
         remedy = TAKE_ORIGINAL
     prefix = f"{module.base_model_prefix}."
-    lacks_head_alone = not any(name.startswith(prefix) for name in missing)
+    is_only_head_missing = not any(name.startswith(prefix) for name in missing)
     has_head = module.base_model is not module
-    if faults["missing"] and lacks_head_alone and has_head:
+    if faults["missing"] and is_only_head_missing and has_head:
         body_name = type(module.base_model).__name__
         remedy = f"if it has no head, write {body_name} under architectures in config.json"
-    # A folder that another program wrote is to be converted: DeepSpeed, for example, leaves empty
-    # weights in the format of transformers beside its own.
+    # A folder of a program such as DeepSpeed, which leaves empty weights in the format of
+    # transformers beside its own, must be converted first.
     remedy = conversion(Path(place)) or remedy
     raise ModelError(
         f"cannot load model={config.called} from {place}: its weights are not those that its "
@@ -391,6 +413,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
         load_config: LoadStateDictConfig,
         **options: object,
     ) -> object:
+        """Check the stored dtypes and values, and convert as transformers does."""
         if load_config.hf_quantizer is None:
             last_names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
             check_dtypes(state_dict, place, last_names)
@@ -401,7 +424,8 @@ def _checked_while_read(place: str) -> Iterator[None]:
             return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
     def draw_bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
-        # A tied weight that is missing is the other one's memory, and takes none of its own.
+        """Check how much memory missing weights would take before transformers draws them."""
+        # A missing weight that is tied to another one takes no memory of its own.
         names = missing - model.all_tied_weights_keys.keys()
         drawn = [model.get_parameter_or_buffer(name) for name in names]
         drawn += [buffer for _, buffer in model.named_non_persistent_buffers()]
@@ -424,50 +448,69 @@ def _checked_while_read(place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -> Iterator[None]:
-    """Check that tensors of several names that become one weight have equal values.
+    """Refuse, while the context is open, two different stored tensors for one weight of a model.
 
-    transformers gives "ln_f.weight" and "transformer.ln_f.weight" to the same module, and takes
-    one of them.
+    For example, transformers reads both "ln_f.weight" and "transformer.ln_f.weight" into the same
+    weight, and keeps one of them. They must have equal values.
+
+    Args:
+        stored: The tensors of the checkpoint by their names in the files.
+        place: Where the checkpoint is, for the message.
+
+    Raises:
+        ModelError: Two such tensors differ.
     """
     from transformers.core_model_loading import WeightRenaming
 
     convert = WeightRenaming.convert
 
-    def checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
-        for sources in renaming.layer_targets.values():
-            first, *others = sorted(sources)
+    def convert_checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
+        """Check that tensors for the same weight are equal, and convert as transformers does."""
+        for stored_names in renaming.layer_targets.values():
+            first, *others = sorted(stored_names)
             for other in others:
-                if not torch.equal(stored[first][...], stored[other][...]):
+                if not torch.equal(stored[first][...], stored[other][...]):  # [...] reads them
                     raise ModelError(
                         f"{place}: {first} and {other} are one weight of the model, and differ; "
                         "remove one of them"
                     )
         return convert(renaming, *arguments, **options)
 
-    with patch.object(WeightRenaming, "convert", checked):
+    with patch.object(WeightRenaming, "convert", convert_checked):
         yield
 
 
 def _warn_of_plain_weights(
     model: PreTrainedModel, stored: Mapping[str, StoredTensor], place: str
 ) -> None:
-    """Warn if a configuration states a quantisation and all stored weights are plain floats."""
-    dtypes = {dtype_name(tensor) for tensor in stored.values()}
-    stated = stated_quantization(model.config.to_dict())
-    if stated and dtypes <= set(FLOATING.values()):
+    """Warn if a configuration states a quantisation, but all stored weights are plain floats.
+
+    Args:
+        model: The model, whose configuration is asked.
+        stored: The tensors of the checkpoint by their names.
+        place: Where the checkpoint is, for the warning.
+    """
+    stored_dtypes = {dtype_name(tensor) for tensor in stored.values()}
+    quantization = stated_quantization(model.config.to_dict())
+    floating_dtypes = set(FLOATING.values())
+    if quantization and stored_dtypes <= floating_dtypes:
         log.warning(
             "warning: %s: config.json states that weights are quantised (%s), and all are stored "
             "as %s; remove quantization_config if they are not",
             place,
-            stated,
-            listed(sorted(dtypes)),
+            quantization,
+            listed(sorted(stored_dtypes)),
         )
 
 
 def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
-    """Warn if a head is not the embedding that its configuration ties it to.
+    """Warn if a configuration ties the head to the embedding, but their weights differ.
 
-    transformers ties the two in memory unless the file stores both with different values.
+    transformers makes them one tensor, unless the file stores both with different values.
+
+    Args:
+        module: The model after its weights were read.
+        called: The model's name in the warning.
     """
     if not hasattr(module, "get_output_embeddings"):
         return
@@ -495,10 +538,10 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
 
 
 def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
-    """Return the options of `from_pretrained` that quantise weights and bring them to devices.
+    """Return the options of `from_pretrained` that quantise weights and place them on devices.
 
-    With a device map, "offload_folder" is a new temporary folder, which `_placed` removes with the
-    module.
+    With a device map, the option "offload_folder" is a new temporary folder. `_moved_to_device`
+    arranges that it is removed together with the module.
     """
     options: dict[str, object] = {}
     if config.quantization:
@@ -511,7 +554,8 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
         options["quantization_config"] = BitsAndBytesConfig(**settings)
     if config.device_map is not None:
         on_disk = config.device_map == "disk"
-        options["device_map"] = {"": "disk"} if on_disk else config.device_map  # "": all modules
+        # "" is the root module, so that all modules are on disk.
+        options["device_map"] = {"": "disk"} if on_disk else config.device_map
         options["offload_folder"] = tempfile.mkdtemp(prefix="thinkalike-offload-")
     elif device.type == "cuda":
         # Weights are read shard by shard, and are never whole in the memory of the machine.
@@ -519,16 +563,18 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
     return options
 
 
-def _placed(module: nn.Module, options: Mapping[str, object], device: torch.device) -> nn.Module:
-    """Return a module on its device; one that is quantised or offloaded stays where it is.
+def _moved_to_device(
+    module: nn.Module, options: Mapping[str, object], device: torch.device
+) -> nn.Module:
+    """Move a module to a device, unless it is quantised or offloaded, and return it.
 
-    Every weight keeps the dtype in which transformers read it, since some stay in float32 on
-    purpose. The folder of offloaded weights is removed when the module is.
+    Dtypes do not change: transformers keeps some weights in float32 on purpose. The folder of
+    offloaded weights, if there is one, will be removed when the module is garbage-collected.
 
     Args:
-        module: The module.
-        options: The options with which `from_pretrained` read it.
-        device: Where it belongs.
+        module: A model that `from_pretrained` read.
+        options: The options with which it was read.
+        device: The device that was asked for.
     """
     folder = options.get("offload_folder")
     if isinstance(folder, str):
@@ -539,13 +585,15 @@ def _placed(module: nn.Module, options: Mapping[str, object], device: torch.devi
 
 
 def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Family) -> nn.Module:
-    """Return the module that computes the states of a model whose head is not read.
+    """Return the part of a model that computes its states, without the head.
 
-    It is the body, or a side of an encoder-decoder: that of `model.side`, which need not be given
-    where there is only an encoder, as in T5EncoderModel.
+    It is the body. Of an encoder-decoder it is the side that the setting `model.side` names,
+    "encoder" or "decoder". The setting may be left out if there is only an encoder, as in
+    T5EncoderModel.
 
     Raises:
-        ModelError: The side does not exist, or is not given.
+        ModelError: The setting names a decoder that does not exist, or is left out where there
+            are two sides.
     """
     body = module.base_model
     if not family.has_sides:
@@ -577,9 +625,11 @@ class DecoderSide(nn.Module):
         self.config = module.config
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the token embedding of the whole encoder-decoder."""
         return cast(nn.Module, self.both.get_input_embeddings())
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the decoder's last states (b, t, d); encoder and decoder both read `tokens`."""
         output = self.both.base_model(
             input_ids=tokens,
             attention_mask=attention_mask,

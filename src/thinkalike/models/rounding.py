@@ -37,9 +37,9 @@ BALANCED_CHANGE = 1e-4
 
 
 def can_be_rounded(model: FrozenModel) -> bool:
-    """Return whether all weights are floating-point numbers on one device.
+    """Return whether all weights of a model are floating-point numbers on one device.
 
-    Those of 4bit and 8bit are whole numbers with scales.
+    Weights that are quantised (model.quantization) are whole numbers with scales.
     """
     if getattr(model.module, "hf_device_map", None):
         return False
@@ -48,16 +48,13 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
 @torch.no_grad()
 def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
-    """Return a copy with fewer bits: each matrix is balanced, rounded by row, and scaled back.
+    """Return a copy of a model whose matrices are rounded to fewer bits; vectors stay.
 
-    Rows of a balanced matrix have 2^bits - 1 values, equally far apart, from -max |w| to max |w|.
-    In a copy between two whole numbers of bits, such as 3.5, the steps lie between theirs. A
-    matrix that reads the residual stream or writes to it is rounded in the basis that
-    `stream_basis` returns.
-
-    Args:
-        model: The model.
-        bits: The bits of a weight.
+    Rows and columns of each matrix are first scaled to one root mean square ("balanced"), and
+    scaled back afterwards. In between, each row is rounded to 2^bits - 1 evenly spaced values from
+    -max |w| to max |w|, for the entries w of the row. `bits` need not be whole. A matrix that
+    reads or writes the residual stream is rounded along the axes that `stream_basis` returns, if
+    the model has such a basis.
 
     Raises:
         ModelError: The weights are quantised, or on several devices.
@@ -67,45 +64,53 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
             f"{model.name} cannot be rounded; leave model.quantization and model.device_map out"
         )
     basis = stream_basis(model)
-    steps = 2 ** (bits - 1) - 1
+    steps = 2 ** (bits - 1) - 1  # from 0 to the largest value
     module = deepcopy(model.module)
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             continue
-        # A stack of matrices becomes one matrix, a copy where the order of memory allows no view.
+        # A stack of matrices becomes one matrix. This may be a copy, so that the result is copied
+        # back in any case.
         matrix = weight.reshape(-1, weight.shape[-1])
         if basis is None:
             round_in_place(matrix, steps)
         else:
-            expressed = basis.expressed(name, matrix.float())
-            round_in_place(expressed, steps)
-            matrix = basis.restored(name, expressed)
+            matrix_in_basis = basis.expressed(name, matrix.float())
+            round_in_place(matrix_in_basis, steps)
+            matrix = basis.restored(name, matrix_in_basis)
         weight.copy_(matrix.view_as(weight))
     return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
 
 
 def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
-    """Balance a matrix, round each row, and undo the balance, all in place.
+    """Round each row of a matrix to evenly spaced values, in place.
+
+    Before, the matrix is divided by sizes of its rows and columns, so that all of these have a
+    root mean square of 1, and afterwards it is multiplied by them again.
 
     Args:
-        matrix: The matrix.
-        steps: The number of steps from 0 to the largest entry of a row. It need not be whole.
+        matrix: The matrix, which is changed.
+        steps: The number of steps from 0 to the largest absolute entry of a row. It need not be
+            whole.
     """
     row_sizes, column_sizes = balanced_sizes(matrix)
-    for rows, sizes in zip(matrix.split(ROWS_AT_ONCE), row_sizes.split(ROWS_AT_ONCE), strict=True):
-        scale = sizes[:, None] * column_sizes
-        balanced = rows / scale
-        step = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST_NONZERO) / steps
-        rows.copy_((balanced / step).round() * step * scale)
+    slices = zip(matrix.split(ROWS_AT_ONCE), row_sizes.split(ROWS_AT_ONCE), strict=True)
+    for rows, sizes_of_rows in slices:
+        sizes = sizes_of_rows[:, None] * column_sizes  # (rows, columns)
+        balanced = rows / sizes
+        largest_of_row = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST_NONZERO)
+        step = largest_of_row / steps
+        rows.copy_((balanced / step).round() * step * sizes)
 
 
 def balanced_sizes(
     matrix: Float[Tensor, "n m"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"]]:
-    """Return sizes r and c of rows and columns.
+    """Return sizes r of the rows and c of the columns that balance a matrix.
 
-    matrix / (r c^T) has a root mean square of 1 in each row and each column. They are unique up to
-    one factor, and found in turn (Sinkhorn 1967). Rows and columns of zeros have the size 1.
+    Each row and column of matrix / (r c^T) has a root mean square of 1. Such sizes are unique up
+    to a factor. They are found by turns, first r given c and then c given r (Sinkhorn 1967), for
+    at most MOST_TURNS turns. A row or column of zeros has the size 1.
     """
     row_sizes = torch.ones(matrix.shape[0], device=matrix.device)
     column_sizes = torch.ones(matrix.shape[1], device=matrix.device)

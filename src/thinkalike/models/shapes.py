@@ -79,7 +79,16 @@ class Shape:
         full: bool = True,
         is_shared: bool = False,
     ) -> Passes:
-        """Return passes of this model, with the arguments as `Passes` explains them."""
+        """Return a description of passes of this model, from which their cost is forecast.
+
+        Args:
+            phase: The phase of the job in which they run, such as "training".
+            tokens: How many tokens of text the model reads.
+            row: The number of tokens in a row of text.
+            times: How often it reads them.
+            full: Whether passes go through the unembedding, too, and make logits.
+            is_shared: Whether jobs that run together and read the same text share the passes.
+        """
         return Passes(phase, self, tokens, row, times, full, is_shared)
 
 
@@ -114,50 +123,51 @@ class Passes:
 
     @property
     def flops(self) -> float:
-        """The operations, two for each product of a multiplication and an addition."""
+        """The floating-point operations of all passes; a multiply-add counts as two."""
         operations = self.model.operations
-        if self.full:
-            per_token = operations.full(self.row)
+        if self.full:  # through the unembedding, too
+            operations_per_token = operations.full(self.row)
         else:
-            per_token = operations.forward(0, self.model.layers, self.row)
-        return float(self.times * self.tokens * per_token)
+            operations_per_token = operations.forward(0, self.model.layers, self.row)
+        return float(self.times * self.tokens * operations_per_token)
 
     @property
     def seconds(self) -> float:
-        """How long they take on this machine, at the speed of the blocks of this very model.
+        """How long all passes take on this machine, forecast from a timing of the model's blocks.
 
-        The loss of logits is timed by itself: with a vocabulary of 262,144 entries it takes as
-        long as the products.
+        If passes make logits, the time of comparing these is added: with a vocabulary of 262,144
+        tokens it is as long as that of the matrix products.
         """
         if not self.flops:
             return 0.0
         seconds = self.flops * seconds_per_operation(self.model, self.row)
-        if self.full:
+        if self.full:  # through the unembedding, too
             seconds += self.times * self.tokens * seconds_of_output(self.model.vocabulary)
         return seconds
 
 
 def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
-    """Return the shape of a model without its weights and without any download.
+    """Return the sizes of a model without reading its weights and without a download.
 
-    The sizes are those of config.json in a folder or in the hub's cache, or those of the table of
-    published sizes; for a model in memory, those of its settings. None means that the sizes are
+    They come from config.json in the model's folder or in the hub's cache, from a bundled table of
+    published models, or from the configuration of a model in memory. None means that the sizes are
     not known, or that no model can be built of them.
 
     Args:
-        config: The model.
-        name: The name of the shape, by default the label of the model.
+        config: The configuration of the model.
+        name: What the result calls the model; None: its label.
 
     Raises:
-        ConfigError, ModelError: Its folder cannot be read, or states more than its files hold.
+        ConfigError, ModelError: The model's folder cannot be read, or its config.json claims a
+            model that is larger than its files.
     """
     if config.holds_states:
         return _shape_of_states(config, name)
     if isinstance(config, LoadedModelConfig):
         return shape_from(config, _config_json_in_memory(config), name)
     if config.path:
-        folder_of(config)  # raises the error of a folder that cannot be read
-    source = base_of(config) or config  # whose config.json has the sizes
+        folder_of(config)  # called for its checks of the folder
+    source = base_of(config) or config  # an adapter has the sizes of its base
     folder = named_folder(source)
     if folder is None:
         return shape_from(config, _config_json_of_hub(source), name)
@@ -171,7 +181,7 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
 
 
 def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
-    """Return the config.json of a model of transformers in memory; it is empty for any other."""
+    """Return the config.json of a model in memory; {} if the model is not of transformers."""
     from transformers import PretrainedConfig
 
     module = config.loaded.module
@@ -183,7 +193,10 @@ def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
 
 
 def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
-    """Return the config.json in the hub's cache, or the published one; it is empty if unknown."""
+    """Return the config.json of a model of the hub without a download; {} if it is not known.
+
+    It is read from the hub's cache, or else from a bundled table of published models.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     repository = str(config.hub_id)
@@ -196,26 +209,35 @@ def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
 
 
 def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping[str, object]:
-    """Return the config.json of a mini with the size of its vocabulary, which its head tells.
+    """Return the config.json of a bundled model with the size of its vocabulary added.
 
-    The header of the file of weights is read alone. If it is damaged or missing, the config.json
-    is returned as it is.
+    The size is that of the head, whose shape is in the header of the file of weights; the weights
+    are not read. If the file is damaged or missing, the config.json is returned as it is.
+
+    Args:
+        config_json: The contents of config.json.
+        folder: The folder of the model.
     """
     architecture = cast(Mapping[str, object], config_json["architecture"])
     with contextlib.suppress(OSError, ValueError, KeyError):
-        # The format: the length of the header in 8 bytes, then the header as JSON.
+        # A safetensors file begins with the length of its header in 8 bytes, and then has the
+        # header as JSON.
         with (folder / "model.safetensors").open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            header_length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_length))
         vocabulary = header["head.weight"]["shape"][0]
         return {**config_json, "architecture": {**architecture, "d_vocab": vocabulary}}
     return config_json
 
 
 def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
-    """Return the shape of a folder of states, which runs no operations and holds no weights."""
+    """Return the sizes of what a folder of stored states holds, as a model without weights.
+
+    Its passes take no operations, since states are only read. `name` is what the result calls it;
+    None: its label.
+    """
     index = read_index(str(config.path))
-    no_operations = (0.0,) * index.blocks
+    no_operations = (0.0,) * index.blocks  # of each block
     return Shape(
         name=name or label(config),
         layers=index.blocks,
@@ -231,12 +253,12 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
 def shape_from(
     config: ModelConfig, config_json: Mapping[str, object], name: str | None = None
 ) -> Shape | None:
-    """Return the shape of a model that a config.json describes; None if it cannot be built.
+    """Return the sizes of the model that a config.json describes; None if it cannot be built.
 
     Args:
-        config: The model.
-        config_json: Its sizes, in the names of its config.json.
-        name: The name of the shape, by default the label of the model.
+        config: The configuration of the model, for its dtype and the length of its rows.
+        config_json: The contents of config.json.
+        name: What the result calls the model; None: its label.
     """
     sizes_as_text = json.dumps(config_json, sort_keys=True)
     sizes = _sizes_on_meta_device(sizes_as_text)
@@ -258,14 +280,15 @@ def shape_from(
 
 @cache
 def _published_sizes(name: str) -> dict[str, object]:
-    """Return the config.json of a published model; it is empty if the table does not have it.
+    """Return the config.json of a published model from a bundled table; {} if it is not there.
 
-    A tuned model, such as NAME-Instruct, and one of another seed have that of their base.
+    The table has one entry for models with the same config.json, so parts of the repository's name
+    that do not matter are removed first: -Base, -Instruct, and the number of a seed.
     """
-    base = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
-    base = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", base)
+    listed_name = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
+    listed_name = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", listed_name)
     table = yaml.safe_load(PUBLISHED.read_text())
-    return cast(dict[str, object], table["models"].get(base, {}))
+    return cast(dict[str, object], table["models"].get(listed_name, {}))
 
 
 class _ModelSizes(NamedTuple):
@@ -290,12 +313,14 @@ class _ModelSizes(NamedTuple):
 
 @cache
 def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
-    """Return the sizes of a model and the operations of a pass, or None if it cannot be built.
+    """Return the sizes of a model and the floating-point operations of a pass, or None.
 
-    It is built and run on the meta device, which holds no weights.
+    The model is built and run on the meta device, where tensors have no values. None means that it
+    cannot be built. If it can be built but not run, the operations are estimated from the number
+    of weights.
 
     Args:
-        config_json: The content of its config.json.
+        config_json: The content of the model's config.json, as text.
     """
     try:
         model = meta_model(json.loads(config_json))
@@ -306,7 +331,7 @@ def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
     blocks = model.blocks
     embedding = embedding_of(module)
     config = config_of_text_model(module)
-    # The embedding of some models is narrower than the stream.
+    # The configuration comes first, since some models have an embedding narrower than the stream.
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     width = int(width or embedding.shape[1])
     weights_of_blocks = []
@@ -316,9 +341,12 @@ def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
         operations = counted_operations(module, blocks, torch.device("meta"))
     except Exception as error:  # such as routing between experts, which reads values
         log.debug("no count of %s: %s", config_json, error)
-        # Two operations for each weight, and none that grow with the row.
-        of_blocks = tuple(2.0 * count for count in weights_of_blocks)
-        operations = Operations(of_blocks, (0.0,) * len(blocks), 2.0 * len(embedding) * width)
+        # A multiplication and an addition for each weight; attention is left out.
+        operations = Operations(
+            blocks=tuple(2.0 * count for count in weights_of_blocks),
+            attention=(0.0,) * len(blocks),
+            output=2.0 * len(embedding) * width,
+        )
     return _ModelSizes(
         layers=len(blocks),
         width=width,

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.hooks import Arguments, NamedArguments, alone, state_in
+from thinkalike.models.hooks import Arguments, NamedArguments, pass_lock, state_in
 from thinkalike.models.module_facts import embedding_of, first_tensor, sample_tokens
 from thinkalike.models.parts import component_of
-from thinkalike.models.survey import SAMPLE_ROWS, passing
+from thinkalike.models.survey import SAMPLE_ROWS, explaining_pass_errors
 
 # The tokens of each row of the sample.
 TOKENS_OF_SAMPLE_ROW = 8
@@ -99,18 +99,21 @@ class Form(NamedTuple):
 
 
 def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
-    """Return the hook point of each site that is proved, by site and layer.
+    """Find the modules that read or write TransformerLens's hook points, by (name, layer).
 
-    The layer of "embed" is -1, and that of "ln_final" the number of blocks.
+    A model runs over sample tokens, and the states that its modules read and write show which of
+    them add to the residual stream. A hook point that cannot be found in this way is left out. The
+    layer of "embed" is -1, and that of "ln_final" is the number of blocks.
 
     Args:
-        model: The model, which is run over a few tokens.
-        n_heads: The number of heads of attention. A `z` whose width it does not divide is left
-            out.
+        model: The model.
+        n_heads: The number of heads of attention. A `z`, the input of attention's last linear map,
+            is left out if this does not divide its width.
     """
     blocks, runs_outside = _recorded_runs(model)
-    unit = SUM_TOLERANCE * torch.finfo(model.dtype).eps
-    forms = _agreed([list(_forms(block, unit)) for block in blocks])
+    tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
+    # The form of a block says which modules add to the stream, and where resid_mid is.
+    forms = _most_common_option([list(_forms(block, tolerance)) for block in blocks])
 
     points: HookPoints = {}
     for layer, (block, form) in enumerate(zip(blocks, forms, strict=True)):
@@ -137,9 +140,12 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
 
 def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> HookPoints:
-    """Return the output of the module at a path of each block as the hook points of a site.
+    """Return the hook points of a site that is the output of one module in each block.
 
-    A block whose path is "" lacks the site.
+    Args:
+        blocks: The recorded modules of each block.
+        paths: For each block the path of the module; "": the block lacks the site.
+        site: The name of the site, such as "attn_out".
     """
     points: HookPoints = {}
     for layer, (block, path) in enumerate(zip(blocks, paths, strict=True)):
@@ -149,26 +155,31 @@ def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> 
 
 
 def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
-    """Return the last linear map within the module at a path of each block, by layer.
+    """Return, by layer, the linear map that makes the output of one module in each block.
 
-    Of several maps in a block with the same output, it is the one that most blocks have. A block
-    whose path is "", or that has no such map, is left out.
+    If several maps of a block have the same output, the one whose path occurs in most blocks is
+    taken. A block without such a map is left out.
+
+    Args:
+        blocks: The recorded modules of each block.
+        paths: For each block the path of the module; "": the block is left out.
     """
-    candidates = []
+    paths_of_maps = []
     for block, path in zip(blocks, paths, strict=True):
-        candidates.append(list(_projections(block, path)) if path else [])
+        paths_of_maps.append(list(_projections(block, path)) if path else [])
     projections = {}
-    for layer, path_of_map in enumerate(_agreed(candidates)):
+    for layer, path_of_map in enumerate(_most_common_option(paths_of_maps)):
         if path_of_map:
             projections[layer] = blocks[layer][path_of_map]
     return projections
 
 
 def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
-    """Return what the modules of each block, and those outside, did with sample tokens.
+    """Run a model over sample tokens, and return what its modules read and wrote.
 
-    Of a module that runs twice, the last run is returned. Runs are sorted by the depth of their
-    paths, and those of one depth by the moment at which they ended.
+    The first list has for each block the runs of its modules by path; the second one has the runs
+    of all modules outside the blocks. Of a module that runs twice, the last run is kept. Runs are
+    sorted by the depth of their paths, and those of one depth by the moment at which they ended.
     """
     tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     moments = itertools.count()
@@ -176,8 +187,11 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
     runs: dict[str, ModuleRun] = {}
 
     def rows_of(find_state: Callable[[], Tensor]) -> Tensor | None:
-        """Return a state as rows (n, d), or None if it is no state of each token."""
-        # A module may have no arguments, or return no tensor.
+        """Return a copy of a state as rows (n, d) in float64, one for each of the n tokens.
+
+        None means that the module has no such state: it has no arguments, returns no tensor, or
+        one of another shape.
+        """
         with contextlib.suppress(LookupError, StopIteration, TypeError, AttributeError):
             state = find_state()
             if state.is_floating_point() and state.shape[:-1].numel() == tokens.numel():
@@ -194,9 +208,13 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
         rows_of_output = rows_of(lambda: first_tensor(output))
         runs[path] = ModuleRun(path, module, entered, moment, rows_of_input, rows_of_output)
 
-    with contextlib.ExitStack() as hooks, passing(model.name), alone(model.module):
+    with (
+        contextlib.ExitStack() as hooks,
+        explaining_pass_errors(model.name),
+        pass_lock(model.module),
+    ):
         for path, module in model.module.named_modules():
-            # A default binds the path of this turn of the loop.
+            # The default argument keeps the path of this iteration.
             def leave_path(
                 module: nn.Module, _: Arguments, output: object, path: str = path
             ) -> None:
@@ -218,11 +236,12 @@ def _recorded_runs(model: FrozenModel) -> tuple[list[Block], list[ModuleRun]]:
     return blocks, runs_outside
 
 
-def _agreed(options_of_blocks: Sequence[Sequence[Choice]]) -> list[Choice | None]:
-    """Return for each block the option that most blocks have; None for a block without options.
+def _most_common_option(options_of_blocks: Sequence[Sequence[Choice]]) -> list[Choice | None]:
+    """Choose for each block the one of its options that occurs in most blocks.
 
-    A block has several where a module adds 0, which fits everywhere. Of options that equally many
-    blocks have, it is the first one of the block.
+    A block has several options if, for example, one of its modules adds 0, which fits everywhere.
+    Of options that are equally common, the first one of the block is chosen. A block without
+    options gets None.
     """
     counts = Counter(itertools.chain.from_iterable(options_of_blocks))
     choices = []
@@ -231,18 +250,22 @@ def _agreed(options_of_blocks: Sequence[Sequence[Choice]]) -> list[Choice | None
     return choices
 
 
-def _forms(block: Block, unit: float) -> Iterator[Form]:
-    """Yield every way in which the modules of a block add up to its output.
+def _forms(block: Block, tolerance: float) -> Iterator[Form]:
+    """Yield every form that fits the states that the modules of a block read and wrote.
+
+    A form says which modules are attention and the MLP, so that what they add to the block's input
+    gives its output, and where the state between them is. Nothing is yielded if the block has no
+    state for each token.
 
     Args:
-        block: The block.
-        unit: By how much of the summands a sum may differ.
+        block: The recorded modules of the block.
+        tolerance: By how much a sum may differ, as a share of all that is added.
     """
     resid_pre = block[""].input
     resid_post = block[""].output
     if resid_pre is None or resid_post is None:
         return
-    sums = _Sums(block, resid_pre, resid_post, unit)
+    sums = _Sums(block, resid_pre, resid_post, tolerance)
     yield from _forms_in_turn(sums)
     yield from _forms_with_norms_behind(sums)
     yield from _forms_side_by_side(sums)
@@ -254,16 +277,17 @@ class _Sums:
     Attributes:
         block: The block.
         resid_pre, resid_post: Its input and its output, (n, d).
-        unit: By how much, as a share of all that is added, a sum may differ.
+        tolerance: By how much a sum may differ, as a share of all that is added.
         writers: The modules inside it with outputs of the shape of the stream.
-        readers: Those with such inputs.
+        readers: The modules inside it with inputs of that shape.
     """
 
-    def __init__(self, block: Block, resid_pre: Tensor, resid_post: Tensor, unit: float):
+    def __init__(self, block: Block, resid_pre: Tensor, resid_post: Tensor, tolerance: float):
+        """Find the modules inside the block that read or write states of the stream's shape."""
         self.block = block
         self.resid_pre = resid_pre
         self.resid_post = resid_post
-        self.unit = unit
+        self.tolerance = tolerance
         self.writers: list[ModuleRun] = []
         self.readers: list[ModuleRun] = []
         for path, run in block.items():
@@ -274,7 +298,7 @@ class _Sums:
 
     def equal(self, total: Tensor | None, *summands: Tensor | None) -> bool:
         """Return whether states add up to a total; False if one of them is missing."""
-        return _is_sum(total, summands, self.unit)
+        return _is_sum(total, summands, self.tolerance)
 
     def adding(
         self,
@@ -286,9 +310,9 @@ class _Sums:
         """Return the modules whose output completes a sum: total = summands + output.
 
         Args:
-            total: The sum.
-            summands: What the output is added to.
-            after, before: The moments between which the whole run of the module lies.
+            total: The sum. If it or a summand is None, no module is returned.
+            summands: The states to which the output is added.
+            after, before: The module must have begun and ended to run between these two moments.
         """
         completing = []
         for run in self.writers:
@@ -299,10 +323,11 @@ class _Sums:
 
 
 def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
-    """Yield the forms in which attention adds to the stream, and the MLP after it.
+    """Yield the forms of a block in which attention adds to the stream first, and then the MLP.
 
-    The MLP adds to resid_mid, which a norm before it reads. Where something else than one module
-    changes the stream before, only the MLP is part of the form.
+    The state between them, resid_mid, is the input of a module that runs before the MLP, usually
+    a norm: resid_pre + attention = resid_mid, and resid_mid + MLP = resid_post. If no single
+    module makes the first sum, the form has the MLP alone.
     """
     for norm in sums.readers:
         resid_mid = norm.input
@@ -313,7 +338,7 @@ def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
         for attention, mlp in _named_pairs(sums.block, attentions, mlps):
             yield Form((norm.path, "input"), attention, mlp)
 
-        # Something else changes the stream before the MLP adds to it.
+        # Something other than a single module changes the stream before the MLP adds to it.
         if not attentions and not sums.equal(resid_mid, sums.resid_pre):
             for run in mlps:
                 if not _is_attention(sums.block, run):
@@ -321,9 +346,10 @@ def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
 
 
 def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
-    """Yield the forms in which a norm follows each addition, as in BERT.
+    """Yield the forms of a block in which a norm follows each addition, as in BERT.
 
-    The output of the first norm is resid_mid, and that of the last one resid_post.
+    With two norms: norm1(resid_pre + attention) = resid_mid, and norm2(resid_mid + MLP) =
+    resid_post. Every pair of modules that read and write states of the stream's shape is tried.
     """
     norms = [run for run in sums.readers if run in sums.writers]
     for first, last in itertools.permutations(norms, 2):
@@ -339,7 +365,11 @@ def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
 
 
 def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
-    """Yield the forms in which attention and the MLP add to one state, or attention alone adds."""
+    """Yield the forms of a block in which attention and the MLP both read the block's input.
+
+    Then resid_pre + attention + MLP = resid_post. A block with attention alone, where resid_pre +
+    attention = resid_post, is included.
+    """
     for run in sums.writers:
         if not _is_attention(sums.block, run):
             continue
@@ -353,9 +383,10 @@ def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
 def _named_pairs(
     block: Block, attentions: Sequence[ModuleRun], mlps: Sequence[ModuleRun]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the paths of attention and MLP for each pair of modules that may be these.
+    """Yield (path of attention, path of the MLP) for each pair of candidates.
 
-    The path of the first is "" if it adds to the stream as attention does and is something else.
+    A pair is left out if its candidate for the MLP is attention by its name. The first path is ""
+    if the candidate for attention is something else by its name.
     """
     for attention, mlp in itertools.product(attentions, mlps):
         if _is_attention(block, mlp):
@@ -364,44 +395,45 @@ def _named_pairs(
         yield attention_path, mlp.path
 
 
-def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], unit: float) -> bool:
-    """Return whether states add up to a total, as far as rounding lets them.
+def _is_sum(total: Tensor | None, summands: Sequence[Tensor | None], tolerance: float) -> bool:
+    """Return whether states add up to a total, as far as rounding allows.
 
-    Args:
-        total: The sum, or None, which is none.
-        summands: The states. False is returned if one is None or has another shape.
-        unit: The largest difference of an entry, as a share of the sum of all absolute values.
+    In each entry, |total - sum of x| <= tolerance * (|total| + sum of |x|), over the summands x.
+    It is false if the total or a summand is None, or if their shapes differ.
     """
     if total is None:
         return False
     sum_of_summands = torch.zeros_like(total)
-    size = total.abs()
+    sum_of_sizes = total.abs()
     for summand in summands:
         if summand is None or summand.shape != total.shape:
             return False
         sum_of_summands = sum_of_summands + summand
-        size = size + summand.abs()
-    return bool(((total - sum_of_summands).abs() <= unit * size).all())
+        sum_of_sizes = sum_of_sizes + summand.abs()
+    differences = (total - sum_of_summands).abs()
+    return bool((differences <= tolerance * sum_of_sizes).all())
 
 
 def _is_attention(block: Block, run: ModuleRun) -> bool:
-    """Return whether a module is attention by its name or class, or a norm of its output.
+    """Return whether a module of a block is attention, or a norm that reads attention's output.
 
-    The name or class of a module around it counts as well.
+    A module is attention if its path in the block, its class, or the class of a module around it
+    has "att" in its name.
     """
     if run.is_norm:
         for candidate in block.values():
-            is_module_inside = candidate.path and not candidate.is_norm
-            is_normalised = is_module_inside and _is_same(candidate.output, run.input)
-            if is_normalised and _is_attention(block, candidate):
+            is_whole_block = candidate.path == ""
+            if is_whole_block or candidate.is_norm:
+                continue
+            if _is_same(candidate.output, run.input) and _is_attention(block, candidate):
                 return True
         return False
-    path_components = run.path.split(".")
     names = [run.path]
-    for count in range(1, len(path_components) + 1):
-        path_of_owner = ".".join(path_components[:count])
-        if path_of_owner in block:
-            names.append(type(block[path_of_owner].module).__name__)
+    path_components = run.path.split(".")
+    for depth in range(1, len(path_components) + 1):
+        outer_path = ".".join(path_components[:depth])
+        if outer_path in block:
+            names.append(type(block[outer_path].module).__name__)
     return any("att" in name.lower() for name in names)
 
 
@@ -411,11 +443,13 @@ def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
 
 
 def _projections(block: Block, path: str) -> Iterator[str]:
-    """Yield the paths of linear maps whose output is that of a module, to the bit.
+    """Yield the paths of the linear maps in a block that make the output of the module at `path`.
 
-    If the module is a norm, the output of the map is what the norm reads.
+    The output of such a map equals that of the module to the bit. If the module is a norm, it
+    equals the input of the norm instead.
     """
-    output = block[path].input if block[path].is_norm else block[path].output
+    module_run = block[path]
+    output = module_run.input if module_run.is_norm else module_run.output
     for run in block.values():
         weight = getattr(run.module, "weight", None)
         is_linear_map = weight is not None and weight.dim() == 2 and run.input is not None
@@ -426,37 +460,46 @@ def _projections(block: Block, path: str) -> Iterator[str]:
 def _points_outside(
     model: FrozenModel, runs_outside: Sequence[ModuleRun], blocks: Sequence[Block]
 ) -> HookPoints:
-    """Return the embedding of tokens and the norm after the last block, if the model has them.
+    """Return the hook points "embed" and "ln_final", as far as the model has them.
 
-    The embedding is the output of a module before the blocks that equals the rows of the
-    embedding, up to one factor. The norm is one that reads the last block's output, and whose own
-    output something reads.
+    "embed" is the first module before the blocks whose output is the tokens' rows of the
+    embedding, up to one factor. "ln_final" is the first norm that reads the last block's output,
+    and whose own output is read by a later module.
+
+    Args:
+        model: The model.
+        runs_outside: What the modules outside the blocks did in a pass over sample tokens.
+        blocks: What the modules of each block did in it.
     """
-    first_moment = blocks[0][""].entered
-    resid_post = blocks[-1][""].output
+    start_of_first_block = blocks[0][""].entered
+    last_resid_post = blocks[-1][""].output
     embeddings = _embedding_rows(model)
     tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
 
     points: HookPoints = {}
     for run in runs_outside:
-        is_before = run.exited < first_moment
-        if is_before and run.output is not None and run.output.shape == embeddings.shape:
+        is_before_blocks = run.exited < start_of_first_block
+        if is_before_blocks and run.output is not None and run.output.shape == embeddings.shape:
             scale = run.output.norm() / embeddings.norm()  # Gemma multiplies its embedding
             if torch.allclose(run.output, scale * embeddings, rtol=tolerance):
                 points.setdefault(("embed", -1), HookPoint(run.module, "output"))
 
-        if run.is_norm and _is_same(run.input, resid_post) and _is_read(run, runs_outside):
+        reads_last_block = run.is_norm and _is_same(run.input, last_resid_post)
+        if reads_last_block and _is_read(run, runs_outside):
             points.setdefault(("ln_final", model.n_layers), HookPoint(run.module, "output"))
     return points
 
 
 def _embedding_rows(model: FrozenModel) -> Tensor:
-    """Return the rows of the embedding of the sample tokens, (n, d), in float64."""
+    """Return the row of the embedding for each of the n sample tokens, (n, d), in float64."""
     weight = embedding_of(model.module)
     tokens = sample_tokens(model.vocabulary, model.context, SAMPLE_ROWS, TOKENS_OF_SAMPLE_ROW)
     return weight[tokens.flatten().to(weight.device)].double().cpu()
 
 
 def _is_read(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
-    """Return whether a later module reads the output of a module, to the bit."""
+    """Return whether a module of `runs` that ran later has the output of `run` as its input.
+
+    The two must be equal to the bit.
+    """
     return any(later.entered > run.exited and _is_same(later.input, run.output) for later in runs)

@@ -46,6 +46,7 @@ class Sites:
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
+        """Find the model's hook points, and check that it has the chosen ones and the head."""
         stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1
@@ -71,9 +72,10 @@ class Sites:
         self.heads = list(range(self.n_heads)) if head == "all" else [int(head)]
 
     def layers(self, site: str) -> list[int]:
-        """Return the layers that have a site, or none if some block lacks it.
+        """Return the layers of a hook point, such as "z", that every block has.
 
-        A site outside the blocks has one layer.
+        The list is empty if some block lacks it. A hook point outside the blocks, such as "embed",
+        has one layer at most: -1 before the blocks, or their number after them.
         """
         layers = self._layers_with(site)
         if site in SITES_OUTSIDE_BLOCKS or len(layers) == self.n_layers:
@@ -85,20 +87,24 @@ class Sites:
         return [layer for name, layer in self.modules if name == site]
 
     def _available_sites(self) -> str:
-        """Return in words the sites that all blocks have, and those that only some have."""
-        sites_of_all = [site for site in get_args(Site) if self.layers(site)]
-        phrases = [", ".join(sites_of_all)]
-        sites_found = dict.fromkeys(site for site, _ in self.modules)
+        """Return in words the hook points that can be chosen, and those of only some blocks.
+
+        It ends the message of an error.
+        """
+        sites_of_all_blocks = [site for site in get_args(Site) if self.layers(site)]
+        phrases = [", ".join(sites_of_all_blocks)]
+        sites_found = dict.fromkeys(site for site, _ in self.modules)  # each once, in order
         for site in sites_found:
             if not self.layers(site):
                 phrases.append(f"in blocks {listed(self._layers_with(site))} alone {site}")
         return "; ".join(phrases)
 
     def at(self, layers: Iterable[int]) -> list[Place]:
-        """Return the chosen hook points at these layers, from the first block to the last.
+        """Return the chosen hook points in these layers, from the first block to the last.
 
-        The embedding and the last norm belong to no block. They are included, if chosen, whatever
-        the layers.
+        The embedding and the last norm belong to no block. If they are chosen, they are included
+        whatever the layers. The hook point `z`, the input of the last linear map of attention,
+        may be split into its heads.
         """
         blocks = list(layers)
         hook_points = []
@@ -112,22 +118,26 @@ class Sites:
     def captured(
         self, place: Place, key: Key, rows: Sequence[int], states: MutableMapping[Key, Tensor]
     ) -> contextlib.AbstractContextManager[object]:
-        """Store the states of a place in every pass while the context is open.
+        """Return a context in which every pass writes the states of a hook point to `states[key]`.
+
+        It is the handle of a hook: leaving the context removes the hook.
 
         Args:
-            place: The place, which the model has.
-            key: They are stored as `states[key]`.
+            place: A hook point of one layer, or one head of it.
+            key: The key under which the states are stored.
             rows: The shape of the states without their width, (b, t).
             states: Gets the states, (b, t, d). A later pass replaces them.
         """
         module, direction = self.modules[place.site, place.layer]
 
         def store(state: Tensor) -> None:
-            states_of_rows = state.reshape(*rows, -1)
+            """Store a state, or the part of it that belongs to one attention head."""
+            state_of_rows = state.reshape(*rows, -1)  # some modules see all tokens as one axis
             if place.head is not None:
-                # Heads lie side by side: (b, t, heads * d) has equal slices of d.
-                states_of_rows = states_of_rows.chunk(self.n_heads, -1)[place.head]
-            states[key] = states_of_rows.clone()  # Falcon adds to the output of its MLP in place
+                # (b, t, heads * d), where heads lie side by side, becomes (b, t, d).
+                state_of_rows = state_of_rows.chunk(self.n_heads, -1)[place.head]
+            # A copy, since Falcon adds to the output of its MLP in place.
+            states[key] = state_of_rows.clone()
 
         def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
             store(state_in(args, kwargs))
@@ -140,38 +150,42 @@ class Sites:
         return module.register_forward_pre_hook(store_input, with_kwargs=True)
 
     def output_of_head(self, place: Place, z: Tensor) -> Tensor:
-        """Return what a head adds to the output of its attention, without the bias.
+        """Return what one head adds to the output of its attention, without the bias.
 
         Args:
-            place: The head, a place of the site `z`; head 0 if it names none.
-            z: The input of the last linear map of attention, (..., heads * d).
+            place: The layer and the head. If it names no head, head 0 is taken.
+            z: The input of the last linear map of attention, (..., heads * d), where the outputs
+                of all heads lie side by side.
         """
         projection = self.modules["z", place.layer].module
         head = place.head or 0
         z_of_heads = z.chunk(self.n_heads, -1)
         z_of_head_alone = [torch.zeros_like(z_of_one) for z_of_one in z_of_heads]
         z_of_head_alone[head] = z_of_heads[head]
-        # By `forward`, since a call would run the hooks, such as the one in `replaced`, once more.
+        # `forward` is called directly, so that no hook of the map runs a second time.
         with_bias = projection.forward(torch.cat(z_of_head_alone, -1))
         bias = projection.forward(torch.zeros_like(z))
         return cast(Tensor, with_bias - bias)
 
     def replaced(self, place: Place, state: Tensor) -> contextlib.AbstractContextManager[object]:
-        """Put this output in the place of the model's own in every pass while the context is open.
+        """Return a context in which every pass uses `state` as the output of a module or a head.
+
+        It is the handle of a hook: leaving the context removes the hook.
 
         Args:
-            place: A site that is the output of attention or of an MLP, or a head of `z`.
-            state: The output; at a head, what the head adds to the output of its attention, as
-                `output_of_head` returns it.
+            place: A hook point that is the output of attention or of an MLP, or a head of `z`.
+            state: The new output, in any shape with as many entries. At a head it is what the head
+                adds to the output of its attention, as `output_of_head` returns it.
 
         Raises:
-            ValueError: The place is neither an output nor `z`.
+            ValueError: `place` is neither an output nor `z`.
         """
         module, direction = self.modules[place.site, place.layer]
         if place.site != "z" and direction != "output":
             raise ValueError(f"{place} is no output of a module")
 
         def replace_output(_: nn.Module, args: Arguments, output: object) -> object:
+            """Return the module's output with `state` in its place, as a hook after it."""
             original = first_tensor(output)
             changed = state.reshape(original.shape).to(original)
             if place.site == "z":
@@ -183,10 +197,10 @@ class Sites:
 
 
 def with_first_tensor(output: object, state: Tensor) -> Tensor | tuple[object, ...]:
-    """Return the output of a module with another state.
+    """Return a module's output with `state` in the place of its first tensor.
 
-    The state takes the place of the tensor that the module returned, or of the first of several,
-    which come back as a tuple.
+    If the module returns a tensor, that is `state` alone. If it returns a tuple or list, a tuple
+    comes back whose first member is `state` and whose other members are the same.
     """
     if isinstance(output, Tensor):
         return state

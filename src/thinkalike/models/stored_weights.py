@@ -59,16 +59,16 @@ def check_dtypes(
     place: object,
     last_names: Collection[str] = ("weight", "bias"),
 ) -> None:
-    """Raise a ModelError for a weight that is stored as whole numbers, or in 8 bits.
+    """Raise a ModelError for a weight that is stored as whole numbers, or as floats of 8 bits.
 
-    Without a quantisation, it would be cast to an ordinary number of a floating type, and the
-    model would be another one.
+    Such numbers mean something only with the scales of a quantisation. A loader that is told of
+    none would take them as they are, and the model would be a different one.
 
     Args:
-        stored: Tensors, or slices of a file of safetensors.
-        place: Where they are stored, for the error.
-        last_names: The last parts of the names of parameters, such as "weight"; all else are
-            buffers, which may be whole numbers.
+        stored: Tensors, or tensors in a file of safetensors that are not read yet, by name.
+        place: Where they are stored, for the message.
+        last_names: The last components of the names of parameters, such as "weight". Any other
+            tensor is a buffer, and may be whole numbers.
     """
     for name, tensor in stored.items():
         is_parameter = name.rpartition(".")[2] in last_names and not BUFFERS.search(name)
@@ -82,10 +82,10 @@ def check_dtypes(
 
 
 def dtype_name(tensor: StoredTensor) -> str:
-    """Return the dtype of a tensor, or of a slice of a file.
+    """Return the name of the dtype of a tensor, which may not be read from its file yet.
 
-    Floating types have the names that safetensors gives them, such as BF16. Others of a tensor
-    have torch's, such as int8.
+    It is the name of safetensors, such as "BF16". For a tensor in memory that is not of a usual
+    floating dtype, it is the name of torch, such as "int8".
     """
     if isinstance(tensor, TensorSlice):
         return str(tensor.get_dtype())
@@ -94,16 +94,18 @@ def dtype_name(tensor: StoredTensor) -> str:
 
 
 def check_one_set(folder: Path) -> None:
-    """Check that a folder holds one set of weights, and log which files of weights are not read.
+    """Refuse a folder whose files of weights contradict each other.
 
-    Nothing is checked where no file of weights has a usual name.
+    A set of weights is a single file, or an index with the files that it lists. Transformers reads
+    the first set. Any other set must have the same values. Files that belong to no set are logged.
+    Nothing is checked if no file of weights has a usual name.
 
     Raises:
         ModelError: Two sets differ by more than a dtype; two files of one index hold a tensor with
             different values, of which either may be read; or a file lacks a tensor that the index
             says it holds.
     """
-    # In the order in which they are looked for, so that the first one is read.
+    # For each set the file of each tensor, in the order in which libraries look for sets.
     indices = {}
     for name in IN_TURN:
         if (folder / name).is_file():
@@ -113,7 +115,7 @@ def check_one_set(folder: Path) -> None:
     (first_name, first_index), *other_indices = indices.items()
     tensors = _tensors_of_index(folder, first_name, first_index)
     for name, index in other_indices:
-        if not _is_same_set(tensors, folder, index):
+        if not _has_same_values(tensors, folder, index):
             raise ModelError(
                 f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove "
                 "one of them"
@@ -127,26 +129,27 @@ def check_one_set(folder: Path) -> None:
 
 
 def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return the tensors of all files of an index, by name.
+    """Return the tensors of all files that an index of weights lists, by name.
 
     Args:
         folder: The folder of the files.
-        name: The name of the index, for errors.
-        index: The file of each tensor; {"": FILE} stands for all tensors of one file.
+        name: The file name of the index, for messages.
+        index: The file of each tensor. {"": FILE} means all tensors of this file.
 
     Raises:
-        ModelError: Files do not hold what the index says, or differ in a tensor.
+        ModelError: A file lacks a tensor that it should hold, or two files hold a tensor with
+            different values.
     """
     tensors: dict[str, Tensor] = {}
     for file_name in sorted(set(index.values())):
         tensors_of_file = tensors_in_file(folder / file_name)
-        lacking = []
+        missing = []
         for tensor_name, stated_file in index.items():
             if stated_file == file_name and tensor_name and tensor_name not in tensors_of_file:
-                lacking.append(tensor_name)
-        if lacking:
+                missing.append(tensor_name)
+        if missing:
             raise ModelError(
-                f"{folder}: {name} says that {file_name} holds {listed(sorted(lacking))}, and it "
+                f"{folder}: {name} says that {file_name} holds {listed(sorted(missing))}, and it "
                 "does not; take the index and all of its files from one revision"
             )
         for tensor_name in tensors_of_file.keys() & tensors.keys():
@@ -159,22 +162,25 @@ def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict
     return tensors
 
 
-def _is_same_set(tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str, str]) -> bool:
-    """Return whether files of another index hold the same values, up to a dtype.
+def _has_same_values(
+    tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str, str]
+) -> bool:
+    """Return whether a second set of weights has the values of the set that is read.
 
-    Only tensors with the same name are compared, in the narrower of their dtypes. Files that
-    cannot be read, such as a pointer of Git LFS, say nothing; what is read is checked elsewhere.
+    Tensors with the same name are compared, in the narrower of their dtypes; tensors in only one
+    set do not count. If a file of the second set cannot be read, such as a pointer of Git LFS,
+    the answer is true, since nothing uses that file.
 
     Args:
         tensors: The tensors of the set that is read.
         folder: The folder of both sets.
-        index: The file of each tensor of the other set.
+        index: The file of each tensor of the second set.
     """
     other_tensors: dict[str, Tensor] = {}
     try:
         for file_name in set(index.values()):
             other_tensors |= tensors_in_file(folder / file_name)
-    except Exception:  # whatever torch raises for a file that is no file of weights
+    except Exception:  # torch raises any, for a file that is no file of weights
         return True
     for name in tensors.keys() & other_tensors.keys():
         first = tensors[name]
@@ -186,9 +192,9 @@ def _is_same_set(tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str
 
 
 def _file_of_tensors(path: Path) -> dict[str, str]:
-    """Return the name of the file of each tensor, as an index says.
+    """Return the name of the file that holds each tensor, for a file of weights or an index.
 
-    Of a file of weights itself it is {"": its name}, which stands for all of its tensors.
+    For a file of weights it is {"": its name}, which means all tensors of this file.
     """
     if path.suffix == ".json":
         return weight_map(path)
@@ -196,9 +202,9 @@ def _file_of_tensors(path: Path) -> dict[str, str]:
 
 
 def tensors_in_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file, which are mapped and not read.
+    """Return the tensors of a file of weights by name; their values are memory-mapped, not read.
 
-    Nothing in them can run code.
+    No code in the file can run. An old file of torch that is no archive is read as a whole.
     """
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:

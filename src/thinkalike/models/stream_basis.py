@@ -56,25 +56,34 @@ class StreamBasis:
     embedding: str
 
     def expressed(self, name: str, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """Return a weight in this basis of the stream, with the gains that it reads folded in.
+        """Return a weight as it is in this basis of the residual stream.
 
-        A weight that neither reads nor writes the stream is returned as it is.
+        A weight that reads the output of a norm is first multiplied by the gains of this norm. A
+        weight that neither reads nor writes the stream is returned as it is.
+
+        Args:
+            name: The name of the weight in the model, which tells whether it reads or writes.
+            weight: The weight, (out, in), or the embedding, (vocabulary, d).
         """
         if name == self.embedding:
             return weight @ self.axes
-        if name in self.gains:
+        if name in self.gains:  # it reads the stream, through a norm
             return (weight * self.gains[name]) @ self.axes
         if name in self.writers:
             return (self.axes.T @ weight).contiguous()
         return weight
 
     def restored(self, name: str, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """Return a weight that `expressed` returned, or a rounded one, as the model has it."""
+        """Return a weight in the model's own basis, given the weight in this basis.
+
+        It is the inverse of `expressed`: gains of a norm are divided out again. `name` is the name
+        of the weight in the model.
+        """
         if name == self.embedding:
             return weight @ self.axes.T
         if name in self.gains:
             gains = self.gains[name]
-            # What a gain of 0 hides has no effect, and comes back as 0.
+            # Entries that a gain of 0 multiplies have no effect, and become 0.
             return (weight @ self.axes.T) / gains.where(gains != 0, torch.inf)
         if name in self.writers:
             return self.axes @ weight
@@ -87,16 +96,20 @@ _bases: WeakKeyDictionary[FrozenModel, StreamBasis | None] = WeakKeyDictionary()
 
 @torch.no_grad()
 def stream_basis(model: FrozenModel) -> StreamBasis | None:
-    """Return the principal axes of what a model writes to its stream.
+    """Return an orthonormal basis of a model's residual stream: the principal axes of its writers.
 
-    Tried on SmolLM2 and Gemma: along the axes of what is read, or of the embedding alone, the
-    large directions that blocks write are spread over many axes, so that nothing remains of a copy
-    of 4 bits, and readings rise by up to .8.
+    A writer is a weight whose output is added to the stream, or the embedding. None means that the
+    stream cannot be rotated without changing what the model computes: norms subtract a mean, the
+    output of a norm is added to the stream, or something such as an embedding of positions depends
+    on the coordinates.
 
-    Which weights read the stream and which write to it is seen in a pass, and is proved: a copy of
-    the model that is expressed in the basis has rotated states. The result is None if the stream
-    cannot be rotated: where norms subtract a mean, where the output of a norm is added to the
-    stream, or where the embedding of positions or anything else has a basis of its own.
+    Which weights read and write the stream is seen in a pass. It is then proved: the states of a
+    copy of the model in this basis must be the model's own states, rotated.
+
+    Other axes were tried on SmolLM2 and Gemma: those of the weights that read, and those of the
+    embedding alone. They spread the large directions that blocks write over many axes, so that
+    copies rounded to 4 bits along them no longer resemble the model, and equivalent bit widths
+    that are measured by such copies are up to .8 bits larger.
     """
     if model not in _bases:
         _bases[model] = _find_basis(model)
@@ -104,10 +117,10 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
 
 
 def _find_basis(model: FrozenModel) -> StreamBasis | None:
-    """Return the basis of a model, or None if it is not proved.
+    """Return the basis of a model's stream, or None if the stream cannot be rotated.
 
-    All linear maps with outputs of the stream's width that read no norm are taken to write to the
-    stream, until the proof.
+    It is assumed that each linear map whose output has the stream's width, and that reads no norm,
+    writes to the stream. A copy of the model in the basis shows whether this is so.
     """
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
@@ -122,7 +135,7 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
         if module.out_features == model.d_model:
             writers.append(f"{path}.weight")
     weights = dict(model.module.named_parameters())
-    (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]
+    (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]  # one
     basis = StreamBasis(
         axes=_principal_axes([embedding.T, *(weights[name] for name in writers)]),
         gains={f"{paths[module]}.weight": norm.gains for module, norm in norms.items()},
@@ -136,21 +149,26 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
 
 
 def _principal_axes(written: Sequence[Float[Tensor, "d _"]]) -> Float[Tensor, "d d"]:
-    """Return the principal axes, as columns, of the directions in which columns of matrices point.
+    """Return the principal axes, as columns, of the directions of all columns of some matrices.
 
-    They are eigenvectors of the mean of u u^T over the unit vectors u along the columns, in the
-    order of ascending eigenvalues. The length of a column says nothing: a hidden unit may be
-    computed larger, and its column be shorter. Matrices count the same, however many columns they
-    have.
+    They are the eigenvectors of the sum over the matrices of the mean of u u^T, where u is a
+    column scaled to length 1, in the order of ascending eigenvalues. So the lengths of columns do
+    not count, since a hidden unit can have larger values and a shorter column, and each matrix
+    counts the same, however many columns it has.
+
+    Args:
+        written: The matrices (d, n), whose columns are written to the residual stream.
     """
     width = len(written[0])
-    moments = torch.zeros(width, width, device=written[0].device)
+    device = written[0].device
+    moments = torch.zeros(width, width, device=device)
     for matrix in written:
+        n_columns = matrix.shape[1]
         for columns in matrix.split(COLUMNS_AT_ONCE, dim=1):
             directions = nn.functional.normalize(columns.float(), dim=0)
-            moments += directions @ directions.T / matrix.shape[1]
+            moments += directions @ directions.T / n_columns
     axes: Tensor = torch.linalg.eigh(moments.double().cpu()).eigenvectors
-    return axes.float().to(written[0].device)
+    return axes.float().to(device)
 
 
 def _tried_tokens(model: FrozenModel) -> Int[Tensor, "b t"]:
@@ -175,16 +193,18 @@ class RmsNorm(NamedTuple):
 def _norms_that_are_read(
     model: FrozenModel, tokens: Int[Tensor, "b t"]
 ) -> dict[nn.Module, RmsNorm]:
-    """Return the norm whose output each linear map reads, by the linear map.
+    """Return, for each linear map that reads the output of an RMSNorm, this norm.
 
-    The input of such a map is the very tensor that the norm returned. Maps that read anything else
-    are left out.
+    They are found in a pass over `tokens`: the input of the map must be the very tensor that the
+    norm returned. Maps that read anything else are left out.
     """
-    # By address. The tensors are held, so that no other one gets the address of one of them.
+    # The output of each norm by its address in memory. The tensors are kept, so that no other
+    # tensor can get such an address during the pass.
     outputs: dict[int, tuple[Tensor, RmsNorm]] = {}
-    norms: dict[nn.Module, RmsNorm] = {}
+    norm_of_map: dict[nn.Module, RmsNorm] = {}
 
     def note_norm(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        """Note the output of a module that turns out to be an RMSNorm, as a hook after it."""
         states = inputs[0] if len(inputs) == 1 else None
         if isinstance(states, Tensor) and isinstance(output, Tensor):
             gains = _gains_of(states, output, model.d_model)
@@ -192,24 +212,25 @@ def _norms_that_are_read(
                 outputs[output.data_ptr()] = (output, RmsNorm(module, gains))
 
     def note_linear_map(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Note the norm whose output a linear map reads, as a hook before the map."""
         if inputs and inputs[0].data_ptr() in outputs:
             _, norm = outputs[inputs[0].data_ptr()]
-            norms[module] = norm
+            norm_of_map[module] = norm
 
     with ExitStack() as hooks:
         for module in model.module.modules():
             if isinstance(module, nn.Linear):
                 hooks.enter_context(module.register_forward_pre_hook(note_linear_map))
-            elif _has_vectors_alone(module):
+            elif _has_vectors_alone(module):  # it may be a norm
                 hooks.enter_context(module.register_forward_hook(note_norm))
         model.full(tokens)
-    return norms
+    return norm_of_map
 
 
 def _has_vectors_alone(module: nn.Module) -> bool:
-    """Return whether a module has no modules inside, and weights all of which are vectors.
+    """Return whether a module may be a norm: all of its weights are vectors.
 
-    A norm is such a module.
+    It must have at least one weight, and no submodules.
     """
     weights = list(module.parameters(recurse=False))
     if not weights or any(module.children()):
@@ -218,22 +239,23 @@ def _has_vectors_alone(module: nn.Module) -> bool:
 
 
 def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"] | None:
-    """Return g if the output is g ∘ x / rms(x) of each state x; None if it is anything else.
+    """Return the gains of an RMSNorm, given what it read and returned; None if it is none.
 
-    g is the least-squares fit for each dimension.
+    The gains g are the least-squares fit of output = g * x / rms(x), in each dimension, to all
+    states x. None is returned if the fit leaves more than rounding, or d is not `width`.
 
     Args:
         states: The input of the module, (..., d).
-        output: Its output.
-        width: The width of the stream, which d must be.
+        output: The output of the module.
+        width: The width of the residual stream.
     """
     if states.shape != output.shape or states.shape[-1] != width:
         return None
-    normalised = _divided_by_rms(states).reshape(-1, width)
+    normalised = _divided_by_rms(states).reshape(-1, width)  # (n, d)
     rows = output.float().reshape(-1, width)
-    gains: Tensor = (rows * normalised).sum(0) / normalised.square().sum(0).clamp(
-        min=SMALLEST_NONZERO
-    )
+    products = (rows * normalised).sum(0)
+    squares = normalised.square().sum(0).clamp(min=SMALLEST_NONZERO)
+    gains: Tensor = products / squares
     is_rms_norm = (rows - gains * normalised).norm() < SAME_FUNCTION * rows.norm()
     return gains if is_rms_norm else None
 
@@ -241,14 +263,16 @@ def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"]
 def _divided_by_rms(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Return x / rms(x) of each state x, in float32; a state of zeros stays zero."""
     floats = states.float()
-    return floats / floats.square().mean(-1, keepdim=True).sqrt().clamp(min=SMALLEST_NONZERO)
+    rms = floats.square().mean(-1, keepdim=True).sqrt()
+    return floats / rms.clamp(min=SMALLEST_NONZERO)
 
 
 def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
-    """Return whether a copy of a model that is expressed in a basis has rotated states.
+    """Return whether a model computes the same in another basis of its residual stream.
 
-    Weights, and the bias of each writer, are expressed in the basis, and gains are folded into
-    what reads them. After each block, the states of the copy must be those of the model, rotated.
+    A copy of the model gets its weights in this basis, and the biases of weights that write to the
+    stream. Gains of norms are folded into the weights that read them. After each block, the
+    copy's states for `tokens` must be those of the model, rotated, up to rounding.
     """
     layers = list(range(model.n_layers))
     module = deepcopy(model.module)
@@ -272,12 +296,14 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
 
 @contextmanager
 def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
-    """Let norms of a basis return x / rms(x) of each state x while the context is open.
+    """Let the norms that the basis lists return x / rms(x) while the context is open.
 
-    In this model their gains are folded into the weights that read them.
+    x is a state. The norms' gains are left out, since they are folded into the weights of `model`
+    that read the norms.
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Replace the output of a norm, as a hook after it."""
         return _divided_by_rms(inputs[0]).to(output.dtype)
 
     with ExitStack() as hooks:

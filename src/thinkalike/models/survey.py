@@ -33,14 +33,14 @@ class Survey(NamedTuple):
 
 
 def survey(model: CutModel) -> Survey:
-    """Return the width and the form of what the blocks of a model return.
+    """Run a model on sample tokens, and return the width of its states and how blocks return them.
 
-    Blocks must run one after the other and once each, and return states of one width. The
-    configuration of the model is changed in place: from then on no pass keeps keys and values for
-    later tokens, since nothing is ever generated.
+    The configuration of the model is changed in place: `use_cache` is switched off, since nothing
+    is generated here that would need keys and values of earlier tokens.
 
     Raises:
-        ModelError: Blocks do not run so, or return something else.
+        ModelError: Blocks do not run one after the other and once each, or do not return states
+            of one shape, alone or as the first member of a tuple or list.
     """
     for config in (getattr(model.module, "config", None), config_of_text_model(model.module)):
         if config is not None and hasattr(config, "use_cache"):
@@ -70,7 +70,10 @@ def survey(model: CutModel) -> Survey:
 
 
 def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
-    """Return the numbers of blocks in the order in which they ran, and what each returned."""
+    """Return the numbers of blocks in the order in which they ran, and what each returned.
+
+    The model runs once on sample tokens. A block that does not run is in neither list.
+    """
     order: list[int] = []
     outputs: list[object] = []
 
@@ -82,35 +85,34 @@ def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
         for number, block in enumerate(model.blocks):
             record_block = functools.partial(record, number)
             hooks.enter_context(block.register_forward_hook(record_block))
-        with passing(model.name):
+        with explaining_pass_errors(model.name):
             model.full(sample_tokens(model.vocabulary, SAMPLE_TOKENS, rows=SAMPLE_ROWS))
     return order, outputs
 
 
 def _check_order(model: CutModel, order: Sequence[int]) -> None:
-    """Raise a ModelError unless blocks ran one after the other and once each.
+    """Raise a ModelError unless `order`, in which blocks ran, is 0, 1, 2, ... with each once.
 
-    Args:
-        model: The model.
-        order: The numbers of the blocks in the order in which they ran.
+    A model without blocks is refused as well.
     """
     expected = list(range(model.n_layers))
     if order and order == expected:  # a model without blocks cannot be cut either
         return
-    idle = sorted(set(expected) - set(order))
-    which = f" (of these, {listed(idle)} do not run for text alone)" if idle else ""
+    idle_blocks = sorted(set(expected) - set(order))
+    about_idle = ""
+    if idle_blocks:
+        about_idle = f" (of these, {listed(idle_blocks)} do not run for text alone)"
     raise ModelError(
         f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
-        f"after the other and once each{which}, so it has no residual stream to cut"
+        f"after the other and once each{about_idle}, so it has no residual stream to cut"
     )
 
 
 @contextlib.contextmanager
-def passing(name: str) -> Iterator[None]:
-    """Turn errors of a pass over sample tokens into a ModelError, unless they are about memory.
+def explaining_pass_errors(name: str) -> Iterator[None]:
+    """Turn an error of a pass over sample tokens into a ModelError that names the model.
 
-    Args:
-        name: What the error calls the model.
+    A ModelError, and an error whose message is about memory, are raised as they are.
     """
     try:
         yield
@@ -129,10 +131,11 @@ def passing(name: str) -> Iterator[None]:
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """Return the module without TransformerLens's wrappers and with fused attention, in place.
+    """Remove TransformerLens's wrappers from a module in place, and use fused attention.
 
-    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
-    Loading proves that numbers agree.
+    The wrappers run TransformerLens's hooks. Its native attention computes every attention
+    pattern, which takes 40 % of a pass; it is replaced where the fused kernel computes the same.
+    The caller compares the logits before and after. The same module is returned.
     """
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
@@ -149,6 +152,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
     is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
     if not is_plain:
         return module
+    # The fused class has neither grouped keys and values nor a soft cap of the scores.
     has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]
     if module.kv_repeats == 1 and not has_soft_cap:
         module.__class__ = _fused()  # the weights stay where they are
@@ -157,11 +161,11 @@ def without_hooks(module: nn.Module) -> nn.Module:
 
 @functools.cache
 def _fused() -> type[nn.Module]:
-    """Return the class of a NativeAttention that runs through the fused kernel.
+    """Return a subclass of TransformerLens's NativeAttention that uses torch's fused kernel.
 
-    It is a class, as compiled blocks share a graph only if their code refers to no object of one
-    of them. Its module and its name are part of the identity of a model in memory, and so of the
-    keys of results.
+    Attention is changed by its class, and not by a function for each block, since compiled blocks
+    share a graph only if their code refers to no object of one of them. The class's module and
+    name are part of the identity of a model in memory, and so of the keys of results.
     """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
@@ -169,14 +173,21 @@ def _fused() -> type[nn.Module]:
         def forward(
             self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: object
         ) -> tuple[Tensor, Tensor | None]:
+            """Return the output of causal attention, and None for the attention pattern.
+
+            With a mask, which the fused kernel is not given, the original attention runs.
+            """
             if attention_mask is not None:
                 return super().forward(hidden_states, attention_mask=attention_mask)
             shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            # Each is (b, heads, t, d_head).
             q, k, v = (
                 projection(hidden_states).view(shape).transpose(1, 2)
                 for projection in (self.q, self.k, self.v)
             )
+            # TransformerLens divides the scores by its `scale`, and torch multiplies them.
             mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
-            return self.o(mixed.transpose(1, 2).flatten(2)), None
+            heads_side_by_side = mixed.transpose(1, 2).flatten(2)  # (b, t, heads * d_head)
+            return self.o(heads_side_by_side), None
 
     return FusedAttention

@@ -24,18 +24,19 @@ MOST_GROWTH = 1000
 
 
 def check_growth(file: Path) -> None:
-    """Raise a ModelError if the replacements of a tokenizer.json may make a text much longer.
+    """Raise a ModelError if a tokenizer.json may make a text more than MOST_GROWTH times as long.
 
-    The limit is `MOST_GROWTH` times as long. A file that is no JSON object is an error as well.
+    Its normaliser and its decoder may replace parts of a text by longer ones, one replacement
+    after the other. A file that is no JSON object is refused as well.
     """
-    growths = {}
+    growth_of_stage = {}
     try:
-        stated = read_json(file)
+        settings = read_json(file)
         for stage in ("normalizer", "decoder"):
-            growths[stage] = _growth(_replacements(stated.get(stage)))
+            growth_of_stage[stage] = _growth(_replacements(settings.get(stage)))
     except ValueError as error:
         raise ModelError(f"{file} is no JSON object ({error})") from None
-    for stage, growth in growths.items():
+    for stage, growth in growth_of_stage.items():
         if growth > MOST_GROWTH:
             raise ModelError(
                 f"{file}: the replacements of its {stage} may make a text {growth:.3g} times as "
@@ -58,46 +59,48 @@ class _Replacement(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """How many times as long a text becomes at most."""
-        if not self.shortest:  # the content goes between all letters
+        """An upper bound on how many times as long a text becomes."""
+        if not self.shortest:  # an empty match: the content is put between all letters
             return 1.0 + len(self.content)
         return max(1.0, len(self.content) / self.shortest)
 
     def may_find(self, contents: Collection[str]) -> bool:
-        """Return whether it may find something in what replacements before it wrote.
+        """Return whether this replacement may find something in what earlier ones have written.
 
-        It may if they share a letter, or if it looks for a regular expression.
+        It may if its pattern shares a letter with one of the `contents` that they wrote, or if it
+        looks for a regular expression.
         """
-        if self.pattern is None:
+        if self.pattern is None:  # a regular expression
             return True
-        letters = set(self.pattern)
-        return any(letters & set(content) for content in contents)
+        letters_of_pattern = set(self.pattern)
+        return any(letters_of_pattern & set(content) for content in contents)
 
 
 def _growth(replacements: Iterable[_Replacement]) -> float:
-    """Return how many times as long a text may become by replacements one after the other.
+    """Return an upper bound on how many times as long replacements in sequence make a text.
 
-    It is an upper bound, and 1 without any replacements.
+    It is 1 without any replacements.
     """
     growth = 1.0
-    contents: list[str] = []
+    earlier_contents: list[str] = []
     for replacement in replacements:
-        if replacement.may_find(contents):
+        if replacement.may_find(earlier_contents):
             growth *= replacement.growth
         else:
-            # It makes letters longer that no replacement before it has made longer.
+            # It replaces only letters of the original text, which no earlier replacement made
+            # longer.
             growth = max(growth, replacement.growth)
-        contents.append(replacement.content)
+        earlier_contents.append(replacement.content)
     return growth
 
 
 def _replacements(stage: object) -> Iterator[_Replacement]:
-    """Yield the replacements of a normaliser or a decoder in their order.
+    """Yield the replacements of a tokenizer's normaliser or decoder in their order.
 
-    Of a sequence of normalisers or decoders, these are the replacements of each.
+    A sequence of normalisers or decoders yields the replacements of each in turn.
 
     Args:
-        stage: What tokenizer.json says of it; anything of another form has no replacements.
+        stage: The section of tokenizer.json. A section of an unknown form has no replacements.
     """
     if isinstance(stage, list):
         for step in stage:
@@ -115,25 +118,27 @@ def _replacements(stage: object) -> Iterator[_Replacement]:
         elif isinstance(expression, str):
             yield _Replacement(content, None, _shortest_match(expression))
     elif kind == "Precompiled":
-        yield _Replacement(_longest_of_charsmap(stage.get("precompiled_charsmap")), None, 1)
+        longest = _longest_of_charsmap(stage.get("precompiled_charsmap"))
+        yield _Replacement(longest, None, shortest=1)
     elif kind == "Prepend" and isinstance(stage.get("prepend"), str):
-        # It replaces nothing, and so counts as if it were put between all letters.
-        yield _Replacement(stage["prepend"], "", 0)
+        # It replaces nothing. As an upper bound it counts as if it were put between all letters.
+        yield _Replacement(stage["prepend"], pattern="", shortest=0)
     for sequence in ("normalizers", "decoders"):
         yield from _replacements(stage.get(sequence))
 
 
 def _longest_of_charsmap(charsmap: object) -> str:
-    """Return the longest text that a map of characters of SentencePiece puts in the place of one.
+    """Return the longest text by which SentencePiece's map of characters replaces a character.
 
-    The map, in base 64, begins with the length of a trie in four bytes, and the trie. All texts
-    follow one after the other, each with a NUL at its end. The result is "" if the map is damaged.
+    The map is text in base 64. Decoded, it has the length of a trie in four bytes, the trie, and
+    then all texts, each with a NUL at its end. A damaged map gives ""; the library that uses it
+    reports that.
     """
     if not isinstance(charsmap, str | bytes | bytearray):
-        return ""  # which the library that reads it reports
+        return ""
     try:
         content = base64.b64decode(charsmap)
-    except ValueError:  # which the library reports, too
+    except ValueError:
         return ""
     length_of_trie = int.from_bytes(content[:4], "little")
     texts = content[4 + length_of_trie :].split(b"\0")
@@ -141,10 +146,14 @@ def _longest_of_charsmap(charsmap: object) -> str:
 
 
 def _shortest_match(expression: str) -> int:
-    """Return how many letters a regular expression matches at least, 0 if it cannot be known."""
-    # Python does not know classes such as \p{L}.
-    known_expression = re.sub(r"\\[pP]\{[^}]*\}", ".", expression)
+    """Return the smallest number of letters that a regular expression matches.
+
+    It is 0 if Python cannot read the expression.
+    """
+    # Python does not know Unicode classes such as \p{L}, which match one letter.
+    expression_for_python = re.sub(r"\\[pP]\{[^}]*\}", ".", expression)
     with warnings.catch_warnings(), contextlib.suppress(re.error, RecursionError, OverflowError):
-        warnings.simplefilter("ignore")  # of what other libraries read otherwise
-        return int(sre_parse(known_expression).getwidth()[0])
+        warnings.simplefilter("ignore")  # the expression is written for another library
+        shortest, _ = sre_parse(expression_for_python).getwidth()
+        return int(shortest)
     return 0

@@ -13,7 +13,7 @@ from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError
 from thinkalike.files import is_folder
 from thinkalike.models.checkpoints import is_gguf, located
-from thinkalike.models.gguf import cut_as_stated
+from thinkalike.models.gguf import split_words_as_stated
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.plausible import PLAIN_SENTENCE
 from thinkalike.models.tokenizer_growth import check_growth
@@ -80,42 +80,45 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_of_gguf(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a GGUF file, which cuts texts as the file says.
+    """Return the tokenizer of a GGUF file, which splits texts into words as the file states.
 
     Raises:
-        ModelError: transformers does not know how the file cuts texts.
+        ModelError: transformers does not know the rule by which the file splits texts.
     """
     from transformers import PreTrainedTokenizerFast
 
-    # A link in a folder of its own: transformers would read a tokenizer.json beside the file.
+    # transformers would read a tokenizer.json beside the file in its place. So it is given a link
+    # in an empty folder.
     with tempfile.TemporaryDirectory() as folder:
         link = Path(folder, file.name)
         link.symlink_to(file.absolute())
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**located(str(link)))
-        return cut_as_stated(tokenizer, file)
+        return split_words_as_stated(tokenizer, file)
 
 
 def _as_its_file(
     tokenizer: PreTrainedTokenizerBase, file: str, config: ModelConfig, place: str
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that cuts texts as tokenizer.json says.
+    """Return a tokenizer that encodes texts as its tokenizer.json states.
 
-    If its class does not, a warning says so, and it is read without that class.
+    The class of transformers that read the tokenizer may overrule the file. Then the tokenizer is
+    read again without this class, with a warning.
 
     Args:
-        tokenizer: The tokenizer as its class reads it.
-        file: The tokenizer.json.
+        tokenizer: The tokenizer as its class in transformers reads it.
+        file: The path of tokenizer.json.
         config: The configuration of the model.
         place: The folder or repository of the checkpoint.
     """
     from transformers import PreTrainedTokenizerFast
 
-    if _cuts_as(tokenizer, file):
+    if _encodes_as(tokenizer, file):
         return tokenizer
     revision = config.revision or "main"
     plain = without_dropout(PreTrainedTokenizerFast.from_pretrained(place, revision=revision))
+    # Even then, other files beside tokenizer.json may add tokens.
     reason = "as other files of the tokenizer add to it"
-    if _cuts_as(plain, file):
+    if _encodes_as(plain, file):
         reason = "which is read"
     log.warning(
         "%s: %s cuts texts otherwise than tokenizer.json, %s",
@@ -127,34 +130,32 @@ def _as_its_file(
 
 
 def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: ModelConfig) -> None:
-    """Warn if tokenizer_config.json states whether BOS is added, and the tokenizer does otherwise.
+    """Warn if the entry add_bos_token of tokenizer_config.json has no effect on a tokenizer.
 
-    There is no warning where `model.bos` decides.
+    There is no warning if the entry is missing, or if the setting `model.bos` decides.
 
     Args:
-        tokenizer: The tokenizer.
-        settings: The tokenizer_config.json.
+        tokenizer: The tokenizer, which puts BOS before texts or does not.
+        settings: The path of tokenizer_config.json.
         config: The configuration of the model.
     """
-    stated = read_json(settings).get("add_bos_token")
-    if config.bos is None and stated in (True, False) and stated != puts_bos(tokenizer):
+    should_add_bos = read_json(settings).get("add_bos_token")
+    is_stated = should_add_bos in (True, False)
+    if config.bos is None and is_stated and should_add_bos != puts_bos(tokenizer):
         log.warning(
             "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides",
             config.called,
-            stated,
+            should_add_bos,
         )
 
 
 def without_dropout(
     tokenizer: PreTrainedTokenizerBase, called: str = ""
 ) -> PreTrainedTokenizerBase:
-    """Set the dropout of a tokenizer of BPE to none, in place, and return the tokenizer.
+    """Switch off the dropout of a BPE tokenizer, in place, and return the tokenizer.
 
-    With dropout the same text would have different ids at every call.
-
-    Args:
-        tokenizer: The tokenizer.
-        called: What a warning calls the model; "": there is no warning.
+    Dropout leaves out merges at random, so that a text has other ids at every call. A warning
+    that names the model is logged, unless its name `called` is "".
     """
     dropout = dropout_of(tokenizer)
     if dropout:
@@ -170,23 +171,23 @@ def without_dropout(
 
 
 def dropout_of(tokenizer: PreTrainedTokenizerBase) -> float | None:
-    """Return the share of merges that a tokenizer of BPE leaves out at random.
+    """Return the dropout of a BPE tokenizer: the share of merges that it leaves out at random.
 
-    It is None if the tokenizer has no such setting, or leaves out none.
+    It is None if the tokenizer has no such setting, or if dropout is switched off.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return getattr(getattr(backend, "model", None), "dropout", None)
 
 
-def _cuts_as(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
-    """Return whether a tokenizer gives some texts the same ids as its tokenizer.json alone.
+def _encodes_as(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
+    """Return whether a tokenizer encodes some texts as a tokenizer.json does by itself.
 
-    A class of transformers may overrule the file. Dropout, truncation and padding, which the file
-    may state, do not count.
+    The class of the tokenizer may overrule the file. Dropout, truncation and padding, which the
+    file may state, are switched off for the comparison.
 
     Args:
-        tokenizer: The tokenizer.
-        file: The tokenizer.json.
+        tokenizer: The tokenizer, as transformers read it.
+        file: The path of tokenizer.json.
     """
     from tokenizers import Tokenizer
 

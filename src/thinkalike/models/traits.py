@@ -29,21 +29,24 @@ UNKNOWN = "?"
 
 
 def traits_of(module: nn.Module) -> dict[Trait, str]:
-    """Return what decides the output of a module beside what its checkpoint holds.
+    """Return what a model computes beyond what its weights and its configuration say, as text.
 
-    That is its weights, persistent buffers and configuration. Traits of each module inside are its
-    class, attributes, hooks, and buffers that no checkpoint holds. Traits of a library are
-    functions that someone put into it.
+    For each of its modules these are the class, attributes, hooks, and buffers that are not
+    persistent. For libraries they are functions by which somebody replaced theirs. Keys are (path
+    of the module or name of the library, name); the name "" is that of the class.
     """
     return described_traits(module, Description(module))
 
 
 def described_traits(module: nn.Module, describe: Description) -> dict[Trait, str]:
-    """Return the traits of a module as text, each by (path or library, name).
+    """Return the traits of a model: what decides its output beside weights and configuration.
+
+    Keys are (path of a module or name of a library, name of the trait), and the values describe
+    the trait as text.
 
     Args:
-        module: The module.
-        describe: Describes the objects of the module, and remembers their texts.
+        module: The model.
+        describe: Turns the objects of the model into text. It is filled with these texts.
     """
     traits: dict[Trait, str] = {}
     for path, submodule in module.named_modules():
@@ -61,9 +64,10 @@ def described_traits(module: nn.Module, describe: Description) -> dict[Trait, st
 
 
 def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
-    """Return the trait that names the function of attention; nothing if the module names none.
+    """Return one trait: the name of the function that computes attention in a model.
 
-    A function that was added to those of transformers comes with its code.
+    For a function that a user added to those of transformers, the text also describes its code.
+    The result is {} if the configuration names no function.
     """
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)
     if not isinstance(name, str):
@@ -79,12 +83,15 @@ def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
 
 
 def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple[str, str]]:
-    """Return the traits in which two modules differ, with the text of each of the two.
+    """Return the traits in which two models differ: (text in the first, text in the second).
 
-    A trait that one of them lacks has the text "none" for it. Of a module whose class differs only
-    the class is listed, since its attributes mean something else, and of modules that only one of
-    the two has nothing: their weights differ. If configurations differ, what follows from them
-    alone is left out.
+    A trait decides the output beside weights and configuration, such as an attribute of a module.
+    The text "none" stands for a trait that a model lacks. Left out are:
+
+    - modules that only one of the models has, since their weights differ anyway;
+    - for a module whose class differs, everything but the class, since its attributes mean
+      something else;
+    - if the configurations differ, traits that follow from them.
     """
     first_traits = traits_of(first)
     second_traits = traits_of(second)
@@ -124,27 +131,28 @@ def _classes_in(traits: Mapping[Trait, str]) -> dict[str, str]:
 
 
 def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool:
-    """Return whether a trait is as the configuration alone makes it, as far as that is known.
+    """Return whether a trait of a model follows from the model's configuration.
 
     Args:
         text: The text of the trait.
-        expected: The traits that follow from the configuration; it may lack this one, which is
-            then unexpected.
-        trait: The trait.
+        expected: The traits of a new model of the same configuration. If it lacks this trait, the
+            result is false.
+        trait: The key of the trait.
     """
-    # Of a tensor that was built without values, the configuration tells the shape alone.
+    # A tensor of the new model has no values, so that nothing but its presence is compared.
     expected_text = expected.get(trait, UNKNOWN)
     return text == expected_text or expected_text.endswith(NO_VALUES)
 
 
 def _traits_from_settings(module: PreTrainedModel) -> dict[Trait, str]:
-    """Return the traits that the class of a module gives to it by its configuration.
+    """Return the traits of a new model of the same class and configuration.
 
-    They are those of a new module without weights or values. None is returned if the class cannot
-    be built from its configuration alone.
+    The new model has no weights, and its tensors have no values. The result is {} if the class
+    cannot be built from a configuration alone.
     """
     try:
         with torch.device("meta"):
-            return traits_of(type(module)(deepcopy(module.config)).eval())
-    except Exception:  # whatever a class raises that is made in another way
+            new_model = type(module)(deepcopy(module.config)).eval()
+            return traits_of(new_model)
+    except Exception:  # a class that needs other arguments may raise any
         return {}

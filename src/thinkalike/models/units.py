@@ -160,7 +160,10 @@ class UnitModel:
         return self._unit_vectors(units, units.writing, is_reading=False)
 
     def heads_writing(self, heads: Heads) -> Float[Tensor, "n h d"]:
-        """Return the vectors by which each of n heads writes its h outputs to the stream."""
+        """Return the vectors by which each of n heads writes its h outputs to the residual stream.
+
+        They are the slices of the output matrix of one block's attention, in float32.
+        """
         matrix = self._as_float32(heads.writing, self.weights.read(heads.writing))
         if not _units_are_rows(heads.writing, tuple(matrix.shape), heads.width, is_reading=False):
             matrix = matrix.T
@@ -178,18 +181,29 @@ class UnitModel:
     def _unit_vectors(
         self, units: Units, weight_name: str, is_reading: bool
     ) -> Float[Tensor, "u d"]:
-        """Return the vector by which each unit reads the stream, or writes to it, as rows."""
+        """Return, as rows, the vector by which each unit reads the stream, or writes to it.
+
+        Args:
+            units: The units of one module, such as the MLP of a block.
+            weight_name: The name of the weight that holds the vectors, as rows or as columns.
+            is_reading: Whether units read the stream by this weight; else they write to it.
+        """
         stored = self.weights.read(weight_name)
         if units.expert is not None:
             stored = stored[units.expert]
         matrix = self._as_float32(weight_name, stored)
         if not _units_are_rows(weight_name, tuple(matrix.shape), units.width, is_reading):
             matrix = matrix.T
-        # Fused weights have the values of gated units, or further channels, after the gates.
+        # A weight that fuses several maps, such as gate and up projection, has the vectors of the
+        # first map, which is the gate, in its first rows.
         return matrix[: units.units]
 
     def _as_float32(self, name: str, stored: Tensor) -> Tensor:
-        """Return a stored weight in float32 on the CPU.
+        """Return the values of a stored weight in float32 on the CPU.
+
+        Args:
+            name: The name of the weight, for messages.
+            stored: The weight as it was read.
 
         Raises:
             ModelError: It is stored as whole numbers, or holds a NaN or an infinity.
@@ -204,10 +218,15 @@ class UnitModel:
 
 
 def open_units(config: ModelConfig, name: str) -> UnitModel:
-    """Return the hidden units of a model, under a name.
+    """Return the hidden units of a model, such as the neurons of its MLPs, and its embedding.
 
     Weights of an ordinary folder are read from its files when they are asked for. A model of the
-    hub, an adapter, a GGUF file, a file of Lightning or a quantised model is loaded as a whole.
+    hub, an adapter, a GGUF file, a file of Lightning, or a model that is to be quantised is loaded
+    as a whole.
+
+    Args:
+        config: The configuration of the model, which may be in memory.
+        name: What results call the model.
 
     Raises:
         ModelError: Weights cannot be read, or no block has hidden units of a known kind.
@@ -218,17 +237,22 @@ def open_units(config: ModelConfig, name: str) -> UnitModel:
     if folder is not None and base_of(config) is None and config.quantization is None:
         is_plain = folder.is_dir() and not is_gguf(str(folder)) and folder.suffix != LIGHTNING
         if is_plain and any((folder / file).is_file() for file in WEIGHT_FILES):
-            in_files = _units_in_files(config, name)
-            if in_files is not None:
-                return in_files
+            units_in_files = _units_in_files(config, name)
+            if units_in_files is not None:
+                return units_in_files
     return units_of_model(load_model(config), name)
 
 
 def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
-    """Return the units of a folder, whose weights are read from its files.
+    """Return the hidden units of a model in a folder, whose weights are read from its files.
 
-    None means that the folder must be loaded as a whole, since its stored weights are not those
-    of the module: they are in TransformerLens's old layout, or quantised.
+    None means that the model must be loaded as a whole, since its stored weights are not the
+    matrices that it multiplies by: they are in TransformerLens's old layout, or quantised in a way
+    that is not decoded here.
+
+    Args:
+        config: The configuration of the model, which is in a folder.
+        name: What results call the model.
     """
     with explaining_loading_errors(config), reached(config) as (place, revision):
         config_json = read_config_json(config, place)
@@ -255,7 +279,10 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
-    """Return the hidden units of a model that is loaded."""
+    """Return the hidden units of a model in memory, such as its MLPs' neurons, and its embedding.
+
+    `name` is what results call the model.
+    """
     weights = LoadedWeights(model)
     facts = model.describe() | {"name": name}
     heads = exchangeable_heads(config_of_text_model(model.module))
@@ -269,17 +296,18 @@ def unit_model(
     facts: dict[str, str],
     heads: int = 0,
 ) -> UnitModel:
-    """Return a model as its units, given its weights and its vocabulary.
+    """Find the embedding, the hidden units and the heads of a model by the names of its weights.
 
     Args:
-        name: What results call it.
-        weights: Its weights.
-        vocabulary: The row of the embedding of each token.
-        facts: What the provenance of a result says of it.
+        name: What results call the model.
+        weights: Gives the names, the shapes and the values of all weights.
+        vocabulary: The id of each token, which is its row in the embedding.
+        facts: What is stored with each result about the model.
         heads: The number of attention heads of each block; 0 if it is not known.
 
     Raises:
-        ModelError: It has no embedding of tokens, or no block with hidden units of a known kind.
+        ModelError: The model has no embedding of tokens, or no block with hidden units of a known
+            kind.
     """
     shapes = weights.shapes()
     embedding_name = _embedding_name(shapes)
@@ -294,7 +322,7 @@ def unit_model(
             f"{name} has no block with an MLP or mixer of a known form, whose weights have names "
             f"such as {READING[0]} and {WRITING[0]}"
         )
-    # A token has the same spelling in both kinds of vocabulary, so that two models' tokens match.
+    # The space before a word is spelled in one way, so that tokens of two models can be matched.
     # A tokenizer may have ids beyond the embedding.
     row_of_token = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
     attention = _heads_of_blocks(shapes, heads, units[0].width)
@@ -302,99 +330,133 @@ def unit_model(
 
 
 def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the name of the embedding of tokens: the candidate with most rows; "" without any."""
+    """Return the name of the token embedding among a model's weights, given all their shapes.
+
+    It is the matrix outside the blocks with a usual name for an embedding, such as "wte.weight".
+    Of several, it is the one with most rows; "" means that there is none.
+    """
     candidates = []
     for name, shape in shapes.items():
         if EMBEDDING.search(name) and len(shape) == 2 and not IN_BLOCK.match(name):
             candidates.append((shape[0], name))
-    return max(candidates, default=(0, ""))[1]
+    _, name_of_largest = max(candidates, default=(0, ""))
+    return name_of_largest
 
 
 def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int) -> list[Units]:
-    """Return the units of all blocks in order.
+    """Return the hidden units of all blocks, in the order of the blocks and of their modules.
 
-    The units are those of each module of a block that has both a weight by which they read the
-    stream and one by which they write to it. Of several candidates, the name that comes first in
-    `READING` or `WRITING` is taken.
+    A module of a block, such as its MLP, has units if there is both a weight by which they read
+    the residual stream and one by which they write to it.
 
     Args:
-        shapes: The shape of each weight of the model.
+        shapes: The shape of each weight of the model, by its name.
         embedding_width: The width of the embedding of tokens.
     """
-    # By stack, block and module, for each role the best rank with the name of the weight.
-    weights_of_module: dict[tuple[str, int, str], dict[str, tuple[int, str]]] = {}
-    for name in shapes:
-        in_block = IN_BLOCK.match(name)
-        if not in_block or NOT_OF_UNITS.search(name):
-            continue
-        for role, endings in (("reading", READING), ("writing", WRITING)):
-            ranked_module = _ending_of(in_block["inside"], endings)
-            if ranked_module is None:
-                continue
-            rank, module = ranked_module
-            key = (in_block["stack"], int(in_block["block"]), module)
-            candidates = weights_of_module.setdefault(key, {})
-            candidates[role] = min(candidates.get(role, (rank, name)), (rank, name))
-
-    first_block = _first_blocks({(stack, block) for stack, block, _ in weights_of_module})
-
+    weights_of_module = _weights_by_role(shapes)
+    # An encoder-decoder has two stacks, whose blocks are counted one after the other.
+    first_block = _first_blocks({(stack, number) for stack, number, _ in weights_of_module})
     units = []
-    for (stack, block, module), roles in weights_of_module.items():
-        has_both_roles = len(roles) == 2
-        if has_both_roles:
-            reading = roles["reading"][1]
-            writing = roles["writing"][1]
-            number = first_block[stack] + block
-            units += _units_of_module(shapes, number, module, reading, writing, embedding_width)
+    for (stack, number_in_stack, module), weight_of_role in weights_of_module.items():
+        if "reading" not in weight_of_role or "writing" not in weight_of_role:
+            continue
+        units += _units_of_module(
+            shapes,
+            first_block[stack] + number_in_stack,
+            module,
+            weight_of_role["reading"],
+            weight_of_role["writing"],
+            embedding_width,
+        )
     return sorted(
         units, key=lambda item: (item.block, _natural_order(item.module), item.expert or 0)
     )
 
 
-def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
-    """Return the number of the first block of each stack, an encoder's before a decoder's.
+def _weights_by_role(weight_names: Iterable[str]) -> dict[tuple[str, int, str], dict[str, str]]:
+    """Return the names of the weights by which units read and write, for each module of a block.
+
+    The keys are (path of the list of blocks, number of the block in it, path of the module inside
+    the block). Each value has a weight's name under "reading", "writing" or both. Of several
+    candidates, the one whose ending comes first in `READING` or `WRITING` is taken.
 
     Args:
-        blocks: The stack of each block, and its number in the stack.
+        weight_names: The names of all weights of the model.
+    """
+    # For each module and role: (position of the ending in the table, name of the weight).
+    candidates: dict[tuple[str, int, str], dict[str, list[tuple[int, str]]]] = {}
+    for name in weight_names:
+        in_block = IN_BLOCK.match(name)
+        if not in_block or NOT_OF_UNITS.search(name):
+            continue
+        for role, endings in (("reading", READING), ("writing", WRITING)):
+            ending = _ending_of(in_block["inside"], endings)
+            if ending is None:
+                continue
+            position, module = ending
+            key = (in_block["stack"], int(in_block["block"]), module)
+            candidates.setdefault(key, {}).setdefault(role, []).append((position, name))
+
+    weights_of_module = {}
+    for key, roles in candidates.items():
+        weights_of_module[key] = {role: min(ranked)[1] for role, ranked in roles.items()}
+    return weights_of_module
+
+
+def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
+    """Return the number of the first block of each stack, where all blocks are counted in a row.
+
+    A stack is a list of blocks of the model; an encoder-decoder has two. Each list counts its
+    blocks from 0. An encoder's blocks come before a decoder's.
+
+    Args:
+        blocks: Pairs of the path of a stack, such as "encoder.layers", and the number of a block
+            in it.
     """
     stacks = sorted({stack for stack, _ in blocks}, key=lambda stack: ("decoder" in stack, stack))
     first_block = dict.fromkeys(stacks, 0)
-    for before, after in itertools.pairwise(stacks):
-        blocks_before = [block for stack, block in blocks if stack == before]
-        first_block[after] = first_block[before] + max(blocks_before) + 1
+    for stack, next_stack in itertools.pairwise(stacks):
+        numbers_in_stack = [number for path, number in blocks if path == stack]
+        first_block[next_stack] = first_block[stack] + max(numbers_in_stack) + 1
     return first_block
 
 
 def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: int) -> list[Heads]:
-    """Return the attention heads of all blocks in order.
+    """Return where the attention heads of each block are stored, in the order of the blocks.
+
+    A weight outside the blocks, or of a block that reads images or sound, has none.
 
     Args:
-        shapes: The shape of each weight of the model.
+        shapes: The shape of each weight of the model, by its name.
         heads: The number of heads of each block; 0 if it is not known.
         width: The width of the residual stream.
     """
-    heads_of_stack: list[tuple[str, Heads]] = []
+    found: list[tuple[str, Heads]] = []  # the stack of blocks, and heads with a number in it
     for name, shape in shapes.items():
         in_block = IN_BLOCK.match(name)
         if in_block is None or OF_OTHER_INPUTS.search(name):
             continue
-        block = int(in_block["block"])
-        of_block = heads_of_weight(name, shape, block, in_block["inside"], heads, width)
-        if of_block is not None:
-            heads_of_stack.append((in_block["stack"], of_block))
+        number_in_stack = int(in_block["block"])
+        heads_of_block = heads_of_weight(
+            name, shape, number_in_stack, in_block["inside"], heads, width
+        )
+        if heads_of_block is not None:
+            found.append((in_block["stack"], heads_of_block))
 
-    first_block = _first_blocks({(stack, of_block.block) for stack, of_block in heads_of_stack})
-    numbered = []
-    for stack, of_block in heads_of_stack:
-        numbered.append(of_block._replace(block=first_block[stack] + of_block.block))
-    return sorted(numbered, key=lambda item: (item.block, item.module))
+    # An encoder-decoder has two stacks, whose blocks are counted one after the other.
+    first_block = _first_blocks({(stack, of_block.block) for stack, of_block in found})
+    with_model_number = []
+    for stack, of_block in found:
+        number = first_block[stack] + of_block.block
+        with_model_number.append(of_block._replace(block=number))
+    return sorted(with_model_number, key=lambda item: (item.block, item.module))
 
 
 def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return the rank of the ending that a weight's name has, and the path before the ending.
+    """Return which of some endings a weight's name has, as its position, and the path before it.
 
-    For "mlp.down_proj.weight" it is the rank of "down_proj" among the endings, 0 for the first,
-    and "mlp". None means that the name has none of the endings.
+    For "mlp.down_proj.weight" it is the position of "down_proj" in `endings`, and "mlp". None
+    means that the name has none of the endings.
     """
     path = weight_name.removesuffix(".weight")
     for rank, ending in enumerate(endings):
@@ -404,7 +466,7 @@ def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | No
 
 
 def _natural_order(path: str) -> list[tuple[bool, int, str]]:
-    """Return a key that sorts the path experts.10 after experts.9."""
+    """Return a key by which paths are sorted with numbers by value: experts.10 after experts.9."""
     key = []
     for component in path.split("."):
         is_number = component.isdigit()
@@ -420,9 +482,10 @@ def _units_of_module(
     writing: str,
     embedding_width: int,
 ) -> list[Units]:
-    """Return the units of a module, or those of each expert if one tensor has all experts.
+    """Return the hidden units of a module, such as an MLP, or those of each of its experts.
 
-    There are none if the two weights are not both matrices, or both stacks of matrices.
+    If the two weights have three axes, the first one is that of the experts. The list is empty if
+    the weights do not both have two axes, or both three.
 
     Args:
         shapes: The shape of each weight of the model.
@@ -437,9 +500,10 @@ def _units_of_module(
     if not len(reading_shape) == len(writing_shape) in (2, 3):
         return []
     width = _stream_width(reading_shape[-2:], writing_shape[-2:], embedding_width)
-    # What units write tells their number: a fused weight by which they read may be longer.
-    is_row = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
-    unit_count = writing_shape[-2] if is_row else writing_shape[-1]
+    # The weight by which units write tells their number. The other one may be longer, where gate
+    # and up projection are fused.
+    units_are_rows = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
+    unit_count = writing_shape[-2] if units_are_rows else writing_shape[-1]
     if len(reading_shape) == 2:
         return [Units(block, module, reading, writing, unit_count, width)]
     return [
@@ -449,10 +513,11 @@ def _units_of_module(
 
 
 def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
-    """Return the width of the stream that units read and write.
+    """Return the width of the residual stream that units read from and write to.
 
-    It is that of the embedding, unless that is smaller than the stream, as in ALBERT: then it is
-    the length of the rows of a linear map of torch, which is (out, in).
+    It is that of the embedding, unless this is not an axis of both matrices: ALBERT's embedding is
+    narrower than its stream. Then it is the second axis of `reading`, as in nn.Linear, whose
+    weight is (out, in).
 
     Args:
         reading, writing: The shapes of the matrices by which units read and write.
@@ -464,42 +529,49 @@ def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_
 
 
 def _units_are_rows(name: str, shape: tuple[int, ...], width: int, is_reading: bool) -> bool:
-    """Return whether units are the rows of a weight, and not its columns.
+    """Return whether hidden units are the rows of a weight (else they are its columns).
 
-    The length that is not the stream's width is that of the units. A square weight does not tell:
-    then linear maps of torch, which are (out, in), are told from GPT-2's by their names.
+    One axis of the weight has the width of the residual stream, and the other one is that of the
+    units. If both axes have this length, the name decides: GPT-2's maps are (in, out), and all
+    others (out, in).
 
     Args:
         name: The name of the weight.
-        shape: Its rows and columns.
-        width: The width of the stream.
-        is_reading: Whether units read the stream by it; else they write to it.
+        shape: Its numbers of rows and columns.
+        width: The width of the residual stream.
+        is_reading: Whether units read the stream by this weight, so that they are its output; else
+            they write to the stream, and are its input.
     """
     rows, columns = shape
     if rows != columns:
         return columns == width
-    is_transposed = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))  # (in, out)
-    return is_reading != is_transposed
+    is_in_out = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))  # GPT-2's names
+    # In an (out, in) weight, rows are outputs.
+    return is_reading != is_in_out
 
 
 class StoredWeights:
     """The weights in the files of a folder; each is read when it is asked for."""
 
     def __init__(self, folder: Path):
+        """Read the names and shapes of all weights; their values are read later.
+
+        The folder has at least one file of weights, or an index that names several.
+        """
         self.folder = folder
-        index = next(file for file in WEIGHT_FILES if (folder / file).is_file())
-        files = [index]
-        if index.endswith(".index.json"):
-            files = sorted(set(weight_map(folder / index).values()))
+        file_or_index = next(file for file in WEIGHT_FILES if (folder / file).is_file())
+        files = [file_or_index]
+        if file_or_index.endswith(".index.json"):
+            files = sorted(set(weight_map(folder / file_or_index).values()))
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._readers: dict[str, Callable[[], Tensor]] = {}
         for file in files:
             self._add(folder / file)
 
     def _add(self, path: Path) -> None:
-        """Add the weights of a file: their shapes now, their values when they are read."""
+        """Note the shape of each weight of a file, and a function that reads its values."""
         if path.suffix != ".safetensors":
-            # These tensors are mapped into memory, and `clone` reads them.
+            # Tensors of such a file are memory-mapped: `clone` reads their values from disk.
             tensors = tensors_in_file(path)
             for name, tensor in tensors.items():
                 self._shapes[name] = tuple(tensor.shape)
@@ -536,6 +608,8 @@ class LoadedWeights:
     """The weights of a model in memory; packed and adapted linear maps are read as one matrix."""
 
     def __init__(self, model: FrozenModel):
+        """Separate linear maps whose matrix must be computed from tensors that are read as is."""
+        # Linear maps that are packed by a quantisation or wrapped by an adapter, by weight name.
         self._linear: dict[str, nn.Module] = {}
         for path, module in model.module.named_modules():
             if _is_linear_map_in_another_form(module):
@@ -546,17 +620,20 @@ class LoadedWeights:
         for name, tensor in tensors_of(model.module):
             if not name.startswith(prefixes):
                 self._tensors[name] = tensor
-        # An embedding may be wrapped, or have an unusual name.
+        # The embedding may be wrapped or have an unusual name, so it is added by a usual one.
         self._tensors["embed_tokens.weight"] = embedding_of(model.module)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight; that of a linear map in another form is (out, in)."""
+        """Return the shape of each weight by its name.
+
+        A linear map that is packed or wrapped has the shape (out, in) of the matrix that it
+        multiplies by.
+        """
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         for name, module in self._linear.items():
-            shapes[name] = (
-                int(cast(int, module.out_features)),
-                int(cast(int, module.in_features)),
-            )
+            out_features = int(cast(int, module.out_features))
+            in_features = int(cast(int, module.in_features))
+            shapes[name] = (out_features, in_features)
         return shapes
 
     def read(self, name: str) -> Tensor:
@@ -567,9 +644,10 @@ class LoadedWeights:
 
 
 def _is_linear_map_in_another_form(module: nn.Module) -> bool:
-    """Return whether a module is a linear map whose weight is no plain matrix of floats.
+    """Return whether a module is a linear map whose `weight` is not its matrix in floats.
 
-    It is packed by a quantisation, or wrapped by an adapter.
+    The map is then packed by a quantisation, or wrapped by an adapter. A module without the
+    attribute `in_features` is no linear map.
     """
     if not isinstance(getattr(module, "in_features", None), int):
         return False
@@ -581,8 +659,13 @@ def _is_linear_map_in_another_form(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _matrix_of(module: nn.Module) -> Float[Tensor, "out in"]:
-    """Return the matrix of a linear map, from its outputs for unit vectors."""
+    """Return the matrix that a linear map multiplies by, from its outputs for unit vectors.
+
+    So it does not matter how the map stores its weight. The bias, which is its output for zeros,
+    is subtracted.
+    """
     width = int(cast(int, module.in_features))
+    # Inputs have the dtype and device of the first parameter; a map without any is on the CPU.
     first_parameter = next(module.parameters(), torch.zeros(1))
     dtype = torch.float32
     if first_parameter.is_floating_point():

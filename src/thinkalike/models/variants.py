@@ -15,15 +15,16 @@ from thinkalike.models.precision import cast_weights
 def variant(
     model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False
 ) -> FrozenModel:
-    """Return a module of a model's architecture as a FrozenModel.
+    """Return a FrozenModel like `model` that runs another module of the same architecture.
 
-    It has the same tokenizer, context and sites.
+    Tokenizer, length of rows, and the hook points at which states are taken are the same.
 
     Args:
-        model: The model.
-        module: The module.
+        model: The model that the new one is like.
+        module: The module that the new model runs.
         name: The name of the new model.
-        is_proved: Whether the module is a copy of one that passed, with other weights.
+        is_proved: Whether the check at load is skipped, since the module is a copy of the model's
+            own with other weights.
     """
     new_model = FrozenModel(
         module,
@@ -36,7 +37,7 @@ def variant(
         classes=model.classes,
         is_proved=is_proved,
     )
-    # A subclass cuts a model elsewhere, and is made of a FrozenModel.
+    # A subclass, which takes states between attention and MLP, for example, wraps a FrozenModel.
     if type(model) is not FrozenModel:
         return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:
@@ -47,10 +48,10 @@ def variant(
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return a copy in which every matrix is drawn anew; vectors, such as biases, stay.
+    """Return a copy of a model with random matrices; vectors, such as biases, stay.
 
-    The entries come from a normal distribution with a mean of 0 and the standard deviation of the
-    entries of the matrix. The same seed gives the same copy.
+    The entries of each matrix come from a normal distribution with a mean of 0 and the standard
+    deviation of the original entries. The same seed gives the same copy.
     """
     module = deepcopy(model.module)
     generator = seeded(seed)
@@ -63,9 +64,9 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
 
 
 def fresh(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights, as its own library draws them.
+    """Return an untrained model of the same architecture, initialised by the model's own library.
 
-    The same seed gives the same weights, and the global generator stays as it is.
+    The same seed gives the same weights. The state of torch's global generator does not change.
     """
     from transformer_lens.model_bridge.sources.native.init import initialize_native_model
     from transformer_lens.model_bridge.sources.native.model import NativeModel
@@ -83,9 +84,9 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
 
 @torch.no_grad()
 def twin(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights and the model's own embedding of tokens.
+    """Return an untrained model of the same architecture that has the model's token embedding.
 
-    Both models share the memory of the embedding.
+    The two models share the memory of the embedding.
     """
     new_model = fresh(model, seed)
     embedding_of(new_model.module).data = embedding_of(model.module).data

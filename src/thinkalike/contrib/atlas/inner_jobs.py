@@ -11,7 +11,7 @@ import pandas as pd
 from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema
 from thinkalike.contrib.atlas.config import AtlasConfig
 from thinkalike.instruments import asked_for, instrument
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.store import Result
 
 MODEL_COLUMNS = ["source", "target"]
@@ -68,7 +68,7 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
         for model in (pair.model, pair.target):
             models[repr(model)] = model
     # No two of all models share a name.
-    name_of = dict(zip(models, told_apart(list(models.values())), strict=True))
+    name_of = dict(zip(models, distinct_labels(list(models.values())), strict=True))
 
     atlas_settings = {field.name for field in fields(measure)} - {"kind"}
     jobs = []

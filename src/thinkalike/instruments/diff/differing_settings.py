@@ -49,7 +49,7 @@ def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFram
 
 def _settings_of(model: FrozenModel) -> Mapping[str, object]:
     """Return the entries of a model's configuration, the parts of its tokenizer, and its marks."""
-    settings = {**entries_of(model.module), "marks": model.marks()}
+    settings = {**entries_of(model.module), "marks": model.special_token_pattern()}
     for name, fact in tokenizer_facts(model.tokenizer).items():
         settings[f"tokenizer.{name}"] = fact
     return settings

@@ -46,8 +46,8 @@ from thinkalike.models.parts import (
     Part,
     changed_parts,
     check_one_basis,
-    one_form,
-    without_difference,
+    give_same_ties_and_vocabulary,
+    weight_without_difference,
 )
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.ranking import ranked_rows
@@ -160,7 +160,7 @@ class DiffInstrument(
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
             described = [base.describe(), changed.describe()]
-            for sentence in one_form(base, changed):
+            for sentence in give_same_ties_and_vocabulary(base, changed):
                 log.warning(sentence)
             check_one_basis(base, changed)
             base.check_context(config.data.context)
@@ -298,7 +298,7 @@ def _observe(
             observed.outputs = exchange_outputs(base, changed, batches, measure.outputs)
 
     models: NullModels | None = None
-    packed_weight = without_difference(base, changed)
+    packed_weight = weight_without_difference(base, changed)
     if packed_weight:
         reasons = "is packed, of two shapes, in one model alone or less precise in the base"
         log.warning("%s %s: so it has no null", packed_weight, reasons)

@@ -20,7 +20,7 @@ from thinkalike.job import Work
 from thinkalike.measures.amplified import ShiftSum
 from thinkalike.measures.changes import divergence, random_signs, signed_permutation
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import Part, norms
+from thinkalike.models.parts import Part, norms_of_change_and_base
 from thinkalike.processes import counted
 
 RUNS = 19
@@ -66,7 +66,7 @@ def null_models(
         }
         return NullModels(open_by_kind, parts[0].layer)
 
-    norm_of_change, _ = norms(base, changed)
+    norm_of_change, _ = norms_of_change_and_base(base, changed)
     rate = learning_rate_for_norm(base, text, norm_of_change, measure.steps)
 
     def open_fork(seed: int) -> AbstractContextManager[FrozenModel]:

@@ -20,7 +20,7 @@ from thinkalike.measures.changes import above_null, excess, false_discovery_rate
 from thinkalike.measures.estimates import SCORE_ROUNDING, Estimate, interval_around
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import Part, norms, parts_of
+from thinkalike.models.parts import Part, norms_of_change_and_base, parts_of
 from thinkalike.states.contrasts import kind_of_token
 
 FEWEST_OCCURRENCES = 3
@@ -87,7 +87,7 @@ def _relative_change(observed: Observations, paths: tuple[str, ...]) -> float:
     It is NaN if no common weight differs. The weights of an adapter have none in the base from
     which they could differ.
     """
-    change, base_norm = norms(observed.base, observed.changed, paths)
+    change, base_norm = norms_of_change_and_base(observed.base, observed.changed, paths)
     if not change:
         return math.nan
     return change / (base_norm or 1.0)

@@ -33,7 +33,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.labels import told_apart
+from thinkalike.models.labels import distinct_labels
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.units import open_units
 from thinkalike.ranking import ranked_rows
@@ -69,13 +69,13 @@ class LineageInstrument(
             return super().inputs(config)
         models = listed_models(config)
         digests = ", ".join(checkpoint_fingerprint(model) for model in models)
-        return {"models": digests, "labels": ", ".join(told_apart(models))}
+        return {"models": digests, "labels": ", ".join(distinct_labels(models))}
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
         if config.models is None:
             return super().models_of(config)
         models = listed_models(config)
-        return dict(zip(told_apart(models), models, strict=True))
+        return dict(zip(distinct_labels(models), models, strict=True))
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return none, as weights alone are read."""
@@ -87,7 +87,7 @@ class LineageInstrument(
             configs = listed_models(config)
         with work.phase("loading"):
             models = [
-                open_units(*named) for named in zip(configs, told_apart(configs), strict=True)
+                open_units(*named) for named in zip(configs, distinct_labels(configs), strict=True)
             ]
 
         pairs = list(itertools.combinations(models, 2))
