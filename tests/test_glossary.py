@@ -152,7 +152,7 @@ def test_every_header_of_the_ruler_is_explained(monkeypatch):
     headers = []
     shown = headers.extend
     monkeypatch.setattr(ruler_screen, "show_table", lambda table: shown(column.name for column in table.columns))
-    ruler_screen.show_readings(pd.DataFrame([row]), "", ruler_screen.RESIDUAL_R2)
+    ruler_screen.show_bit_widths(pd.DataFrame([row]), "", ruler_screen.RESIDUAL_R2)
     headers = [re.sub(r" of [ab]$", "", header) for header in headers]
     assert headers == ["layers", "residual R²", "equivalent bit width", "equivalent bit width", "local mixing control"]
     assert all(is_explained(header.lower()) for header in headers[1:])

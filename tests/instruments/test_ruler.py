@@ -12,7 +12,7 @@ import tiny
 from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import r2, run_job
-from thinkalike.instruments.layer_pairs.readings import pairs_read
+from thinkalike.instruments.layer_pairs.readings import layer_pairs_with_bit_widths
 from thinkalike.instruments.ruler import words as words_of_ruler
 from thinkalike.instruments.ruler.instrument import RulerConfig
 from thinkalike.instruments.ruler.table import fisher_z
@@ -344,9 +344,9 @@ def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
 
 
 def test_readings_are_of_few_layer_pairs():
-    assert pairs_read("all", 30, 18) == [(0, 0), (7, 4), (14, 8), (22, 13), (29, 17)]
-    assert pairs_read([[0, 0], [3, 1]], 30, 18) == [(0, 0), (3, 1)]
-    assert len(pairs_read([[layer, layer] for layer in range(12)], 30, 18)) == 5
+    assert layer_pairs_with_bit_widths("all", 30, 18) == [(0, 0), (7, 4), (14, 8), (22, 13), (29, 17)]
+    assert layer_pairs_with_bit_widths([[0, 0], [3, 1]], 30, 18) == [(0, 0), (3, 1)]
+    assert len(layer_pairs_with_bit_widths([[layer, layer] for layer in range(12)], 30, 18)) == 5
 
 
 # ---- penalties of stitches

@@ -19,7 +19,11 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.instruments.layer_pairs.components import components_of
 from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
-from thinkalike.instruments.layer_pairs.forecast import both_shapes, count_layers, fewer_layers
+from thinkalike.instruments.layer_pairs.forecast import (
+    compared_layers_by_shape,
+    setting_of_fewer_layers,
+    source_and_target_shapes,
+)
 from thinkalike.instruments.layer_pairs.matrix import LayerMatrix
 from thinkalike.instruments.ruler.instrument import TOKENS_PER_PIECE
 from thinkalike.instruments.ruler.screen import MEANING_OF_RESIDUAL_R2
@@ -27,12 +31,12 @@ from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
     WordComparison,
-    compare_words,
+    comparison_at_words,
+    estimated_tokens_of_words,
     facts_of_words,
-    fewest_words,
-    say_left_out,
+    fewest_words_for_r2,
+    log_left_out_words,
     seconds_of_maps,
-    tokens_of_words,
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.job.reductions import REDUCTIONS
@@ -91,7 +95,7 @@ class LayerR2(
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
         """Return one pass of each different model over the tokens of the words."""
-        tokens = tokens_of_words(config.measure_as(R2Config).words)
+        tokens = estimated_tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
             passes.append(shape.passes("models", tokens, TOKENS_PER_PIECE, full=False))
@@ -100,8 +104,8 @@ class LayerR2(
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the seconds of the maps, of residuals and of the states as they are."""
         measure = config.measure_as(R2Config)
-        layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
-        source, target = both_shapes(shapes)
+        layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
+        source, target = source_and_target_shapes(shapes)
         of_layer, of_pair = seconds_of_maps(measure.words, max(source.width, target.width))
         layers = sum(layer_counts.values())
         pairs = layer_counts[source] * layer_counts[target]
@@ -115,9 +119,9 @@ class LayerR2(
         There are never fewer words than R² needs.
         """
         words = config.measure_as(R2Config).words
-        fewest = min(fewest_words(shape.width for shape in shapes.values()), words)
+        fewest = min(fewest_words_for_r2(shape.width for shape in shapes.values()), words)
         for layers, share in REDUCTIONS:
-            settings = fewer_layers(layers, shapes)
+            settings = setting_of_fewer_layers(layers, shapes)
             if share > 1:
                 settings["measure.words"] = max(words // share, fewest)
             yield settings
@@ -125,7 +129,7 @@ class LayerR2(
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all words in all layers, and of the predictors."""
         measure = config.measure_as(R2Config)
-        layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
+        layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
         numbers_per_word = sum(count * shape.width for shape, count in layer_counts.items())
         return 4.0 * measure.words * numbers_per_word + PREDICTOR_BYTES
 
@@ -140,14 +144,14 @@ class LayerR2(
         source, target = models
         sites = self.sites(config, models)
         with work.phase("models"):
-            comparison = compare_words(
+            comparison = comparison_at_words(
                 config.data,
                 models,
                 sites,
                 measure.words,
                 keeps_massive=measure.massive == "keep",
             )
-        say_left_out(comparison)
+        log_left_out_words(comparison)
         described = [model.describe() for model in models]
         with work.phase("maps"):
             residual, plain = _r2_of_all_pairs(comparison, is_itself=source is target)

@@ -70,10 +70,10 @@ def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
         reversed_pairs = [(target_layer, layer) for layer, target_layer in pairs]
         passes += _passes_of_direction(config, target, source, reversed_pairs)
     if config.similarity:
-        from thinkalike.instruments.ruler.words import tokens_of_words
+        from thinkalike.instruments.ruler.words import estimated_tokens_of_words
         from thinkalike.instruments.stitching.similarity import words_read
 
-        tokens = tokens_of_words(words_read([source.width, target.width]))
+        tokens = estimated_tokens_of_words(words_read([source.width, target.width]))
         for shape in dict.fromkeys([source, target]):
             passes.append(shape.passes("similarity", tokens, SHORT_ROW, full=False))
     return passes

@@ -17,10 +17,15 @@ from jaxtyping import Float
 
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError
-from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_by_layer
-from thinkalike.instruments.ruler.screen import shares_more
-from thinkalike.instruments.ruler.table import shared_columns
-from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
+from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_at_each_layer
+from thinkalike.instruments.ruler.screen import is_above_local_mixing
+from thinkalike.instruments.ruler.table import similarity_columns
+from thinkalike.instruments.ruler.words import (
+    WORDS,
+    comparison_at_words,
+    fewest_words_for_r2,
+    log_left_out_words,
+)
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.memory import free_cached_memory
 from thinkalike.screen import range_text
@@ -48,7 +53,7 @@ SWAPPED = {
 
 def words_read(widths: Iterable[int]) -> int:
     """Return how many words are read, where the text has them, for models of these widths."""
-    return max(WORDS, fewest_words(widths))
+    return max(WORDS, fewest_words_for_r2(widths))
 
 
 def similarity_of(
@@ -66,22 +71,22 @@ def similarity_of(
     words = words_read(model.d_model for model in models)
     layers = [setting.source_layers, setting.target_layers]
     try:
-        comparison = compare_words(data, models, layers, words, remedy="give more text")
+        comparison = comparison_at_words(data, models, layers, words, remedy="give more text")
     except DataError as error:
         log.warning("warning: the result does not say whether states are similar, as %s", error)
         return {}
-    say_left_out(comparison, remedy="")
+    log_left_out_words(comparison, remedy="")
 
     controls = []
     for side, model in enumerate(models):
-        states = comparison.read(side, MIXING)
-        controls.append(comparison.shared(side, MIXING, states))
+        states = comparison.calibration_states(side, MIXING)
+        controls.append(comparison.similarity_to_point(side, MIXING, states))
         free_cached_memory(model.device)
-    shared = shared_columns(comparison.value(), controls)
+    shared = similarity_columns(comparison.similarity_of_models(), controls)
     columns = {}
     for name, values in shared.items():
         columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
-    columns["local_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
+    columns["local_mixing"] = greatest_at_each_layer(controls).mean(1)[:, 0].numpy()
     return columns
 
 
@@ -108,7 +113,7 @@ def with_similarity(
 def sentence_of_similarity(details: pd.DataFrame) -> str:
     """Return whether states are similar, given the details of one direction."""
     first = details.iloc[0]
-    is_more = shares_more(details)
+    is_more = is_above_local_mixing(details)
     if is_more.all():
         verdict = "above"
     elif not is_more.any():
