@@ -201,7 +201,9 @@ def test_a_calibration_point_with_a_shorter_context_reads_the_same_words(read, c
 def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_other(read, monkeypatch, tmp_path):
     tiny.write_mini(tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
-    monkeypatch.setattr(WordComparison, "read", lambda *_: pytest.fail("another calibration point was made first"))
+    monkeypatch.setattr(
+        WordComparison, "calibration_states", lambda *_: pytest.fail("another calibration point was made first")
+    )
     with pytest.raises(ModelError, match="damaged"):
         read("base", "copy3", f"measure.calibration_points=[bits,{tmp_path}/damaged]")
 
@@ -221,12 +223,12 @@ def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_pat
         seen.append((side, point))
         return read_point(self, side, point)
 
-    monkeypatch.setattr(WordComparison, "read", stops)
+    monkeypatch.setattr(WordComparison, "calibration_states", stops)
     with pytest.raises(Interrupted):
         read("base", "copy3", f"store={tmp_path}")
     before = seen[:2]
     seen.clear()
-    monkeypatch.setattr(WordComparison, "read", resumes)
+    monkeypatch.setattr(WordComparison, "calibration_states", resumes)
     resumed = read("base", "copy3", f"store={tmp_path}")
     assert seen
     assert not set(before) & set(seen)
@@ -304,7 +306,7 @@ def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypa
     documents = drawn()[1]
 
     def found(targets):
-        return r2.all_pairs(layers, targets, lambda states: Predictor(states, documents), "layer pair")
+        return r2.r2_of_every_layer_pair(layers, targets, lambda states: Predictor(states, documents), "layer pair")
 
     whole = found(list(layers))
     alone = [Predictor(layer, documents) for layer in layers]

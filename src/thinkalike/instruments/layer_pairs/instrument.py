@@ -47,9 +47,9 @@ class LayerPairs(PairMeasure[Settings]):
         """
         if not config.activations:
             return super().inputs(config)
-        from thinkalike.instruments.of_stimuli import stimuli_inputs
+        from thinkalike.instruments.of_stimuli import inputs_of_stimuli
 
-        return stimuli_inputs(config)
+        return inputs_of_stimuli(config)
 
     # ---- what a job will take
 

@@ -21,7 +21,7 @@ from thinkalike.instruments.trajectory.checkpoints import Checkpoints, checkpoin
 from thinkalike.instruments.trajectory.reader import (
     CheckpointNumbers,
     CheckpointReader,
-    tasks_of_features,
+    one_task_per_feature,
 )
 from thinkalike.instruments.trajectory.screen import show_onsets, show_settling, show_steps
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
@@ -108,7 +108,7 @@ class TrajectoryInstrument(
                 "trajectory follows one site: give one model.site, and one model.head of z"
             )
         # Errors of stimuli come before anything is loaded or trained.
-        tasks_of_features(config, stimuli)
+        one_task_per_feature(config, stimuli)
         return {
             "stimuli": stimuli,
             "data": text_fingerprint(config.data),

@@ -20,7 +20,7 @@ from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.instruments.mlem.fitting import fit_profiles
 from thinkalike.instruments.mlem.settings import MLEMConfig
-from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
+from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of_features_and_splits
 from thinkalike.instruments.random_rows import read_random_rows
 from thinkalike.instruments.trajectory.accuracies import (
     balanced,
@@ -74,14 +74,16 @@ class CheckpointNumbers(TypedDict, total=False):
     importance: Float[Tensor, "l f k"]
 
 
-def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     """Return the task of each feature.
 
     Words are held out where each word has one level, and sentences otherwise.
     """
     measure = config.measure_as(TrajectoryConfig)
     task_of_feature: dict[str, Task] = {}
-    for task in tasks_of(stimuli, SPLITS, measure.folds, measure.least, config.seed):
+    for task in tasks_of_features_and_splits(
+        stimuli, SPLITS, measure.folds, measure.least, config.seed
+    ):
         # The task that holds out words follows the one that holds out sentences.
         if task.split == "sentence" or _has_one_level_per_word(task, stimuli):
             task_of_feature[task.feature] = task
@@ -112,7 +114,7 @@ class CheckpointReader:
         self.measure = config.measure_as(TrajectoryConfig)
         self.work = work
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
-        self.tasks = tasks_of_features(config, self.stimuli)
+        self.tasks = one_task_per_feature(config, self.stimuli)
         self._text = cast(Text | None, work.resume("text"))
         self._settings: str | None = None  # of the checkpoint that was read before
         self._labellings = []
