@@ -17,8 +17,8 @@ from thinkalike.instruments.ruler import words as words_of_ruler
 from thinkalike.instruments.ruler.instrument import RulerConfig
 from thinkalike.instruments.ruler.table import fisher_z
 from thinkalike.instruments.ruler.words import WordComparison
-from thinkalike.instruments.stitching.screen import in_bits
-from thinkalike.instruments.stitching.table import penalty_readings
+from thinkalike.instruments.stitching.screen import bit_width_in_words
+from thinkalike.instruments.stitching.table import bit_width_columns
 from thinkalike.measures.bit_readings import next_bits, reading_interval, reading_of
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
@@ -367,21 +367,21 @@ def losses(costs, points, documents=24):
 
 def test_penalties_read_where_the_target_loses_as_much():
     points = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
-    found = penalty_readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], points))
+    found = bit_width_columns(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], points))
     between = 2 + np.log(8 / 6) / np.log(8 / 4)
     assert found["equivalent_bits"] == pytest.approx([4, 4.5, between, 2, 8, 8])
     assert found["equivalent_bits_low"] == pytest.approx(found["equivalent_bits"], abs=1e-6), (
         "φ and calibration points share their documents"
     )
     said = ["4.5", "2.4", "below 2", "8 or more"]
-    assert [in_bits(each) for each in found["equivalent_bits"][1:5]] == said
-    assert penalty_readings(losses([1.0], {})) == {}
+    assert [bit_width_in_words(each) for each in found["equivalent_bits"][1:5]] == said
+    assert bit_width_columns(losses([1.0], {})) == {}
 
 
 def test_a_reading_has_an_interval_where_documents_differ():
     sums = losses([0.5], {4: 1.0, 5: 0.25})
     sums["stitch"] = sums["stitch"] + torch.randn(1, 24, generator=torch.Generator().manual_seed(1)).double() * 10
-    found = penalty_readings(sums)
+    found = bit_width_columns(sums)
     assert found["equivalent_bits_low"][0] < found["equivalent_bits"][0] < found["equivalent_bits_high"][0]
 
 

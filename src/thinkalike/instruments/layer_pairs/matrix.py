@@ -105,7 +105,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         figures.components(matrix, folder, self.kind, self.label(result), scale, about)
 
     def label(self, result: Result) -> str:
-        """Return what tables and figures call the measure, such as "CKA at hook_mlp_out".
+        """Return what tables and figures call the measure, such as "CKA at mlp_post".
 
         It names the site if states are not those after blocks, and what values are conditional on.
         """
@@ -138,7 +138,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
 
 def _site_of_all(result: Result) -> str:
-    """Return the site at which all states were read, such as "hook_mlp_out".
+    """Return the site at which all states were read, such as "mlp_post".
 
     It is "" for the residual stream after blocks, the default, and where models differ.
     """

@@ -8,7 +8,7 @@ from typing import overload
 import pandas as pd
 
 from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
-from thinkalike.instruments.stitching.screen import arrows, in_bits
+from thinkalike.instruments.stitching.screen import bit_width_in_words, layer_pair_labels
 from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
     Column,
@@ -50,7 +50,7 @@ def show_bit_widths(table: pd.DataFrame, title: str, label: str) -> None:
         label: What the measure of similarity is called, such as "residual R²".
     """
     values = [span(row.value, row.low, row.high, ".2f") for row in table.itertuples()]
-    columns = [Column("layers", arrows(table)), Column(label, values)]
+    columns = [Column("layers", layer_pair_labels(table)), Column(label, values)]
     sides = sides_with_bit_widths(table.iloc[0])
     for side, name in sides:
         columns.append(Column(f"equivalent bit width of {name}", bit_width_cells(table, side)))
@@ -150,7 +150,7 @@ def sentence_of_similarity(table: pd.DataFrame, label: str) -> str:
     if len(above) == len(table):
         how_many = f"all {len(table)}"
     else:
-        below = ", ".join(arrows(table[~is_above]))
+        below = ", ".join(layer_pair_labels(table[~is_above]))
         exception = f" At {below} it is not above: the layers are {NO_MORE_SIMILAR}."
 
     most = above.iloc[int(above["value"].argmax())]
@@ -247,7 +247,7 @@ def copies_in_words(row: pd.Series) -> str:
     """
     clauses = []
     for side, name in sides_with_bit_widths(row):
-        bits = in_bits(row[f"{side}_equivalent_bits"])
+        bits = bit_width_in_words(row[f"{side}_equivalent_bits"])
         clauses.append(f"{name} is to its copy rounded to {bits} bits")
     return ", and as ".join(clauses)
 
@@ -288,5 +288,5 @@ def bit_width_cells(table: pd.DataFrame, side: str) -> list[str]:
         elif BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
             cells.append(span(value, low, high, number_format))
         else:
-            cells.append(in_bits(value))
+            cells.append(bit_width_in_words(value))
     return cells
