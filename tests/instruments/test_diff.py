@@ -17,8 +17,8 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, fork, part_moves, rate_for
-from thinkalike.instruments.diff.outcome import worst
-from thinkalike.instruments.diff.screen import APART, lines
+from thinkalike.instruments.diff.outcome import worst_verdict
+from thinkalike.instruments.diff.screen import APART, screen_lines
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
@@ -359,8 +359,8 @@ def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
     assert table["change"][1:].abs().max() < 1e-5, "control: other words"
     assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
     assert cli(*job, "measure.margin.word=0.2", "measure.margin.class=100").status == 3
-    assert worst(["equivalent", "undecided"]) == "undecided"
-    assert worst(["equivalent", "not equivalent", "undecided"]) == "not equivalent"
+    assert worst_verdict(["equivalent", "undecided"]) == "undecided"
+    assert worst_verdict(["equivalent", "not equivalent", "undecided"]) == "not equivalent"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def mini():
 def said_of(mini, module, **settings):
     """The screen of a diff of gpt2-mini with a changed module, as one line, and the result."""
     result = thinkalike.diff((mini.module, mini.tokenizer), (module, mini.tokenizer), texts="grammar", **settings)
-    return " ".join(lines(result)), result
+    return " ".join(screen_lines(result)), result
 
 
 @pytest.mark.ci_slow
