@@ -57,7 +57,7 @@ def is_readable(numbers: Mapping[str, float]) -> bool:
     """Return whether the change says more than random changes of the same size do.
 
     It does if some tokens rise or fall beyond these, and if the text of the amplified difference
-    has a greater lead: how many nats likelier its tokens are in the changed model than in the base.
+    has a greater lead: how many nats likelier its tokens are in the changed model.
 
     Args:
         numbers: The headline numbers of the result.
