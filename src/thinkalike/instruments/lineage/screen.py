@@ -74,7 +74,7 @@ class BlockRun:
 
     @property
     def units(self) -> str:
-        """The units in place, such as "255 of 256", in the block with the smallest share of them."""
+        """The units in place, such as "255 of 256", in the block with their smallest share."""
         smallest = min(self.rows, key=lambda row: float(row["in_place"] / row["units"]))
         return units_in_place_in_words(smallest)
 
