@@ -18,7 +18,7 @@ ACCUMULATES = (
 )
 
 ROUNDING = 1e-5
-"""States are the same if their likeness or distance is that of a layer with itself, up to this."""
+"""States are the same if their value differs by less from that of a layer with itself."""
 
 HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
 """Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""

@@ -173,7 +173,8 @@ class LayerPairs(PairMeasure[Settings]):
             show_table_of_bit_widths,
         )
 
-        # The control comes first: alone, a measure may call layers similar that it explains.
+        # The sentence that considers the local-mixing control comes first: by the values alone,
+        # layers may seem similar that are not above it.
         label = self.label(result)
         show_text(answer_of_bit_widths(result, label))
         super().show(result)

@@ -1,4 +1,4 @@
-"""Readings of layer pairs in bits of both models, for `ruler=bits`.
+"""Equivalent bit widths of layer pairs, for `ruler=bits`.
 
 The ruler of `thinkalike.instruments.ruler` says what the values of any measure are in bits: the
 models and their rounded copies read the same rows of text, of `READING_BATCHES` batches at most,

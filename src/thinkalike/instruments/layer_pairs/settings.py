@@ -11,7 +11,7 @@ from thinkalike.config.parts import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 
 READING_BATCHES = 8
-"""The most batches over which readings in bits are taken, and on which maps are fitted."""
+"""The most batches on which equivalent bit widths are computed, and on which maps are fitted."""
 
 BATCHES = 64
 """The value is the mean of so many batches. Measures that take longer for a batch have fewer."""

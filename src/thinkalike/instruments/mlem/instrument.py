@@ -67,7 +67,7 @@ class FeatureProfiles(
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if it differs.
 
-    Beside them stand held-out scores and split-half references in scores.csv, the likeness of
+    Beside them stand held-out scores and split-half references in scores.csv, the similarity of
     layers in similarity.csv, pair effects in interactions.csv, and weights of pairs of levels in
     levels.csv.
     """

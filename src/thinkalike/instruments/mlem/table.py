@@ -1,4 +1,4 @@
-"""The tables of MLEM: profiles, scores, the likeness of layers, pairs of features and levels."""
+"""The tables of MLEM: profiles, scores, the similarity of layers, pairs of features and levels."""
 
 from __future__ import annotations
 

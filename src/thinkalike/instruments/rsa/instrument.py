@@ -1,4 +1,4 @@
-"""measure=rsa: how alike the distances of stimuli are in every two layers.
+"""measure=rsa: how similar the distances of stimuli are in every two layers.
 
 The method is that of Salle et al. (2024), section 4.
 """

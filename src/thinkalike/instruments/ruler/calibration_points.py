@@ -1,4 +1,4 @@
-"""The calibration points of a ruler: known changes of a model itself, and how alike it they are.
+"""The calibration points of a ruler: known changes of a model, and how similar to it they are.
 
 Both models are rounded to fewer and fewer bits, in memory, and read the same text. Networks that
 only mix earlier tokens (`thinkalike.states.mixing`) say what is shared without training.

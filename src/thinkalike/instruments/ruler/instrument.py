@@ -1,6 +1,6 @@
-"""measure=ruler: how alike the layers of two models are, in bits.
+"""measure=ruler: how similar the layers of two models are, in bits.
 
-Two layers that read 4 bits are as alike as a model and its copy that is rounded to 4 bits.
+Two layers of 4 bits are as similar as a model and its copy that is rounded to 4 bits.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class RulerInstrument(
     version=10,
     reads=("model", "target", "layers", "data", "measure"),
 ):
-    """Says how alike two models are at pairs of layers, in bits of each of them."""
+    """Says how similar two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192, "layers": "[[2,2]]"}

@@ -1,4 +1,4 @@
-"""The tables of a ruler: what layer pairs share, their readings in bits, and its points."""
+"""The tables of a ruler: similarity, equivalent bit widths, and calibration points."""
 
 from __future__ import annotations
 

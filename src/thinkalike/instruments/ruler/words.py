@@ -179,7 +179,7 @@ class Words:
 class WordComparison(RulerComparison):
     """Compares two models at words, beyond what local mixing of tokens explains.
 
-    The likeness is R², held out, of ridge regression both ways.
+    The similarity is held-out R² of ridge regression, in both directions.
 
     Args:
         words: The words.

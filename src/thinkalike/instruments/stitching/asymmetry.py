@@ -218,8 +218,9 @@ def _residual_and_state_squares(
 ) -> tuple[Float[Tensor, "maps n"], Float[Tensor, "maps n"]]:
     """Return the squared norms of what maps do not explain of states, and of the states.
 
-    The axis of maps is in the order of `MAP`, `MAP_BACK`, `ROUND_TRIP` and `ROUND_TRIP_BACK`.
-    Biases are not needed: they only carry one mean to the other, and means are subtracted.
+    The axis of maps is: the map, the map back, the round trip from the source and back, and the
+    round trip from the target. Biases are not needed: they only carry one mean to the other, and
+    means are subtracted.
 
     Args:
         maps: The map and the map back.

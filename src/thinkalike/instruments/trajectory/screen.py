@@ -1,4 +1,4 @@
-"""What a trajectory says on the screen: losses, likeness to the last checkpoint, and onsets."""
+"""What a trajectory says on the screen: losses, similarity to the last checkpoint, and onsets."""
 
 from __future__ import annotations
 

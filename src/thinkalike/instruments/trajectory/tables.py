@@ -60,17 +60,17 @@ def outcome_of_trajectory(
         checkpoints: The states, losses and accuracies of each checkpoint.
         reader: Read the checkpoints; it has the text, the stimuli and the probing tasks.
     """
-    likeness = _cka_of_checkpoints(checkpoints, reader)
-    by_layer = [_table_of_layer(steps, layer, cka) for layer, cka in enumerate(likeness)]
+    cka_by_layer = _cka_of_checkpoints(checkpoints, reader)
+    by_layer = [_table_of_layer(steps, layer, cka) for layer, cka in enumerate(cka_by_layer)]
     table = pd.concat(by_layer, ignore_index=True)
     documents = _documents_of_losses(reader)
     losses = _loss_table(steps, checkpoints, documents)
-    curves = _curves_of_features(checkpoints, reader, layers=len(likeness))
+    curves = _curves_of_features(checkpoints, reader, layers=len(cka_by_layer))
     features = _feature_table(steps, checkpoints, reader, curves)
     onsets = _onset_table(steps, curves)
     tables = {
         "losses": losses,
-        "similarity": _similarity_table(steps, likeness),
+        "similarity": _similarity_table(steps, cka_by_layer),
         "features": features,
         "onsets": onsets,
     }
@@ -215,15 +215,15 @@ def _cka_of_checkpoints(
     return results
 
 
-def _similarity_table(steps: Sequence[int], likeness: Sequence[CKAResult]) -> pd.DataFrame:
+def _similarity_table(steps: Sequence[int], cka_by_layer: Sequence[CKAResult]) -> pd.DataFrame:
     """Return a row for each layer and every two checkpoints, with their CKA.
 
     Args:
         steps: The step of each checkpoint.
-        likeness: The CKA of every two checkpoints, for each layer.
+        cka_by_layer: The CKA of every two checkpoints, for each layer.
     """
     tables = []
-    for layer, cka in enumerate(likeness):
+    for layer, cka in enumerate(cka_by_layer):
         table = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other_step"])
         tables.append(table.assign(layer=layer, value=cka.value.flatten().numpy()))
     joined = pd.concat(tables, ignore_index=True)
