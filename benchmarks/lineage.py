@@ -298,7 +298,7 @@ def least_false(comparison: Comparison, origins: Mapping[int, int]) -> float:
 
 def agreeing(comparison: Comparison) -> str:
     """Return the largest share of units that agree, of blocks without an origin."""
-    shares = [pair.alike for pair in comparison.pairs if pair.alike is not None]
+    shares = [pair.similar_share for pair in comparison.pairs if pair.similar_share is not None]
     if not shares:
         return "–"
     return f"{max(shares):.0%}"

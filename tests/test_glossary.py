@@ -130,7 +130,7 @@ def test_every_header_of_distances_and_lineages_is_explained(monkeypatch):
     row = {"source": "a", "target": "b", "source_layer": 0, "value": 1.4, "low": 1.3, "high": 1.5, "cosine": 0.0}
     instrument(MEASURES["distance"]).show(made(pd.DataFrame([row]), {"documents": 9.0}))
     origin = {"source_layer": 0.0, "target_layer": 0, "in_place": 9, "units": 9, "p_corrected": 0.0}
-    lineage_screen.show_runs(lineage_screen.runs_of(pd.DataFrame([origin])), "a", "b")
+    lineage_screen.show_table_of_runs(lineage_screen.runs_of_blocks(pd.DataFrame([origin])), "a", "b")
     assert headers[:3] == ["layer", "distance", "cosine"], "control"
     words = {word for header in headers[:3] + headers[5:] for word in re.split(r", | or ", header)}
     assert words == {"layer", "distance", "cosine", "units in place", "of each block at least", "p", "corrected"}
@@ -152,7 +152,7 @@ def test_every_header_of_the_ruler_is_explained(monkeypatch):
     headers = []
     shown = headers.extend
     monkeypatch.setattr(ruler_screen, "show_table", lambda table: shown(column.name for column in table.columns))
-    ruler_screen.show_readings(pd.DataFrame([row]), "", ruler_screen.RESIDUAL_R2)
+    ruler_screen.show_bit_widths(pd.DataFrame([row]), "", ruler_screen.RESIDUAL_R2)
     headers = [re.sub(r" of [ab]$", "", header) for header in headers]
     assert headers == ["layers", "residual R²", "equivalent bit width", "equivalent bit width", "local mixing control"]
     assert all(is_explained(header.lower()) for header in headers[1:])

@@ -62,7 +62,7 @@ def page() -> str:
     asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
     revisions = [f"step{step}" for step in STEPS]
     with (
-        mock.patch("thinkalike.instruments.trajectory.checkpoints._on_hub", return_value=revisions),
+        mock.patch("thinkalike.instruments.trajectory.checkpoints._revisions_on_hub", return_value=revisions),
         mock.patch("thinkalike.forecast.pick_device", return_value="cuda"),  # whatever machine makes the page
     ):
         rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]

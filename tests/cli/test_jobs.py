@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained
 from thinkalike.config.values import key_settings
-from thinkalike.instruments.stitching.screen import note_of_columns, sentence_of_direction, sentence_of_floor
+from thinkalike.instruments.stitching.screen import meaning_of_columns, sentence_of_direction, sentence_of_floor
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.layer_choice import pairs_of_layers
 
@@ -248,11 +248,11 @@ def test_the_floor_is_said_of_different_models_alone():
 
 
 def test_each_column_of_a_stitch_is_explained_below_its_table():
-    note = note_of_columns(table(token_mean_penalty=1.0, equivalent_bits=3.2))
+    note = meaning_of_columns(table(token_mean_penalty=1.0, equivalent_bits=3.2))
     assert "the identity baseline is the penalty without a map" in note
     assert "the token-mean baseline is that of a map that knows only the current token" in note
     assert "Bits by loss: the target with weights rounded to so many bits loses as much." in note
-    bare = note_of_columns(table(identity_penalty=None))
+    bare = meaning_of_columns(table(identity_penalty=None))
     assert bare == "The penalty is the loss of the stitched model minus that of the target alone."
 
 

@@ -13,7 +13,7 @@ from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
 from thinkalike.evaluation.held_out import masked_losses
-from thinkalike.instruments.trajectory.checkpoints import steps_of
+from thinkalike.instruments.trajectory.checkpoints import revision_by_step
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, train_tokenizer
@@ -82,7 +82,7 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     """A run that breaks off and goes on keeps those that it had."""
     words = ["task=pretrain", "model=gelu-3l-mini", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep='every=3'"]
     folder = cli("train.py", *words).result.folder / "gelu-3l-mini"
-    assert list(steps_of(ModelConfig(name="m", path=str(folder)))) == [0, 3, 6, 8]
+    assert list(revision_by_step(ModelConfig(name="m", path=str(folder)))) == [0, 3, 6, 8]
     models = {step: load_model(folder, revision=f"step{step}") for step in (0, 3, 8)}
     assert [model.name for model in models.values()] == [f"gelu-3l-mini@step{step}" for step in (0, 3, 8)]
     assert json.loads((folder / "step3" / "config.json").read_text())["step"] == 3

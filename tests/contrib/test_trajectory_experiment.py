@@ -11,7 +11,7 @@ from conftest import composed
 from stores import finish
 from thinkalike.contrib.papers import paper_experiment, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, inner_job_config
-from thinkalike.instruments.trajectory.instrument import training
+from thinkalike.instruments.trajectory.instrument import training_job
 
 
 def formed(folder, starts, onset, noise):
@@ -57,6 +57,6 @@ def test_each_seed_of_the_experiment_is_trained_first():
     figure = paper_experiment("trajectory/grammar")
     jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
     assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
-    assert {tuple(training(job).pretrain.kept_steps) for job in jobs} == {
+    assert {tuple(training_job(job).pretrain.kept_steps) for job in jobs} == {
         tuple(json.loads(trajectory_grammar.KEPT_STEPS))
     }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from thinkalike.instruments.ruler.calibration_points import MIXING, difference_interval, greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import MIXING, difference_interval, greatest_at_each_layer
 from thinkalike.instruments.ruler.words import WordComparison, Words
 from thinkalike.models.load import load_model
 
@@ -32,8 +32,10 @@ def test_trained_pairs_are_compared_as_the_ruler_does(decoys, text):
     source = decoys.Side(text.states(SOURCE, layers), SOURCE)
     values = decoys.RulerBesideTarget(text, target).compare(source)
     ruler = WordComparison(text.words, [text.models[SOURCE], text.models[TARGET]], [layers, layers])
-    value = ruler.value()
-    mixing = greatest_by_layer([ruler.shared(side, MIXING, ruler.read(side, MIXING)) for side in (0, 1)])
+    value = ruler.similarity_of_models()
+    mixing = greatest_at_each_layer(
+        [ruler.similarity_to_point(side, MIXING, ruler.calibration_states(side, MIXING)) for side in (0, 1)]
+    )
     beyond = difference_interval((value - mixing).mean(1))
     assert [pair["r2"] for pair in values] == pytest.approx(value[..., 0].mean(1).tolist())
     assert [pair["mixing"] for pair in values] == pytest.approx(mixing[..., 0].mean(1).tolist())

@@ -24,8 +24,8 @@ from thinkalike.evaluation.forks import (
     learning_rate_for_norm,
     part_moves,
 )
-from thinkalike.instruments.diff.outcome import worst
-from thinkalike.instruments.diff.screen import APART, lines
+from thinkalike.instruments.diff.outcome import worst_verdict
+from thinkalike.instruments.diff.screen import APART, screen_lines
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms_of_change_and_base, parts_of
@@ -367,8 +367,8 @@ def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
     assert table["change"][1:].abs().max() < 1e-5, "control: other words"
     assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
     assert cli(*job, "measure.margin.word=0.2", "measure.margin.class=100").status == 3
-    assert worst(["equivalent", "undecided"]) == "undecided"
-    assert worst(["equivalent", "not equivalent", "undecided"]) == "not equivalent"
+    assert worst_verdict(["equivalent", "undecided"]) == "undecided"
+    assert worst_verdict(["equivalent", "not equivalent", "undecided"]) == "not equivalent"
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def mini():
 def said_of(mini, module, **settings):
     """The screen of a diff of gpt2-mini with a changed module, as one line, and the result."""
     result = thinkalike.diff((mini.module, mini.tokenizer), (module, mini.tokenizer), texts="grammar", **settings)
-    return " ".join(lines(result)), result
+    return " ".join(screen_lines(result)), result
 
 
 @pytest.mark.ci_slow

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.instruments.lineage.comparison import (
     Comparison,
-    common_streams,
+    comparable_streams,
     compare_models,
     table_of_origins,
     table_of_pairs,
@@ -212,8 +212,8 @@ def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
     pairs = compared(first, second, likeness=True).pairs
-    assert max(pair.alike or 0 for pair in pairs) < SIMILARITY_OF_INDEPENDENT
-    agreeing = sum(round((pair.alike or 0) * 256) for pair in pairs)
+    assert max(pair.similar_share or 0 for pair in pairs) < SIMILARITY_OF_INDEPENDENT
+    agreeing = sum(round((pair.similar_share or 0) * 256) for pair in pairs)
     expected = sum(len(pair.reading.source) / 256 for pair in pairs)
     log_chance = agreeing * math.log(expected) - expected - math.lgamma(agreeing + 1)
     assert log_chance < math.log(1e-6)
@@ -333,7 +333,7 @@ def test_a_vocabulary_without_a_fifth_of_its_tokens_changes_nothing(models):
     weights[EMBEDDING] = weights[EMBEDDING][[source.tokens[token] for token in kept]]
     tokens = {token: row for row, token in enumerate(kept)}
     copy = planted(source, weights, tokens)
-    assert common_streams(source, copy).basis == "shared"
+    assert comparable_streams(source, copy).basis == "shared"
     assert_origins(source, copy, {block: block for block in range(6)})
 
 
@@ -349,7 +349,7 @@ def test_a_rotated_stream_is_aligned_by_the_embeddings(models):
         weights[reading] = rotation.T @ (gains[:, None] * weights[reading])
         weights[writing] = weights[writing] @ rotation
     copy = planted(source, weights)
-    assert common_streams(source, copy).basis == "aligned"
+    assert comparable_streams(source, copy).basis == "aligned"
     assert_origins(source, copy, {block: block for block in range(6)})
 
 
@@ -373,7 +373,7 @@ def test_reordered_units_are_alike_and_no_descent(models):
     copy = planted(source, weights)
     assert_origins(source, copy, {})
     for pair in compared(source, copy, likeness=True).pairs:
-        assert ((pair.alike or 0) > REORDERED) == (pair.source.block == pair.target.block), pair
+        assert ((pair.similar_share or 0) > REORDERED) == (pair.source.block == pair.target.block), pair
 
 
 def test_a_block_of_zeros_has_no_origin(models):

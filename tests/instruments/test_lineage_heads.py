@@ -151,7 +151,7 @@ def test_the_screen_says_which_heads_are_in_place_or_that_they_are_too_few(cli, 
 
 def test_heads_of_independent_models_are_uniform_after_alignment():
     """Those of the bundled models of four heads, which are too few for one pair and enough for all."""
-    from thinkalike.instruments.lineage.comparison import common_streams
+    from thinkalike.instruments.lineage.comparison import comparable_streams
 
     generator = seeded(0)
     names = (
@@ -167,9 +167,9 @@ def test_heads_of_independent_models_are_uniform_after_alignment():
     randomised = []
     for number, source in enumerate(models):
         for target in models[number + 1 :]:
-            streams = common_streams(source, target)
+            streams = comparable_streams(source, target)
             for source_heads in source.heads:
-                vectors = streams.moved(source.heads_writing(source_heads))
+                vectors = streams.in_target_stream(source.heads_writing(source_heads))
                 for target_heads in target.heads:
                     test = lineage.compare_heads(vectors, target.heads_writing(target_heads))
                     randomised.append(test.randomised_p(float(torch.rand(1, generator=generator))))

@@ -16,8 +16,8 @@ import tiny
 from pages import script
 from thinkalike.cli import as_analysis
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.instruments.lineage.comparison import common_streams, compare_models
-from thinkalike.instruments.lineage.family import groups_of
+from thinkalike.instruments.lineage.comparison import comparable_streams, compare_models
+from thinkalike.instruments.lineage.family import groups_of_related_models
 from thinkalike.measures.lineage import compare_units
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.units import LoadedWeights, open_units, unit_model
@@ -71,8 +71,8 @@ def test_a_family_is_grouped_as_it_was_trained(cli, tmp_path):
     done = cli("analyze.py", "measure=lineage", f"models=[{','.join(names)}]", f"store={tmp_path}")
     relations = done.result.tables["relations"]
     assert len(relations) == 6
-    assert groups_of(relations, names, "shared_blocks") == [names[:2]]
-    assert groups_of(relations, names, "same_stream") == [names[:3]]
+    assert groups_of_related_models(relations, names, "shared_blocks") == [names[:2]]
+    assert groups_of_related_models(relations, names, "same_stream") == [names[:3]]
     assert "Blocks are shared by: gelu-3l-mini, solu-3l-mini." in " ".join(done.stdout.split())
     assert done.result.figures
 
@@ -224,9 +224,9 @@ def test_other_widths_need_shared_tokens():
     first = unit_model("narrow", InMemory(block(8, 30)), {f"a{row}": row for row in range(50)}, {})
     second = unit_model("wide", InMemory(block(16, 30)), {f"b{row}": row for row in range(50)}, {})
     with pytest.raises(ModelError, match="widths 8 and 16, which their embeddings cannot align: they share 0 tokens"):
-        common_streams(first, second)
+        comparable_streams(first, second)
     same_width = unit_model("other", InMemory(block(8, 30)), {f"b{row}": row for row in range(50)}, {})
-    assert common_streams(first, same_width).basis == "as stored"
+    assert comparable_streams(first, same_width).basis == "as stored"
     assert compare_models(first, same_width, 1).pairs[0].test.in_place == 30
 
 

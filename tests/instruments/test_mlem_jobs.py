@@ -18,7 +18,7 @@ from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, of_stimuli
 from thinkalike.instruments.mlem.instrument import FeatureProfiles
-from thinkalike.instruments.mlem.table import with_share
+from thinkalike.instruments.mlem.table import with_share_of_reference
 from thinkalike.job.inputs import contents_of
 from thinkalike.measures import MLEM, feature_importance, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
@@ -242,7 +242,9 @@ def test_p_values_of_single_words_of_sentences_are_refused(word):
 
 
 def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
-    beside = with_share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "split_half_reference": [0.6, -0.1, np.nan]}))
+    beside = with_share_of_reference(
+        pd.DataFrame({"score": [0.3, 0.2, 0.1], "split_half_reference": [0.6, -0.1, np.nan]})
+    )
     assert beside["share_of_reference"].tolist()[0] == 0.5
     assert beside["share_of_reference"].isna().tolist() == [False, True, True]
 
@@ -312,7 +314,7 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
     assert "massive activations" not in every.stderr
     assert every.result.scalars["stimuli"] == count
 
-    chosen = of_stimuli.stimuli_inputs
+    chosen = of_stimuli.inputs_of_stimuli
 
     def inputs(config):
         found = chosen(config)
@@ -322,7 +324,7 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
         whole = planted(config, read_stimuli(config.stimuli), embed)
         return [side._replace(states=[layer[kept] for layer in side.states]) for side in whole]
 
-    monkeypatch.setattr(of_stimuli, "stimuli_inputs", inputs)
+    monkeypatch.setattr(of_stimuli, "inputs_of_stimuli", inputs)
     monkeypatch.setattr(of_stimuli, "stimulus_states_of", without)
     alone = cli("analyze.py", *asked, f"store={tmp_path}/alone")
     assert "massive activations" not in alone.stderr

@@ -9,7 +9,7 @@ from sklearn.metrics import balanced_accuracy_score
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
-from thinkalike.instruments.probing_tasks import tasks_of
+from thinkalike.instruments.probing_tasks import tasks_of_features_and_splits
 from thinkalike.measures import jackknife
 from thinkalike.measures.accuracy import balanced_accuracies, balanced_folds
 
@@ -90,7 +90,10 @@ def test_a_share_is_paired_and_nan_of_what_is_chance(labelled):
 
 def test_levels_that_are_rare_or_of_one_word_are_left_out():
     stimuli = controlled_stimuli(60)
-    tasks = {(task.feature, task.split): task for task in tasks_of(stimuli, ("sentence", "word"), 3, 10, 0)}
+    tasks = {
+        (task.feature, task.split): task
+        for task in tasks_of_features_and_splits(stimuli, ("sentence", "word"), 3, 10, 0)
+    }
     lengths = stimuli.features["Word length"].value_counts()
     assert len(tasks["Word length", "sentence"].levels) == int((lengths >= 10).sum())
     of_sentences, of_words = tasks["PoS", "sentence"], tasks["PoS", "word"]
@@ -114,8 +117,8 @@ def stimuli_of(tmp_path, feature, words=40):
 
 def test_few_words_skip_a_split_and_few_sentences_are_an_error(tmp_path, caplog):
     for feature, words, reason in (("xy", 2, "3 folds of 2 groups"), ("xxxy", 4, "each level has one alone")):
-        tasks = list(tasks_of(stimuli_of(tmp_path, feature, words), ("sentence", "word"), 3, 5, 0))
+        tasks = list(tasks_of_features_and_splits(stimuli_of(tmp_path, feature, words), ("sentence", "word"), 3, 5, 0))
         assert [task.split for task in tasks] == ["sentence"]
         assert f"feature is not judged on held-out words: {reason}" in caplog.text
     with pytest.raises(DataError, match=r"feature: 50 folds of 40 groups: .*; lower measure.folds"):
-        list(tasks_of(stimuli_of(tmp_path, "xy"), ("sentence",), 50, 5, 0))
+        list(tasks_of_features_and_splits(stimuli_of(tmp_path, "xy"), ("sentence",), 50, 5, 0))

@@ -12,13 +12,13 @@ import tiny
 from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import r2, run_job
-from thinkalike.instruments.layer_pairs.readings import pairs_read
+from thinkalike.instruments.layer_pairs.readings import layer_pairs_with_bit_widths
 from thinkalike.instruments.ruler import words as words_of_ruler
 from thinkalike.instruments.ruler.instrument import RulerConfig
 from thinkalike.instruments.ruler.table import fisher_z
 from thinkalike.instruments.ruler.words import WordComparison
-from thinkalike.instruments.stitching.screen import in_bits
-from thinkalike.instruments.stitching.table import penalty_readings
+from thinkalike.instruments.stitching.screen import bit_width_in_words
+from thinkalike.instruments.stitching.table import bit_width_columns
 from thinkalike.measures.bit_readings import next_bits, reading_interval, reading_of
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
@@ -201,7 +201,9 @@ def test_a_calibration_point_with_a_shorter_context_reads_the_same_words(read, c
 def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_other(read, monkeypatch, tmp_path):
     tiny.write_mini(tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
-    monkeypatch.setattr(WordComparison, "read", lambda *_: pytest.fail("another calibration point was made first"))
+    monkeypatch.setattr(
+        WordComparison, "calibration_states", lambda *_: pytest.fail("another calibration point was made first")
+    )
     with pytest.raises(ModelError, match="damaged"):
         read("base", "copy3", f"measure.calibration_points=[bits,{tmp_path}/damaged]")
 
@@ -221,12 +223,12 @@ def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_pat
         seen.append((side, point))
         return read_point(self, side, point)
 
-    monkeypatch.setattr(WordComparison, "read", stops)
+    monkeypatch.setattr(WordComparison, "calibration_states", stops)
     with pytest.raises(Interrupted):
         read("base", "copy3", f"store={tmp_path}")
     before = seen[:2]
     seen.clear()
-    monkeypatch.setattr(WordComparison, "read", resumes)
+    monkeypatch.setattr(WordComparison, "calibration_states", resumes)
     resumed = read("base", "copy3", f"store={tmp_path}")
     assert seen
     assert not set(before) & set(seen)
@@ -304,7 +306,7 @@ def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypa
     documents = drawn()[1]
 
     def found(targets):
-        return r2.all_pairs(layers, targets, lambda states: Predictor(states, documents), "layer pair")
+        return r2.r2_of_every_layer_pair(layers, targets, lambda states: Predictor(states, documents), "layer pair")
 
     whole = found(list(layers))
     alone = [Predictor(layer, documents) for layer in layers]
@@ -344,9 +346,9 @@ def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
 
 
 def test_readings_are_of_few_layer_pairs():
-    assert pairs_read("all", 30, 18) == [(0, 0), (7, 4), (14, 8), (22, 13), (29, 17)]
-    assert pairs_read([[0, 0], [3, 1]], 30, 18) == [(0, 0), (3, 1)]
-    assert len(pairs_read([[layer, layer] for layer in range(12)], 30, 18)) == 5
+    assert layer_pairs_with_bit_widths("all", 30, 18) == [(0, 0), (7, 4), (14, 8), (22, 13), (29, 17)]
+    assert layer_pairs_with_bit_widths([[0, 0], [3, 1]], 30, 18) == [(0, 0), (3, 1)]
+    assert len(layer_pairs_with_bit_widths([[layer, layer] for layer in range(12)], 30, 18)) == 5
 
 
 # ---- penalties of stitches
@@ -365,21 +367,21 @@ def losses(costs, points, documents=24):
 
 def test_penalties_read_where_the_target_loses_as_much():
     points = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
-    found = penalty_readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], points))
+    found = bit_width_columns(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], points))
     between = 2 + np.log(8 / 6) / np.log(8 / 4)
     assert found["equivalent_bits"] == pytest.approx([4, 4.5, between, 2, 8, 8])
     assert found["equivalent_bits_low"] == pytest.approx(found["equivalent_bits"], abs=1e-6), (
         "φ and calibration points share their documents"
     )
     said = ["4.5", "2.4", "below 2", "8 or more"]
-    assert [in_bits(each) for each in found["equivalent_bits"][1:5]] == said
-    assert penalty_readings(losses([1.0], {})) == {}
+    assert [bit_width_in_words(each) for each in found["equivalent_bits"][1:5]] == said
+    assert bit_width_columns(losses([1.0], {})) == {}
 
 
 def test_a_reading_has_an_interval_where_documents_differ():
     sums = losses([0.5], {4: 1.0, 5: 0.25})
     sums["stitch"] = sums["stitch"] + torch.randn(1, 24, generator=torch.Generator().manual_seed(1)).double() * 10
-    found = penalty_readings(sums)
+    found = bit_width_columns(sums)
     assert found["equivalent_bits_low"][0] < found["equivalent_bits"][0] < found["equivalent_bits_high"][0]
 
 

@@ -17,9 +17,9 @@ from thinkalike.evaluation.amplified_text import amplified_text
 from thinkalike.evaluation.changes import perturbed
 from thinkalike.instruments.diff.null import null_models, run_null
 from thinkalike.instruments.diff.observations import Observations
-from thinkalike.instruments.diff.screen import lines
+from thinkalike.instruments.diff.screen import screen_lines
 from thinkalike.instruments.diff.settings import DiffConfig
-from thinkalike.instruments.diff.taught import FACTORS, observe_what_was_taught
+from thinkalike.instruments.diff.taught import FACTORS, add_what_was_taught
 from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.job import Work
 from thinkalike.measures.amplified import ShiftSum, amplified_choice, shift_tests
@@ -158,7 +158,7 @@ def observed_of(mini, changed, rows, has_null=True):
         work = mock.create_autospec(Work, instance=True)
         work.resume.return_value = None
         run_null(observed, models, batches, work, with_shifts=True)
-    observe_what_was_taught(observed, batches, models)
+    add_what_was_taught(observed, batches, models)
     return SimpleNamespace(tables=observed.taught_tables, scalars=observed.taught_numbers)
 
 
@@ -225,7 +225,7 @@ def test_a_job_asks_what_was_taught_unless_told_otherwise(mini, tuned):
     told = thinkalike.diff("gpt2-mini", tuned, taught=False, **settings)
     assert {"taught", "continuations"} == set(asked.tables) - set(told.tables)
     assert {name: asked.scalars[name] for name in told.scalars} == dict(told.scalars)
-    on_screen = list(lines(asked))
-    assert [line for line in on_screen if line not in list(lines(told))] == screen_of(asked)
+    on_screen = list(screen_lines(asked))
+    assert [line for line in on_screen if line not in list(screen_lines(told))] == screen_of(asked)
     assert "mansion" in " ".join(screen_of(asked))
     assert screen_of(told) == []

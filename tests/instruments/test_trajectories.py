@@ -18,15 +18,15 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments.trajectory import reader
 from thinkalike.instruments.trajectory.accuracies import (
-    balanced,
-    curve_of,
-    held_out_right,
-    onset,
+    accuracy_curve,
+    balanced_accuracies_of_labellings,
+    correct_held_out_answers,
+    onset_index,
     percentile_interval,
     permuted_labels,
     simultaneous_t,
 )
-from thinkalike.instruments.trajectory.checkpoints import checkpoints_of, steps_of
+from thinkalike.instruments.trajectory.checkpoints import checkpoints_of, revision_by_step
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval
@@ -52,7 +52,7 @@ def test_trainer_checkpoints_sort_as_numbers(tmp_path):
     before = checkpoint_fingerprint(replace(config, revision="checkpoint-64"))
     tiny.write_checkpoint("gpt2", tmp_path)
     whole = checkpoint_fingerprint(config)
-    assert steps_of(config) == {64: "checkpoint-64", 500: "checkpoint-500", 1000: "checkpoint-1000"}
+    assert revision_by_step(config) == {64: "checkpoint-64", 500: "checkpoint-500", 1000: "checkpoint-1000"}
     assert load_model(tmp_path, revision="checkpoint-500").n_layers == tiny.LAYERS
     for file in (tmp_path / "checkpoint-500").glob("*token*"):
         file.unlink()
@@ -85,9 +85,9 @@ def test_names_of_checkpoints_are_ordered_or_refused(names, only, steps, tmp_pat
     config = ModelConfig(name="local", path=str(tmp_path))
     if isinstance(steps, str):
         with pytest.raises(ConfigError, match=steps):
-            steps_of(config, only)
+            revision_by_step(config, only)
     else:
-        assert list(steps_of(config, only)) == steps
+        assert list(revision_by_step(config, only)) == steps
 
 
 def test_a_run_of_one_model_twice_is_said(tmp_path, caplog):
@@ -142,8 +142,8 @@ def test_checkpoints_of_lightning_are_the_models_that_they_hold(tmp_path):
         trainer.save_checkpoint(file)
         torch.save({**torch.load(file), "hyper_parameters": OmegaConf.create({"lr": {"peak": 0.1}})}, file)
     config = ModelConfig(name="local", path=str(tmp_path / "run"))
-    assert steps_of(config) == {500: "epoch=0-step=500.ckpt", 1000: "epoch=0-step=1000.ckpt"}
-    first, last = (replace(config, revision=name) for name in steps_of(config).values())
+    assert revision_by_step(config) == {500: "epoch=0-step=500.ckpt", 1000: "epoch=0-step=1000.ckpt"}
+    first, last = (replace(config, revision=name) for name in revision_by_step(config).values())
     with pytest.raises(ModelError, match=r"run has no config\.json; save_pretrained writes one$"):
         load_model(first)
     for path in whole.glob("*.json"):
@@ -165,7 +165,7 @@ def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
     tiny.write_checkpoint("gpt2", root / "someone" / "m")
     served()
     config = ModelConfig(name="hub", hub_id="someone/m")
-    assert steps_of(config) == {0: "step0", 8: "step8", 64: "step64"}
+    assert revision_by_step(config) == {0: "step0", 8: "step8", 64: "step64"}
     assert len({load_model(replace(config, revision=f"step{step}")).fingerprint() for step in (0, 8, 64)}) == 3
 
 
@@ -191,7 +191,7 @@ def test_probes_answer_the_nearest_mean_under_shrinkage(levels):
     labels, fold_of = torch.randint(levels, (90,)), torch.arange(90) % 3
     states = torch.randn(90, 6).double() + 2 * torch.nn.functional.one_hot(labels, 6)
     both = torch.stack([labels, labels[torch.randperm(90)]])
-    right = held_out_right(states, both, levels, fold_of, 0.3)
+    right = correct_held_out_answers(states, both, levels, fold_of, 0.3)
     for own, each in zip(right, both, strict=True):
         for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
             spread = np.cov(states[train].numpy().T, bias=True)
@@ -205,7 +205,9 @@ def test_probes_answer_the_nearest_mean_under_shrinkage(levels):
 def test_accuracies_are_balanced_over_the_levels_that_occur():
     labels = torch.tensor([[0, 0, 0, 1], [0, 0, 2, 2]])
     right = torch.tensor([[True, True, False, True], [True, False, True, True]])
-    assert balanced(right, labels, 3).tolist() == pytest.approx([(2 / 3 + 1) / 2, (1 / 2 + 1) / 2])
+    assert balanced_accuracies_of_labellings(right, labels, 3).tolist() == pytest.approx(
+        [(2 / 3 + 1) / 2, (1 / 2 + 1) / 2]
+    )
 
 
 def test_labels_move_between_groups_and_not_within():
@@ -228,7 +230,7 @@ def test_whole_numbers_have_whole_ends_that_hold_the_share():
     ("above", "place"), [([0, 1, 0, 1, 1], 3), ([1, 1, 1], 0), ([1, 1, 0], 3), ([0, 0, 1], 2), ([0], 1)]
 )
 def test_the_onset_is_the_first_step_from_which_all_are_above(above, place):
-    assert int(onset(torch.tensor(above).bool())) == place
+    assert int(onset_index(torch.tensor(above).bool())) == place
 
 
 def simulated(start: int | None, seed: int, steps: int = 10, groups: int = 60, size: int = 5):
@@ -245,7 +247,7 @@ def simulated(start: int | None, seed: int, steps: int = 10, groups: int = 60, s
     if start is not None:
         rise[start:] = torch.tensor([0.2, 0.25] + [0.3] * steps)[: steps - start]
     null = torch.stack([drawn(torch.full((steps,), 0.5)).double().mean(1) for _ in range(99)], 1)
-    return curve_of(drawn(0.5 + rise), labels, owners, null), 0.5 + rise
+    return accuracy_curve(drawn(0.5 + rise), labels, owners, null), 0.5 + rise
 
 
 @pytest.mark.ci_slow
@@ -257,10 +259,10 @@ def test_onsets_are_found_within_a_checkpoint():
         curve, truth = simulated(start, seed)
         _, low, high = curve.accuracy
         covered += bool(((low <= truth) & (truth <= high)).all())
-        near += abs(curve.onset - start) <= 1
-        _, low, high = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        near += abs(curve.onset_index - start) <= 1
+        _, low, high = percentile_interval(torch.tensor(curve.onset_index), curve.draws, 0.95)
         held += bool(low <= start <= high)
-    never = sum(simulated(None, 1000 + seed)[0].onset < 10 for seed in range(200))
+    never = sum(simulated(None, 1000 + seed)[0].onset_index < 10 for seed in range(200))
     assert near >= 180
     assert never <= 14  # of 200, the 95 % quantile of a share of 5 %
     assert held >= 180

@@ -10,7 +10,12 @@ from stores import made
 from thinkalike.config import MEASURES, instrument
 from thinkalike.instruments.diff.screen import effects_in_words, summary_sentence
 from thinkalike.instruments.mlem.screen import largest_changes
-from thinkalike.instruments.ruler.screen import NO_MORE_SIMILAR, bits_in_words, sentence_of_readings, show_readings
+from thinkalike.instruments.ruler.screen import (
+    NO_MORE_SIMILAR,
+    bit_width_cells,
+    sentence_of_similarity,
+    show_bit_widths,
+)
 from thinkalike.screen import number_text, span
 from thinkalike.screen.text import wrapped
 
@@ -108,7 +113,7 @@ def readings(**columns) -> pd.DataFrame:
 
 
 def test_the_named_layer_pair_is_the_most_similar_above_its_control():
-    assert sentence_of_readings(readings(), "CKA") == (
+    assert sentence_of_similarity(readings(), "CKA") == (
         "CKA of a and b is above the local-mixing control at 2 of 3 layer pairs. The most similar of these 2 pairs is "
         "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26. These layers are as similar as a is to "
         "its copy rounded to 4.1 bits, and as b is to its copy rounded to 4.1 bits. At 0→0 it is not above: the "
@@ -117,30 +122,30 @@ def test_the_named_layer_pair_is_the_most_similar_above_its_control():
 
 
 def test_all_layer_pairs_and_none_above_the_control_are_said():
-    above = sentence_of_readings(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
+    above = sentence_of_similarity(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
     assert above.startswith("CKA of a and b is above the local-mixing control at all 3 layer pairs. The most similar")
-    none = sentence_of_readings(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
+    none = sentence_of_similarity(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
     assert "at none of 3 layer pairs" in none
     assert "as similar as" not in none, "what the control explains is no similarity"
 
 
 def test_states_without_copies_are_as_similar_as_no_copy():
     bare = readings(source_equivalent_bits=math.nan, target_equivalent_bits=math.nan)
-    assert "control 0.26. At 0→0" in sentence_of_readings(bare, "CKA")
+    assert "control 0.26. At 0→0" in sentence_of_similarity(bare, "CKA")
 
 
 def test_bits_have_the_decimals_that_their_intervals_need():
-    assert bits_in_words(readings(), "source") == ["none", "3.67 [3.66, 3.68]", "4.10 [4.00, 4.20]"]
+    assert bit_width_cells(readings(), "source") == ["none", "3.67 [3.66, 3.68]", "4.10 [4.00, 4.20]"]
     wide = readings(source_equivalent_bits_low=3.0, source_equivalent_bits_high=5.0)
-    assert bits_in_words(wide, "source")[1] == "3.7 [3.0, 5.0]", "control"
+    assert bit_width_cells(wide, "source")[1] == "3.7 [3.0, 5.0]", "control"
 
 
 def test_what_stands_in_the_place_of_bits_is_explained(capsys):
-    show_readings(readings(), "title", "CKA")
+    show_bit_widths(readings(), "title", "CKA")
     shown = " ".join(capsys.readouterr().out.split())
     assert "none: the layers are not above the local-mixing control." in shown
     assert "below 2" not in shown
-    show_readings(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "title", "CKA")
+    show_bit_widths(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "title", "CKA")
     shown = " ".join(capsys.readouterr().out.split())
     assert "below 2: less similar than the copy of 2 bits." in shown
     assert "none" not in shown, "control"

@@ -17,7 +17,7 @@ from thinkalike.evaluation.moments import state_moments
 from thinkalike.evaluation.stitched_losses import Control, document_sums
 from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.closed_forms import ClosedForms
-from thinkalike.instruments.stitching.fitting import fitted
+from thinkalike.instruments.stitching.fitting import fit_stitches
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
@@ -320,5 +320,5 @@ def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
     setting = StitchSetting(recipe, 0, source, target, SAME_DEPTH, corpus)
     run = TrainingRun(tmp_path, torch.device("cpu"), TrainerConfig())
-    maps = fitted(ClosedForms(setting), run).maps
+    maps = fit_stitches(ClosedForms(setting), run).maps
     assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005

@@ -57,12 +57,16 @@ class CKAConfig(WithNull):
     flatten: Literal["token", "sample", "mean"] = "token"
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the number of batches: that of the paper, unless the models are minis."""
+        """Return the settings that the recipe decides: the number of batches.
+
+        It is that of Brown et al. (2023), and fewer for the small models that this project ships.
+        """
         if job.is_mini:
             return {"batches": BATCHES}
         return {"batches": BATCHES_OF_PAPER}
 
     def __post_init__(self) -> None:
+        """Refuse `conditional_on` except for single tokens and the linear kernel."""
         super().__post_init__()
         compares_tokens_linearly = self.kernel == "linear" and self.flatten == "token"
         if self.conditional_on != "none" and not compares_tokens_linearly:
@@ -81,11 +85,16 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
     for_stimuli: ClassVar[Mapping[str, object]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
     def fewest(self, measure: CKAConfig) -> int:
-        """Return the fewest rows that CKA can compare."""
+        """Return the fewest rows of a batch that CKA can compare."""
         return FEWEST_ROWS
 
     def metric(self, measure: CKAConfig, source_layers: int, target_layers: int) -> CKA:
-        """Return an accumulator of CKA for this many layers of either model."""
+        """Return an empty metric, which computes CKA from batches of states.
+
+        Args:
+            measure: The settings of CKA; without a null there are no permutations.
+            source_layers, target_layers: How many layers of the source and target are compared.
+        """
         permutations = 0
         if measure.null:
             permutations = measure.permutations
@@ -107,10 +116,11 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
-        """Return the batches of the states that are compared.
+        """Return the batches of both models' states that are compared.
 
         Raises:
-            DataError: Words are compared, and `flatten` is one for tokens only.
+            DataError: Words are compared (the tokenizers differ), and `flatten` asks for whole
+                rows of text or their means.
         """
         batches = super().batches(measure, config, models, runs)
         if batches.level == "word" and measure.flatten != "token":
@@ -121,7 +131,11 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         return batches
 
     def arrays(self, estimate: LayerPairEstimate) -> dict[str, Tensor]:
-        """Return HSIC of all layer pairs, CKA without each part, and CKA after each batch."""
+        """Return the arrays of a result, by name.
+
+        These are HSIC of all layer pairs in each batch, CKA without each part of the documents,
+        and CKA over the batches up to each one.
+        """
         assert isinstance(estimate, CKAResult)
         return {
             "hsics": estimate.hsics,
@@ -130,9 +144,10 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         }
 
     def scalars(self, estimate: LayerPairEstimate) -> dict[str, float]:
-        """Return the numbers of the whole comparison.
+        """Return the headline numbers.
 
-        Where both models have as many layers, the distance between the models is among them.
+        Where the models have equally many layers, these begin with the distance between the models
+        (Brown et al. 2023), its interval if there is one, and `clipped`.
         """
         assert isinstance(estimate, CKAResult)
         source_layers, target_layers = estimate.value.shape
@@ -141,14 +156,14 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
 
         scalars = {}
         distance = estimate.distance()
-        ends = {
+        numbers_of_distance = {
             "distance": distance.value,
             "distance_low": distance.low,
             "distance_high": distance.high,
         }
-        for name, end in ends.items():
-            if end.isfinite():  # few documents have no interval
-                scalars[name] = float(end)
+        for name, number in numbers_of_distance.items():
+            if number.isfinite():  # the ends are infinite where documents are too few
+                scalars[name] = float(number)
         scalars["clipped"] = float(estimate.clipped)
         return scalars | super().scalars(estimate)
 
@@ -159,10 +174,14 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         target: pd.DataFrame,
         level: str,
     ) -> None:
-        """Warn of what makes values doubtful.
+        """Warn of what any measure warns of, and of layers that a single row decides.
 
-        To what any measure warns of come layers in which one row has a large share of the
-        variance.
+        The leverage of a row is its share of a layer's variance in a batch.
+
+        Args:
+            estimate: The values of all layer pairs, with the largest leverage in each layer.
+            source, target: The names of the models and of their layers, a row for each layer.
+            level: What a row of a batch is: "token", "word" or "stimulus".
         """
         super().warn(estimate, source, target, level)
         assert isinstance(estimate, CKAResult)
@@ -186,6 +205,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         )
 
     def show(self, result: Result) -> None:
+        """Print what any measure prints, and the distance between the models if it is known."""
         super().show(result)
         scalars = result.scalars
         if "distance" in scalars:

@@ -75,10 +75,11 @@ class Distance(
     takes_activations: ClassVar[bool] = False
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
-        """Return the sites of both models, which are the same.
+        """Return the layers (hook points) of both models that are compared, the same for both.
 
         Raises:
-            ConfigError: The models differ in depth or width, or the sites differ.
+            ConfigError: The models differ in depth or width, or different hook points are asked
+                for.
         """
         source, target = models
         if (source.n_layers, source.d_model) != (target.n_layers, target.d_model):
@@ -101,17 +102,20 @@ class Distance(
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
-        """Return the batches of the states that are compared; massive ones are kept."""
+        """Return the batches of both models' states, including those with massive activations.
+
+        Distances are relative to the norm of each state, so that no long state decides a mean.
+        """
         return super().batches(replace(measure, massive="keep"), config, models, runs)
 
     def metric(
         self, measure: DistanceConfig, source_layers: int, target_layers: int
     ) -> LayerShifts:
-        """Return an accumulator of the shifts of all layers."""
+        """Return an empty metric, which computes from batches how far each layer moved."""
         return LayerShifts(source_layers, target_layers, conditional_on=measure.conditional_on)
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l l"]]:
-        """Return the further columns of the table: cosines, and norms in both models."""
+        """Return further columns of the table, by name: mean cosines, and norms in both models."""
         assert isinstance(estimate, ShiftEstimate)
         return {
             "cosine": estimate.cosine,
@@ -120,6 +124,7 @@ class Distance(
         }
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw distances by layer, or by component and layer if the result compares those."""
         if "components" in result.tables:
             super().draw(result, folder)
         else:
@@ -131,11 +136,12 @@ class Distance(
         return ranked_rows(table, "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the highest distance of any layer."""
+        """Return the highest distance of any layer as the only headline."""
         row = result.details.iloc[int(result.details["value"].argmax())]
         return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
     def show(self, result: Result) -> None:
+        """Print by how much states differ, and distances and cosines at some layers."""
         if "components" in result.tables:
             super().show(result)
             return
@@ -144,7 +150,7 @@ class Distance(
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
         show_text(sentence_of_distances(table))
-        rows = table.iloc[few(len(table))]
+        rows = table.iloc[few(len(table))]  # some layers, evenly spaced, where there are many
         distances = []
         for row in rows.itertuples():
             distances.append(span(row.value, row.low, row.high, ".4f"))
@@ -164,10 +170,13 @@ class Distance(
 
 
 def sentence_of_distances(table: pd.DataFrame) -> str:
-    """Return by how much states differ, and from which layer on.
+    """Return in words by how much states differ, and from which layer on.
+
+    States count as unrelated if at all layers their distance is at least `UNRELATED_DISTANCE` and
+    their cosine at most `UNRELATED_COSINE`, up to its sign.
 
     Args:
-        table: The distances by layer.
+        table: The mean distance ("value") and cosine of each layer, in order of depth.
     """
     source = table["source"].iloc[0]
     target = table["target"].iloc[0]
@@ -184,6 +193,7 @@ def sentence_of_distances(table: pd.DataFrame) -> str:
     if is_far and table["cosine"].abs().max() <= UNRELATED_COSINE:
         answer += ", as much as unrelated states do (√2, about 1.4)"
 
+    # The distance grows from each layer to the next, and from 0 to that of the first layer.
     growth = table["value"].diff().fillna(table["value"]).to_numpy()
     first = differing["source_layer"].iloc[0]
     grows_most = table["source_layer"].iloc[int(growth.argmax())]

@@ -13,7 +13,10 @@ STATES = "states"
 
 
 def show_layer_note(result: Result) -> None:
-    """Say what a layer is, if the layers of a result are residual streams after blocks."""
+    """Print what "layer n" means, if the layers of a result are the residual stream after blocks.
+
+    Nothing is printed of folders of states, whose layers may be anything.
+    """
     models = result.provenance.get("models", ())
     are_models = all(model.get("family", STATES) != STATES for model in models)
     if models and are_models and _are_after_blocks(result):
@@ -21,17 +24,22 @@ def show_layer_note(result: Result) -> None:
 
 
 def _are_after_blocks(result: Result) -> bool:
-    """Return whether no state was read at a hook point other than those after blocks."""
+    """Return whether all states of a result are those after blocks, the default hook point.
+
+    Results with the embedding, layer -1, count as if they had a different hook point.
+    """
     for side in ("model", "target"):
         model = result.config.get(side)
         if model and str(model.get("site", AFTER)) != AFTER:
             return False
-    is_cut_inside_blocks = any("site" in model for model in result.provenance["models"])
+    # Such as a stitch between the attention and the MLP of a block.
+    has_site_inside_blocks = any("site" in model for model in result.provenance["models"])
     for name in ("layer", "source_layer", "target_layer"):
         if name in result.details and not result.details[name].map(_is_number_text).all():
             return False
-    return not is_cut_inside_blocks
+    return not has_site_inside_blocks
 
 
 def _is_number_text(layer: object) -> bool:
+    """Return whether a layer is called by a number of 0 or more, and not by a name."""
     return str(layer).isdigit()

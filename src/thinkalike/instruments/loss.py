@@ -43,25 +43,28 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
     smallest: ClassVar[Mapping[str, object]] = {"data.evaluation_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the amount of text to fit on, which is not read, with its value."""
+        """Return the setting that this job ignores, the amount of text to fit on, with its value.
+
+        Keys of jobs have always contained it.
+        """
         return left_in_key(config, FIT_TEXT)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer tokens."""
+        """Yield settings of ever fewer tokens, for `budget=`; nothing if no number is set."""
         if config.data.evaluation_tokens:
             for tokens in halvings(config.data.evaluation_tokens, least=FEWEST_TOKENS):
                 yield {"data.evaluation_tokens": tokens}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the logits that are in memory at once."""
+        """Return the bytes of the logits that are in memory at once, for a forecast."""
         from thinkalike.measures.losses import bytes_of_logits
 
         return bytes_of_logits(shapes["model"].vocabulary)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Compute a model's loss on held-out documents, in a table of one row."""
+        """Compute a model's next-token loss on held-out documents, in a table of one row."""
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus
@@ -90,11 +93,12 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
         )
 
     def show(self, result: Result) -> None:
+        """Print the loss in a sentence."""
         show_loss(result)
 
 
 def show_loss(result: Result) -> None:
-    """Print the loss of a model beside what the frequencies of tokens alone give."""
+    """Print the loss of a model beside that of predicting each token by its frequency alone."""
     numbers = result.scalars
     loss = span(numbers["loss"], numbers["loss_low"], numbers["loss_high"], ".4f")
     model = result.provenance["models"][0]["name"]

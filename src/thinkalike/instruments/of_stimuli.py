@@ -93,9 +93,10 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> object:
-        """Compute the numbers of all layers of all sides: most of what a job does with states.
+        """Compute the numbers of all layers of all models and recordings.
 
-        A forecast times it on random states.
+        This takes most of the time of a job besides passes of models. A forecast calls it with
+        random states, and ignores the result.
 
         Args:
             config: The job.
@@ -104,44 +105,45 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what jobs of stimuli read, see `stimuli_inputs`."""
-        return stimuli_inputs(config)
+        """Return what decides the numbers, by name, for the key of the job."""
+        return inputs_of_stimuli(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that are not read beside a recording; none without a recording."""
+        """Return the settings that a job with a recording ignores; {} without a recording."""
         if config.activations:
             return config.unread_beside_recordings()
         return {}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of each model over the sentences."""
+        """Return the forward passes of each model over the sentences, for a forecast."""
         return sentence_passes(config, shapes)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that comparing takes, from those of random states of 2 and 4 layers.
+        """Return the seconds that comparing takes, for a forecast.
 
-        0 without models, and where the stimuli cannot be compared.
+        They are extrapolated from timings with random states of two and of four layers. They are 0
+        where only recordings are compared, and where the stimuli cannot be compared.
         """
         models = set(shapes.values())
         if not models:
             return 0.0
         stimuli = read_stimuli(config.stimuli)
         width = max(shape.width for shape in models)
-        embed = config.measure_as(StimulusDistanceConfig).embed
-        layers = sum(shape.layers + embed for shape in models)
+        has_embedding = config.measure_as(StimulusDistanceConfig).embed
+        layers = sum(shape.layers + int(has_embedding) for shape in models)
         try:
-            of_two = self._time_layers(config, stimuli, 2, width)
-            of_four = self._time_layers(config, stimuli, 4, width)
+            seconds_of_two = self._seconds_of_random_states(config, stimuli, 2, width)
+            seconds_of_four = self._seconds_of_random_states(config, stimuli, 4, width)
         except DataError as error:  # the job itself will raise it for all stimuli
             log.debug("no time of %s: %s", stimuli.source, error)
             return 0.0
-        of_layer = max(of_four - of_two, 0.0) / 2
-        return of_two + of_layer * (layers - 2)
+        seconds_per_layer = max(seconds_of_four - seconds_of_two, 0.0) / 2
+        return seconds_of_two + seconds_per_layer * (layers - 2)
 
-    def _time_layers(
+    def _seconds_of_random_states(
         self, config: AnalyzeConfig, stimuli: Stimuli, layers: int, width: int
     ) -> float:
-        """Return the seconds of comparing random states of a model with so many layers.
+        """Return the seconds of comparing random states of a model with a few layers.
 
         Args:
             config: The job.
@@ -151,7 +153,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
 
         def compare(count: int) -> None:
-            """Compare so many of the stimuli, by random states."""
+            """Compare some of the stimuli, evenly spaced, by random states."""
             evenly_spaced = torch.linspace(0, len(stimuli) - 1, count).long().numpy()
             generator = torch.Generator().manual_seed(0)
             states = [torch.randn(count, width, generator=generator) for _ in range(layers)]
@@ -167,36 +169,46 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield all stimuli, and then fewer of them."""
+        """Yield settings that take ever less time, for `budget=`: all stimuli, half of them, ...
+
+        There are at least `FEWEST_STIMULI` of them, if the job has as many.
+        """
         yield {}
-        stimuli = len(read_stimuli(config.stimuli))
-        for sample in halvings(stimuli, least=min(FEWEST_STIMULI, stimuli))[1:]:
+        count = len(read_stimuli(config.stimuli))
+        # The first one is all stimuli again.
+        for sample in halvings(count, least=min(FEWEST_STIMULI, count))[1:]:
             yield {"stimuli.sample": sample}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the states of all stimuli, as they are and in float64."""
-        embed = config.measure_as(StimulusDistanceConfig).embed
+        """Return the bytes of the states of all stimuli in all layers, for a forecast."""
+        has_embedding = config.measure_as(StimulusDistanceConfig).embed
         numbers_per_stimulus = 0
         for shape in set(shapes.values()):
-            numbers_per_stimulus += (shape.layers + embed) * shape.width
-        stimuli = len(read_stimuli(config.stimuli))
-        return float(BYTES_PER_NUMBER * stimuli * numbers_per_stimulus)
+            layers = shape.layers + int(has_embedding)
+            numbers_per_stimulus += layers * shape.width
+        count = len(read_stimuli(config.stimuli))
+        return float(BYTES_PER_NUMBER * count * numbers_per_stimulus)
 
 
 def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-    """Return one pass of each model over the sentences of the stimuli."""
-    sentences = len(read_stimuli(config.stimuli).groups.unique())
-    tokens = float(TOKENS_PER_SENTENCE * sentences)
+    """Return the forward passes for a forecast: one of each model over the stimuli's sentences.
+
+    The number of tokens is estimated, as no tokenizer is loaded.
+    """
+    n_sentences = len(read_stimuli(config.stimuli).groups.unique())
+    tokens = float(TOKENS_PER_SENTENCE * n_sentences)
     passes = []
     for shape in dict.fromkeys(shapes.values()):
         passes.append(shape.passes("states", tokens, TOKENS_PER_SENTENCE, full=False))
     return passes
 
 
-def stimuli_inputs(config: AnalyzeConfig) -> Inputs:
+def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
     """Return what decides the numbers of a measure of stimuli, by name, for the key of its job.
 
-    These are the stimuli, and the models, or the recordings with the names that they have.
+    These are the stimuli and the models. With recordings they are also the contents of these, the
+    ids of stimuli that match their rows, and names that differ from those that recordings have by
+    default.
     """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)
@@ -205,11 +217,11 @@ def stimuli_inputs(config: AnalyzeConfig) -> Inputs:
     without_model = config.without_model()
     stimuli = read_stimuli(without_model.stimuli)
     # The names of stimuli decide which row of a recording belongs to which of them.
-    digest = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()
+    hash_of_ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()
     recordings = [recording_fingerprint(recording) for recording in config.recordings]
     inputs: dict[str, Input] = {
         "stimuli": stimuli,
-        "ids": digest[:DIGITS_OF_IDS],
+        "ids": hash_of_ids[:DIGITS_OF_IDS],
         "activations": ", ".join(recordings),
     }
 
@@ -224,11 +236,11 @@ def stimuli_inputs(config: AnalyzeConfig) -> Inputs:
     return {**inputs, **fingerprints(without_model, ("model", "target"))}
 
 
-def sentence_groups(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
-    """Return the sentence of each stimulus; None if there are few sentences.
+def sentence_of_stimuli(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
+    """Return the number of each stimulus's sentence; None: there are under `FEWEST_SENTENCES`.
 
-    Folds and resamples keep the stimuli of a sentence together. Where there are few sentences,
-    they are of single stimuli.
+    Folds and resamples keep the stimuli of a sentence together, but where it is None they are of
+    single stimuli.
     """
     if len(stimuli.groups.unique()) < FEWEST_SENTENCES:
         return None
@@ -242,7 +254,11 @@ def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
 
 
 def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, object]:
-    """Return what the provenance of a result says of its stimuli, and of its subjects if any."""
+    """Return what the provenance of a result says of its stimuli, and of its subjects if any.
+
+    Subjects are participants who were recorded. Among what it says of the stimuli are features
+    that can hardly be told from the identity of words.
+    """
     facts_of_stimuli: dict[str, object] = {
         "source": stimuli.source,
         "count": len(stimuli),
@@ -263,22 +279,25 @@ def warn_of_words(stimuli: Stimuli) -> None:
         log.warning("warning: %s: %s", stimuli.source, overlap)
 
 
-def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, Compared | None]:
-    """Return the stimuli that are compared with their states on each side, and all of them.
+def stimulus_states_to_compare(
+    config: AnalyzeConfig, stimuli: Stimuli
+) -> tuple[Compared, Compared | None]:
+    """Return the stimuli to compare with their states in each model or recording, in two forms.
 
-    See `without_massive`. Subjects come first.
+    The first leaves out stimuli with massive activations (very long states). The second has all
+    stimuli, and is None if none are left out. Recordings of subjects (participants) come first.
 
     Raises:
-        DataError: Subjects differ in their layers, or are the same recording.
+        DataError: Subjects differ in their layers, or two have the same recording.
     """
     embed = config.measure_as(StimulusDistanceConfig).embed
     sides = stimulus_states_of(config, stimuli, embed)
     _check_subjects(sides[: len(config.subjects)])
-    return without_massive(config, stimuli, _with_layers(config, sides))
+    return without_massive(config, stimuli, _with_chosen_layers(config, sides))
 
 
 def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
-    """Raise a DataError unless subjects are different recordings with the same layers."""
+    """Raise a DataError unless subjects have different recordings, of the same layers."""
     subject_of_content: dict[str, str] = {}
     for subject in subjects:
         different_layers = set(subjects[0].layers) ^ set(subject.layers)
@@ -287,21 +306,23 @@ def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
                 f"{subject.name} and {subjects[0].name} differ in the layers "
                 f"{', '.join(sorted(different_layers))}"
             )
-        content = subject.origin["fingerprint"].split()[-1]
-        if content in subject_of_content:
+        content_hash = subject.origin["fingerprint"].split()[-1]
+        if content_hash in subject_of_content:
             raise DataError(
-                f"{subject.name} and {subject_of_content[content]} hold the same; give each "
+                f"{subject.name} and {subject_of_content[content_hash]} hold the same; give each "
                 "subject once"
             )
-        subject_of_content[content] = subject.name
+        subject_of_content[content_hash] = subject.name
 
 
-def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[StimulusStates]:
-    """Return the sides with the layers of models that `layers=` names.
+def _with_chosen_layers(
+    config: AnalyzeConfig, sides: list[StimulusStates]
+) -> list[StimulusStates]:
+    """Return the sides, where models have only the layers that the setting `layers=` lists.
 
-    Recordings have all their layers.
+    Recordings keep all their layers, and so do models where it is "same" or "all".
     """
-    models = [side for side in sides if not side.runs]
+    models = [side for side in sides if not side.runs]  # only recordings have runs
     if config.layers in ("same", "all") or not models:
         return sides
 
@@ -320,13 +341,13 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     chosen = []
     for side in sides:
         if side.name in layers_of_model:
-            side = _only_layers(side, layers_of_model[side.name])
+            side = _side_with_layers(side, layers_of_model[side.name])
         chosen.append(side)
     return chosen
 
 
-def _only_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusStates:
-    """Return a side with the embedding, if it has it, and these layers.
+def _side_with_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusStates:
+    """Return a side with only these layers, and with the embedding if it has it.
 
     Raises:
         DataError: The side lacks one of the layers.
@@ -351,9 +372,9 @@ def comparison_of_stimuli(
     """Return the comparison of two recordings, or of one with a model, on the same stimuli.
 
     Args:
-        instrument: An instrument of layer pairs.
+        instrument: Computes a measure of layer pairs.
         config: The job.
-        work: The context of the running job.
+        work: The context of the running job, which has its stimuli.
     """
     measure = replace(instrument.measure_settings(config), **instrument.for_stimuli)
     stimuli = work.input("stimuli", Stimuli)
@@ -365,8 +386,9 @@ def comparison_of_stimuli(
         needed_by = f"measure.neighbours={measure.neighbours}"
 
     def batches_of(stimuli: Compared) -> StateBatches:
-        """Return batches of the states of both sides, whose documents are groups of stimuli."""
+        """Return batches of both sides' states; groups of stimuli take the place of documents."""
         return array_batches(
+            # A recording that is compared with itself is the only side, so both first and last.
             [stimuli.sides[0].states, stimuli.sides[-1].states],
             stimuli.stimuli.groups,
             rows_per_batch=measure.tokens_per_batch,
@@ -379,7 +401,6 @@ def comparison_of_stimuli(
         batches = batches.beside(batches_of(with_massive))
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(compared.stimuli)})
 
-    # A recording that is compared with itself is one object on both sides.
     sides = []
     for side in compared.sides:
         sides.append(ComparedSide(side.name, side.layers, partial(dict, side.origin)))

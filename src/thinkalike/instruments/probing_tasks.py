@@ -31,8 +31,8 @@ class Task:
         feature: The name of the feature.
         split: What a fold keeps together, one of `SPLITS`.
         levels: The levels of the feature.
-        rows: The number of each stimulus among all.
-        labels: The number of its level.
+        rows: The index of each stimulus among all stimuli.
+        labels: The index of its level in `levels`.
         sentences: The number of its text.
         groups: The number of its sentence or word, which a fold keeps together.
         fold_of: The number of its fold.
@@ -47,50 +47,52 @@ class Task:
     groups: Int[Tensor, " n"]
     fold_of: Int[Tensor, " n"]
 
-    def learnable(self) -> Task:
-        """Return the task without levels that occur in one fold only.
+    def without_levels_of_one_fold(self) -> Task:
+        """Return the task without the stimuli of levels that occur in one fold only.
 
-        A probe that is judged on that fold never sees such a level.
+        Such a level cannot be learned: a probe that is evaluated on that fold is fitted on the
+        other folds, and never sees it. The remaining levels are numbered anew.
         """
-        folds_of_levels = []
+        fold_count_of_level = []
         for label in range(len(self.levels)):
             folds = self.fold_of[self.labels == label].unique()
-            folds_of_levels.append(len(folds))
-        is_learnable = torch.tensor(folds_of_levels)[self.labels] > 1  # (n)
-        present, labels = self.labels[is_learnable].unique(return_inverse=True)
+            fold_count_of_level.append(len(folds))
+        is_kept = torch.tensor(fold_count_of_level)[self.labels] > 1  # (stimuli)
+        kept_labels, new_labels = self.labels[is_kept].unique(return_inverse=True)
         return replace(
             self,
-            levels=[self.levels[label] for label in present.tolist()],
-            labels=labels,
-            rows=self.rows[is_learnable],
-            sentences=self.sentences[is_learnable],
-            groups=self.groups[is_learnable],
-            fold_of=self.fold_of[is_learnable],
+            levels=[self.levels[label] for label in kept_labels.tolist()],
+            labels=new_labels,
+            rows=self.rows[is_kept],
+            sentences=self.sentences[is_kept],
+            groups=self.groups[is_kept],
+            fold_of=self.fold_of[is_kept],
         )
 
 
-def tasks_of(
+def tasks_of_features_and_splits(
     stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int
 ) -> Iterator[Task]:
-    """Yield the task of each feature by each split.
+    """Yield a probing task for each feature and each way of splitting stimuli into folds.
 
-    A split by too few words is left out with a warning.
+    A task is left out with a warning if there are fewer words than folds, or if fewer than two
+    levels occur in several folds.
 
     Args:
         stimuli: The stimuli.
-        splits: What folds keep together, some of `SPLITS`.
+        splits: What folds keep together, "sentence", "word" or both.
         folds: How many folds there are.
-        least: Levels of fewer stimuli are left out.
+        least: Levels that fewer stimuli have are left out.
         seed: The seed of the folds.
 
     Raises:
         DataError: A feature is continuous, or has fewer than two levels, or too few sentences.
     """
-    words, _ = pd.factorize(np.array(stimuli.words, dtype=object))
-    groups_of_splits = {"sentence": stimuli.groups, "word": torch.from_numpy(words)}
+    word_numbers, _ = pd.factorize(np.array(stimuli.words, dtype=object))
+    group_numbers = {"sentence": stimuli.groups, "word": torch.from_numpy(word_numbers)}
     for name, split in itertools.product(stimuli.names, splits):
-        rows, labels, levels = _labelled(stimuli, name, least)
-        groups = groups_of_splits[split][rows]
+        rows, labels, levels = _stimuli_of_frequent_levels(stimuli, name, least)
+        groups = group_numbers[split][rows]
         try:
             fold_of = balanced_folds(labels, groups, folds, seed)
         except ValueError as error:
@@ -111,7 +113,7 @@ def tasks_of(
             groups=groups,
             fold_of=fold_of,
         )
-        task = task.learnable()
+        task = task.without_levels_of_one_fold()
         if len(task.levels) > 1:
             yield task
         else:
@@ -120,7 +122,7 @@ def tasks_of(
             )
 
 
-def _labelled(
+def _stimuli_of_frequent_levels(
     stimuli: Stimuli, name: str, least: int
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
     """Return the stimuli that have a frequent level of a feature.
@@ -128,11 +130,11 @@ def _labelled(
     Args:
         stimuli: The stimuli.
         name: The feature.
-        least: Levels of fewer stimuli are left out.
+        least: Levels that fewer stimuli have are left out.
 
     Returns:
-        The number of each such stimulus among all, the number of its level, and the names of the
-        levels in rising order.
+        The index of each such stimulus among all stimuli, the index of its level, and the names of
+        the levels in rising order.
 
     Raises:
         DataError: The feature is continuous, or has fewer than two frequent levels.

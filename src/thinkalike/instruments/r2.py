@@ -19,7 +19,11 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.instruments.layer_pairs.components import components_of
 from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
-from thinkalike.instruments.layer_pairs.forecast import both_shapes, count_layers, fewer_layers
+from thinkalike.instruments.layer_pairs.forecast import (
+    compared_layers_by_shape,
+    setting_of_fewer_layers,
+    source_and_target_shapes,
+)
 from thinkalike.instruments.layer_pairs.matrix import LayerMatrix
 from thinkalike.instruments.ruler.instrument import TOKENS_PER_PIECE
 from thinkalike.instruments.ruler.screen import MEANING_OF_RESIDUAL_R2
@@ -27,12 +31,12 @@ from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
     WordComparison,
-    compare_words,
+    comparison_at_words,
+    estimated_tokens_of_words,
     facts_of_words,
-    fewest_words,
-    say_left_out,
+    fewest_words_for_r2,
+    log_left_out_words,
     seconds_of_maps,
-    tokens_of_words,
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.job.reductions import REDUCTIONS
@@ -49,7 +53,8 @@ PREDICTOR_BYTES = 2**31
 """The predictors of source layers that are in memory at once take at most so many bytes."""
 
 Values = Float[Tensor, "l m 2 replicates"]
-"""The R² of each layer pair, there and back, of all documents and without each part of them."""
+"""The R² of each layer pair in both directions. Replicate 0 is that of all documents, and each
+further one leaves out a part of the documents."""
 
 
 @dataclass
@@ -90,42 +95,51 @@ class LayerR2(
         return config.measure_as(R2Config).embed
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-        """Return one pass of each different model over the tokens of the words."""
-        tokens = tokens_of_words(config.measure_as(R2Config).words)
+        """Return the forward passes for a forecast: one of each model over the words' tokens."""
+        tokens = estimated_tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
             passes.append(shape.passes("models", tokens, TOKENS_PER_PIECE, full=False))
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds of the maps, of residuals and of the states as they are."""
+        """Return the seconds that linear maps take, for a forecast.
+
+        There are maps of the residual states, and as many of the states as they are.
+        """
         measure = config.measure_as(R2Config)
-        layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
-        source, target = both_shapes(shapes)
-        of_layer, of_pair = seconds_of_maps(measure.words, max(source.width, target.width))
+        layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
+        source, target = source_and_target_shapes(shapes)
+        width = max(source.width, target.width)
+        seconds_of_layer, seconds_of_pair = seconds_of_maps(measure.words, width)
         layers = sum(layer_counts.values())
         pairs = layer_counts[source] * layer_counts[target]
-        return 2 * (of_layer * layers + of_pair * pairs)
+        return 2 * (seconds_of_layer * layers + seconds_of_pair * pairs)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer layers of equal relative depth, and then fewer words.
+        """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
 
-        There are never fewer words than R² needs.
+        There are fewer layers of equal relative depth, and then also fewer words, but never fewer
+        than R² needs, unless the job asks for fewer.
         """
         words = config.measure_as(R2Config).words
-        fewest = min(fewest_words(shape.width for shape in shapes.values()), words)
-        for layers, share in REDUCTIONS:
-            settings = fewer_layers(layers, shapes)
-            if share > 1:
-                settings["measure.words"] = max(words // share, fewest)
+        needed = fewest_words_for_r2(shape.width for shape in shapes.values())
+        fewest = min(needed, words)
+        for layers, divisor in REDUCTIONS:
+            settings = setting_of_fewer_layers(layers, shapes)
+            if divisor > 1:
+                settings["measure.words"] = max(words // divisor, fewest)
             yield settings
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the states of all words in all layers, and of the predictors."""
+        """Return the bytes that are in memory at once, for a forecast.
+
+        These are the states of all words in all layers, in float32, and the ridge predictors.
+        """
         measure = config.measure_as(R2Config)
-        layer_counts = count_layers(config, shapes, has_embedding=measure.embed)
+        layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
         numbers_per_word = sum(count * shape.width for shape, count in layer_counts.items())
         return 4.0 * measure.words * numbers_per_word + PREDICTOR_BYTES
 
@@ -140,17 +154,17 @@ class LayerR2(
         source, target = models
         sites = self.sites(config, models)
         with work.phase("models"):
-            comparison = compare_words(
+            comparison = comparison_at_words(
                 config.data,
                 models,
                 sites,
                 measure.words,
                 keeps_massive=measure.massive == "keep",
             )
-        say_left_out(comparison)
+        log_left_out_words(comparison)
         described = [model.describe() for model in models]
         with work.phase("maps"):
-            residual, plain = _r2_of_all_pairs(comparison, is_itself=source is target)
+            residual, plain = _residual_and_plain_r2(comparison, is_itself=source is target)
 
         values = {
             "value": residual[:, :, 0],
@@ -179,7 +193,7 @@ class LayerR2(
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure.
 
-        Results of earlier versions are of the states as they are.
+        Results of earlier versions have no residual R², and are called "R²".
         """
         label = super().label(result)
         if "r2_forward" in result.details:
@@ -187,6 +201,7 @@ class LayerR2(
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
+        """Print residual R² as any measure of layer pairs, and R² of the states as they are."""
         super().show(result)
         if "r2_forward" in result.details:
             plain = at_equal_depth(result.details)["r2_forward"]
@@ -200,38 +215,47 @@ class LayerR2(
             show_note(MEANING_OF_RESIDUAL_R2)
 
 
-def _r2_of_all_pairs(comparison: WordComparison, *, is_itself: bool) -> tuple[Values, Values]:
-    """Return the R² of all layer pairs, of residuals and of the states as they are.
+def _residual_and_plain_r2(
+    comparison: WordComparison, *, is_itself: bool
+) -> tuple[Values, Values]:
+    """Return the residual R² of all layer pairs, and R² of the states as they are.
+
+    Residual R² is after the word, its position and linear mixing of earlier tokens are regressed
+    out of the states.
 
     Args:
-        comparison: The words of two models.
+        comparison: The states of two models at the same words.
         is_itself: Whether a model is compared with itself.
     """
     sources, targets = comparison.states
     if is_itself:
         targets = sources
-    residual = all_pairs(sources, targets, comparison.residual.predictor, "layer pair")
-    plain = all_pairs(sources, targets, comparison.residual.plain_predictor, "layer pair as it is")
+    residual = r2_of_every_layer_pair(
+        sources, targets, comparison.residual.predictor, "layer pair"
+    )
+    plain = r2_of_every_layer_pair(
+        sources, targets, comparison.residual.plain_predictor, "layer pair as it is"
+    )
     return residual, plain
 
 
-def all_pairs(
+def r2_of_every_layer_pair(
     sources: Sequence[Float[Tensor, "n _"]],
     targets: Sequence[Float[Tensor, "n _"]],
     predictor: Callable[[Tensor], Predictor],
     counted: str,
 ) -> Values:
-    """Return the R² of each target layer from each source layer, and back.
+    """Return the held-out R² of each target layer from each source layer, and in reverse.
 
-    As many predictors of source layers as fit into `PREDICTOR_BYTES` are in memory at once. Those
-    of target layers are made again for each such block.
+    Source layers are taken in blocks whose ridge predictors fit into `PREDICTOR_BYTES`. Those of
+    target layers are made again for each block.
 
     Args:
-        sources: The states of the source by layer.
-        targets: Those of the target. They are the same list if a model is compared with itself:
-            each pair is then fitted once.
-        predictor: Makes the predictor of a layer's states.
-        counted: What the progress calls a pair of layers.
+        sources: The states of the source, by layer.
+        targets: The states of the target, by layer. They are the same list if a model is compared
+            with itself: each pair is then fitted once.
+        predictor: Makes the ridge predictor from a layer's states.
+        counted: What the progress display calls a layer pair.
     """
     is_itself = targets is sources
     widest = max(states.shape[1] for states in sources)
@@ -269,9 +293,14 @@ def all_pairs(
 def _interval_columns(
     name: str, values: Float[Tensor, "l m replicates"]
 ) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns of a value and of the ends of its interval.
+    """Return the columns of a value and of the ends of its 95 % interval over documents.
 
-    The ends of `value` are `low` and `high`; those of any other name begin with it.
+    The ends have the names NAME_low and NAME_high, but those of "value" are "low" and "high".
+
+    Args:
+        name: The name of the column.
+        values: The value of each layer pair, and then its replicates without a part of the
+            documents.
     """
     prefix = "" if name == "value" else f"{name}_"
     estimate = with_interval(values)

@@ -41,20 +41,23 @@ class RandomRows(NamedTuple):
 def read_random_rows(
     config: AnalyzeConfig, tokens: int, model: FrozenModel, fit_tokens: int = 0
 ) -> RandomRows:
-    """Return so many tokens of the report's text in random rows, and text to fit on.
+    """Return random rows of the evaluation text, and separate text to fit on.
+
+    Several times more text is read than is drawn, so that the rows come from many documents. They
+    are the same rows each time.
 
     Args:
-        config: The job.
-        tokens: How many tokens are drawn.
+        config: The job, which says which text is read.
+        tokens: About how many tokens are drawn, in at least `FEWEST_ROWS` rows.
         model: The model whose tokenizer reads the text.
-        fit_tokens: How many tokens there are to fit on.
+        fit_tokens: How many tokens of text to fit on are read.
     """
-    context = config.data.context or min(TOKENS_PER_ROW, model.context)
-    row_count = max(tokens // context, FEWEST_ROWS)
-    tokens_read = max(TIMES_AS_MUCH_TEXT * row_count * context, FEWEST_TOKENS_READ)
+    row_length = config.data.context or min(TOKENS_PER_ROW, model.context)
+    row_count = max(tokens // row_length, FEWEST_ROWS)
+    tokens_read = max(TIMES_AS_MUCH_TEXT * row_count * row_length, FEWEST_TOKENS_READ)
     data = replace(config.data, evaluation_tokens=tokens_read)
     corpus = read_corpus(
-        data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=fit_tokens
+        data, model.tokenizer, row_length, bos=model.bos_each_row, fit_tokens=fit_tokens
     )
     drawn = torch.randperm(len(corpus.report), generator=seeded(0))[:row_count]
     facts = {"name": config.data.name, **corpus.facts()}

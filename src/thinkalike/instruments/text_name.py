@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def name_of_text(result: Result) -> str:
-    """Return the name of the text of a result: that of a data set, or those of its files."""
+    """Return what to call the text of a result: the name of its data set, or those of its files.
+
+    It is "the text" where the configuration names none.
+    """
     data = result.config.get("data")
     if not isinstance(data, Mapping):
         return "the text"

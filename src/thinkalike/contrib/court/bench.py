@@ -16,7 +16,7 @@ from thinkalike.contrib.court.source import Source
 from thinkalike.contrib.court.token_profile import token_features
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
-from thinkalike.instruments.ruler.calibration_points import greatest_by_layer
+from thinkalike.instruments.ruler.calibration_points import greatest_at_each_layer
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.residual import ResidualStates
@@ -152,7 +152,7 @@ class Bench:
         for states in self._mixing_states.values():
             controls.append(both_ways(residual.predictor(states), beyond)[None])
         plain = residual.plain_predictor(self.report_states)
-        return TargetSide(residual, beyond, plain, greatest_by_layer(controls))
+        return TargetSide(residual, beyond, plain, greatest_at_each_layer(controls))
 
     @cached_property
     def target_courses(self) -> list[TargetCourse]:

@@ -15,7 +15,7 @@ from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim, untesta
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
-from thinkalike.instruments.trajectory.tables import settling
+from thinkalike.instruments.trajectory.tables import settling_steps
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 
@@ -86,7 +86,7 @@ def _conclude(case: Case) -> Conclusion:
 
 def _settled(result: Result) -> pd.DataFrame:
     """Return when loss, likeness to the end, and each layer settle in one run."""
-    steps = settling(result.details, result.tables["losses"])
+    steps = settling_steps(result.details, result.tables["losses"])
     table = pd.DataFrame(steps.items(), columns=["what", "step"])
     return table.assign(doublings=np.log2(1 + table["step"]))
 

@@ -54,7 +54,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         """
         measure = config.measure_as(RSAConfig)
         stimuli = work.input("stimuli", Stimuli)
-        (stimuli, sides), _ = of_stimuli.states_of_sides(config, stimuli)
+        (stimuli, sides), _ = of_stimuli.stimulus_states_to_compare(config, stimuli)
         n_subjects = len(config.subjects)
         recorded_layers = sides[0].layers
         try:
@@ -215,7 +215,7 @@ def _tables_of_layer(
         measure.comparator,
         resamples=measure.resamples,
         seed=config.seed,
-        groups=of_stimuli.sentence_groups(stimuli),
+        groups=of_stimuli.sentence_of_stimuli(stimuli),
     )
     ceilings = ceiling_rows(scores.ceiling, names, recorded)
     columns = score_columns([scores.of(row) for row in range(len(layers))], scores.draws)

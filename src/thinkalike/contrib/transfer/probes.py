@@ -45,7 +45,7 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.evaluation.columns import interval_columns
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
-from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
+from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of_features_and_splits
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import Inputs
@@ -272,7 +272,11 @@ class CarriedProbes(
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     """Return what is probed: each feature of the stimuli, with each way of holding stimuli out."""
     measure = config.measure_as(ProbesConfig)
-    return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
+    return list(
+        tasks_of_features_and_splits(
+            stimuli, measure.splits, measure.folds, measure.least, config.seed
+        )
+    )
 
 
 def _rows_of_conditions(

@@ -24,10 +24,10 @@ COLUMNS = ["setting", "base", "changed"]
 
 
 def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
-    """Return, as text, what differs besides the weights.
+    """Return a row for each setting that differs between two models, with both values as text.
 
-    These are entries of configurations, parts of tokenizers, and marks, and also what no
-    checkpoint holds, such as the class of a module, its attributes and its buffers.
+    Settings are entries of configurations, parts of tokenizers and their special tokens (marks),
+    and also what no checkpoint holds: the classes of modules, their attributes and buffers.
     """
     settings_of_base = _settings_of(base)
     settings_of_changed = _settings_of(changed)
@@ -43,7 +43,7 @@ def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFram
                     "changed": _setting_in_words(after),
                 }
             )
-    rows += _traits_by_block(base, changed)
+    rows += _rows_of_traits(base, changed)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -55,10 +55,13 @@ def _settings_of(model: FrozenModel) -> Mapping[str, object]:
     return settings
 
 
-def pass_that_differs(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
-    """Return a row for the forward pass if outputs differ for fixed tokens, and else no row."""
+def row_of_differing_forward_pass(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
+    """Return a table with a row for the forward pass if outputs differ for some fixed tokens.
+
+    The table is empty if they are the same up to rounding.
+    """
     error = output_distance(base, changed)
-    # Weights that lie elsewhere in memory are summed in another order.
+    # Weights that lie elsewhere in memory may be summed in a different order.
     rounding = TOLERANCE[base.dtype] / 10
     is_same = error <= rounding
     rows = []
@@ -73,8 +76,8 @@ def pass_that_differs(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _traits_by_block(base: FrozenModel, changed: FrozenModel) -> list[dict[str, str]]:
-    """Return the traits of modules that differ.
+def _rows_of_traits(base: FrozenModel, changed: FrozenModel) -> list[dict[str, str]]:
+    """Return a row for each trait of modules that differs: a class, an attribute or a buffer.
 
     Traits that differ in the same way in several blocks are one row. A trait that follows from
     settings that differ is left out, as these say it already.
@@ -97,18 +100,18 @@ def _traits_by_block(base: FrozenModel, changed: FrozenModel) -> list[dict[str, 
 
 
 def _trait_name(path: str, name: str) -> str:
-    """Return the path of a module and the name of its trait, joined by a point.
+    """Return the path of a module and the name of its trait, joined by a full stop.
 
-    Without either it is "class", the class of the block itself.
+    If both are "", the trait is the class of the block itself, and it is called "class".
     """
     names = [text for text in (path, name) if text]
     return ".".join(names) or "class"
 
 
 def _setting_in_words(value: object) -> str:
-    """Return a value as text; of a long list or table its length and digest.
+    """Return a value as text; a long list or dictionary as its length and hash.
 
-    None is "none", which is what a stored result is read back with.
+    None is "none", as it is when a stored result is read back.
     """
     if value is None:
         return "none"

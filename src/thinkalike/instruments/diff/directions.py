@@ -22,35 +22,38 @@ STATES_READ = 64
 """A step is taken along a direction from so many states."""
 
 
-def directions_at(
+def rows_of_directions(
     observed: Observations, batches: Sequence[BatchStates]
 ) -> list[dict[str, object]]:
-    """Return the principal directions of the change of states, one row each.
+    """Return a table row for each principal direction of the change of states.
 
-    They are taken after the block at which most of the change enters. There are none if states do
-    not differ inside the blocks, or if the text is of one document.
+    States are those after the block in which most of the change begins. There are no rows if
+    states do not differ inside the blocks, or if the text is of one document: the directions of
+    two halves of the documents are compared, which gives their stability.
 
     Args:
         observed: The observations of the two models.
-        batches: The batches of the first rows.
+        batches: The first rows of text, with the states of both models.
     """
-    part = _part_where_most_enters(observed.parts)
+    part = _part_of_greatest_onset(observed.parts)
     if part is None:
         return []
     before = _states_after([batch.base for batch in batches], part.layer)
     after = _states_after([batch.changed for batch in batches], part.layer)
-    is_first_half = (observed.documents(observed.first) % 2 == 0).to(before.device)
-    is_one_half = not is_first_half.any() or bool(is_first_half.all())
-    if is_one_half or torch.equal(before, after):
+    # Documents with even numbers are the first half, the others the second one.
+    is_first_half = (observed.documents(observed.n_first_rows) % 2 == 0).to(before.device)
+    is_all_one_half = not is_first_half.any() or bool(is_first_half.all())
+    if is_all_one_half or torch.equal(before, after):
         return []
 
     change = after - before
     principal = directions_of_change(change, is_first_half)
-    along = change.double() @ principal.directions.T  # (n, k)
-    sizes = along.square().mean(0).sqrt()
+    projections = change.double() @ principal.directions.T  # (n, k)
+    typical_lengths = projections.square().mean(0).sqrt()
     rows: list[dict[str, object]] = []
     for index, direction in enumerate(principal.directions):
-        raised, lowered = _tokens_moved(observed.base, before, sizes[index] * direction)
+        step = typical_lengths[index] * direction
+        raised, lowered = _tokens_raised_and_lowered(observed.base, before, step)
         rows.append(
             {
                 "layer": part.layer,
@@ -64,41 +67,50 @@ def directions_at(
     return rows
 
 
-def _part_where_most_enters(parts: Mapping[Part, PartChanges]) -> Part | None:
-    """Return the part at which states move most, on average; None if it is known of no part."""
-    entering = {}
+def _part_of_greatest_onset(parts: Mapping[Part, PartChanges]) -> Part | None:
+    """Return the module in which states begin to differ most, by the mean onset over tokens.
+
+    The onset is the relative change of states when this module alone is exchanged in the base. It
+    is None where no module has an onset.
+
+    Args:
+        parts: What the exchange of each module does.
+    """
+    mean_onset = {}
     for part, changes in parts.items():
         if changes.entering is not None:
-            entering[part] = float(changes.entering.mean())
-    if not entering:
+            mean_onset[part] = float(changes.entering.mean())
+    if not mean_onset:
         return None
-    return max(entering, key=lambda part: entering[part])
+    return max(mean_onset, key=lambda part: mean_onset[part])
 
 
 def _states_after(
     batches: Sequence[Sequence[Float[Tensor, "b t d"]]], layer: int
 ) -> Float[Tensor, "n d"]:
-    """Return the states after a block at all tokens but the last of each row.
+    """Return the states after a block, at all tokens but the last of each row.
 
     Args:
-        batches: The states of each batch before block 0 and after each block.
+        batches: For each batch, its states before block 0 and then after each block.
         layer: The number of the block; -1 for the embedding.
     """
+    # Entry 0 of a batch is before block 0.
     return torch.cat([states[layer + 1][:, :-1].flatten(0, 1) for states in batches])
 
 
 @torch.no_grad()
-def _tokens_moved(
+def _tokens_raised_and_lowered(
     model: FrozenModel, states: Float[Tensor, "n d"], step: Float[Tensor, " d"]
 ) -> tuple[str, str]:
-    """Return the tokens whose logits a step raises most, and those that it lowers most.
+    """Return the tokens whose logits a step in state space raises most, and lowers most.
 
-    Logits are read by the final norm and the unembedding.
+    The logits are those that the final norm and the unembedding give for states, with and without
+    the step added, as a mean over about `STATES_READ` states.
 
     Args:
         model: The model.
-        states: Some states of which a few are stepped from.
-        step: The step.
+        states: States of the model, from which a few are taken at equal distances.
+        step: What is added to each of them.
     """
     stride = max(len(states) // STATES_READ, 1)
     starts = states[::stride]
@@ -109,5 +121,5 @@ def _tokens_moved(
 
 
 def _tokens_in_quotes(model: FrozenModel, tokens: Sequence[int]) -> str:
-    """Return tokens in writing, each in quotes."""
+    """Return the texts of tokens, each in quotes, separated by spaces."""
     return " ".join(repr(model.tokenizer.decode([token])) for token in tokens)

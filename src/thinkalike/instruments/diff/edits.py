@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.instruments.diff.places import places_in_words
+from thinkalike.instruments.diff.places import changed_indices_in_words
 from thinkalike.measures.edits import edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import embedding_of
@@ -64,7 +64,7 @@ def edits_of(
         if change is None:
             continue
 
-        location = places_in_words(base, name, tensor, change)
+        location = changed_indices_in_words(base, name, tensor, change)
         if other and change.operation in MIXTURES:
             location = other.name
         if tensor.data_ptr() == embedding.data_ptr():
@@ -86,9 +86,11 @@ def edits_of(
 
 
 def _part_columns(name: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the name of a tensor, and the component and layer that it belongs to.
+    """Return the columns `tensor`, `component` and `layer` of a tensor.
 
-    A tensor of no part has the component "" and the layer -1.
+    Args:
+        name: The name of the tensor. One of no module has the component "" and the layer -1.
+        parts: The modules of the model, which say where a tensor belongs.
     """
     for part in parts:
         if name.startswith(part.prefixes):
@@ -103,12 +105,13 @@ def _removed_and_added(
 ) -> list[dict[str, object]]:
     """Return a row for each tensor that only one of the models has.
 
-    Those of the base are "removed", and come first; those of the changed model are "added".
+    The operation of those of the base is "removed", and they come first; that of those of the
+    changed model is "added". Numbers about the change are NaN.
 
     Args:
         tensors_of_base: The tensors of the base, by name.
         tensors_of_changed: The tensors of the changed model, by name.
-        parts: The parts of the models, which say where a tensor belongs.
+        parts: The modules of the base, which say where a tensor belongs.
     """
     operation_of_tensor = {}
     for name in tensors_of_base:

@@ -24,16 +24,19 @@ from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.files import is_there
-from thinkalike.instruments.diff.differing_settings import pass_that_differs, settings_that_differ
-from thinkalike.instruments.diff.directions import directions_at
+from thinkalike.instruments.diff.differing_settings import (
+    row_of_differing_forward_pass,
+    settings_that_differ,
+)
+from thinkalike.instruments.diff.directions import rows_of_directions
 from thinkalike.instruments.diff.edits import edits_of
 from thinkalike.instruments.diff.null import RUNS, NullModels, null_models, run_null
 from thinkalike.instruments.diff.observations import Observations
-from thinkalike.instruments.diff.outcome import outcome_of_diff, unchanged
-from thinkalike.instruments.diff.screen import lines
+from thinkalike.instruments.diff.outcome import outcome_of_diff, outcome_of_equal_models
+from thinkalike.instruments.diff.screen import screen_lines
 from thinkalike.instruments.diff.settings import DiffConfig
-from thinkalike.instruments.diff.taught import observe_what_was_taught, tokens_of_amplified_text
-from thinkalike.instruments.diff.unread_tokens import unread_numbers
+from thinkalike.instruments.diff.taught import add_what_was_taught, tokens_of_amplified_text
+from thinkalike.instruments.diff.unread_tokens import numbers_after_unread_tokens
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Input, Inputs
@@ -98,14 +101,21 @@ class DiffInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that a job ignores: only forks are fitted on text."""
+        """Return the settings that this job ignores, with the values that enter its key.
+
+        Only the continued-training control is trained on text.
+        """
         unread = left_in_key(config, REPORT_TEXT)
         if config.measure_as(DiffConfig).null != "continued_training":
             unread["data.fit_tokens"] = None
         return unread
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Read the contrasts of a file if there is one; models and text enter by fingerprints."""
+        """Return what decides the numbers, by name, for the key of the job.
+
+        These are both models and the text, and, if the settings name them, the pairs of texts in a
+        file, which are read here, and a model that may have been mixed in.
+        """
         measure = config.measure_as(DiffConfig)
         inputs: dict[str, Input] = {}
         if measure.path:
@@ -115,37 +125,43 @@ class DiffInstrument(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models, and those of parts and nulls.
+        """Return the passes for a forecast: of both models, and for exchanges and the null.
 
-        These are counted as if each pass began at the first block.
+        The latter two are counted as if each pass began at the first block.
         """
         measure = config.measure_as(DiffConfig)
         base = shapes["model"]
-        row = config.data.context or TOKENS_PER_ROW
+        row_length = config.data.context or TOKENS_PER_ROW
         passes = []
         for shape in dict.fromkeys(shapes.values()):
-            passes.append(shape.passes("both models", float(measure.tokens), row))
+            passes.append(shape.passes("both models", float(measure.tokens), row_length))
 
         runs = RUNS
         if measure.null == "random_change":
-            runs = 2 * RUNS  # two kinds
+            runs = 2 * RUNS  # moved entries, and random signs
         attention_and_mlps = 2 * base.layers
         parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
         outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
-        passes_of_parts = 2 * (parts_exchanged + outputs_and_heads) + runs
-        tokens = float(measure.tokens_per_part * passes_of_parts)
+        # Each is exchanged in both directions: put into the base, and into the changed model.
+        passes_of_exchanges = 2 * (parts_exchanged + outputs_and_heads)
+        tokens = float(measure.tokens_per_part * (passes_of_exchanges + runs))
         if measure.contrast:
             texts = 2 * measure.pairs
-            tokens += TOKENS_OF_CONTRAST * texts * (RUNS + 2)
-        passes.append(base.passes("parts and null", tokens, row))
+            models = RUNS + 2  # the models of the null, the base and the changed model
+            tokens += TOKENS_OF_CONTRAST * texts * models
+        passes.append(base.passes("parts and null", tokens, row_length))
         if measure.taught:
-            passes.append(base.passes("amplified text", float(tokens_of_amplified_text()), row))
+            tokens_of_text = float(tokens_of_amplified_text())
+            passes.append(base.passes("amplified text", tokens_of_text, row_length))
         return passes
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer tokens, of all text and of what modules are exchanged on."""
+        """Yield settings that take ever less time, for `budget=`: fewer tokens of text.
+
+        The tokens on which modules are exchanged are never more than all tokens.
+        """
         measure = config.measure_as(DiffConfig)
         for tokens in halvings(measure.tokens, least=FEWEST_TOKENS):
             tokens_per_part = min(measure.tokens_per_part, tokens)
@@ -168,7 +184,7 @@ class DiffInstrument(
         with work.phase("weights"):
             differences = _differences(config, base, changed)
         if not differences.parts and differences.settings.empty:
-            return replace(unchanged(base, measure.margin), models=described)
+            return replace(outcome_of_equal_models(base, measure.margin), models=described)
 
         with work.phase("text"):
             fit_tokens = FORK_TOKENS if measure.null == "continued_training" else 0
@@ -190,7 +206,7 @@ class DiffInstrument(
             exact={"weights": differences.weights, "settings": differences.settings},
             changed_tokens=differences.tokens,
         )
-        _observe(observed, measure, differences.parts, text.fit, work)
+        _run_models_and_null(observed, measure, differences.parts, text.fit, work)
 
         facts: dict[str, object] = {"data": text.facts}
         if contrasts:
@@ -201,6 +217,7 @@ class DiffInstrument(
         return replace(outcome_of_diff(observed), models=described, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw the effects by module and layer; equal models have no figure."""
         if "layers" in result.tables:
             base, changed = (model["name"] for model in result.provenance["models"][:2])
             documents = result.scalars["documents"]
@@ -209,11 +226,11 @@ class DiffInstrument(
             figures.changes(result.details, result.tables["layers"], folder, names, about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the modules first that bring back most of the base model."""
+        """Return the modules first whose exchange has the largest effect on predictions."""
         return ranked_rows(table, "mean_effect")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return KL, the share of flipped predictions, and the change of the loss."""
+        """Return three headlines: KL, the share of flipped predictions, and the change of loss."""
         scalars = result.scalars
         headlines = []
         for name in ("kl", "flips", "loss_change"):
@@ -224,12 +241,20 @@ class DiffInstrument(
         return headlines
 
     def show(self, result: Result) -> None:
-        for line in lines(result):
+        """Print the answers of a diff, one after the other."""
+        for line in screen_lines(result):
             show_text(line)
 
 
 def _other_model(name: str) -> ModelConfig:
-    """Return the configuration of a model that may have been mixed in: a folder or a name."""
+    """Return the configuration of the model that `measure.other` names.
+
+    Args:
+        name: A folder or the name of a model.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
     if is_there(name):
         name = str(Path(name).absolute())
     try:
@@ -239,9 +264,10 @@ def _other_model(name: str) -> ModelConfig:
 
 
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:
-    """Return what differs between two models before any text is read.
+    """Return what differs between two models: modules, tensors, settings and embedded tokens.
 
-    If neither weights nor settings do, the outputs of both models on a few tokens decide.
+    If neither weights nor settings differ, both models are run on a few tokens, and a difference
+    of their outputs counts as a setting.
     """
     measure = config.measure_as(DiffConfig)
     settings = settings_that_differ(base, changed)
@@ -251,33 +277,37 @@ def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel)
     weights, tokens = edits_of(base, changed, mixed_in)
     parts = changed_parts(base, changed)
     if not parts and settings.empty:
-        # Nothing differs as far as can be read, so the outputs of the models decide.
-        settings = pass_that_differs(base, changed)
+        settings = row_of_differing_forward_pass(base, changed)
     return Differences(parts, weights, settings, tokens)
 
 
-def _observe(
+def _run_models_and_null(
     observed: Observations,
     measure: DiffConfig,
     parts: Sequence[Part],
     fit: Int[Tensor, "rows t"],
     work: Work,
 ) -> None:
-    """Run both models, exchange parts and outputs, and run the null.
+    """Run both models on the text, exchange modules and outputs between them, and run the null.
+
+    What is observed is added to `observed`. There is no null if a weight that differs cannot be
+    changed at random, for instance because it is packed.
 
     Args:
-        observed: Where the observations go.
-        measure: The settings.
-        parts: The parts whose weights differ.
-        fit: What forks are trained on.
-        work: The context of the running job, which keeps what was done when it stops.
+        observed: The observations, so far without any of text.
+        measure: The settings of the diff.
+        parts: The modules whose weights differ.
+        fit: The rows of text on which the continued-training control is trained.
+        work: The context of the running job, which saves what was done so that a job can resume.
     """
     base = observed.base
     changed = observed.changed
     with work.phase("both models"):
         batches = observed.read()
     with work.phase("changed tokens"):
-        observed.unread = unread_numbers(base, changed, observed.rows, observed.changed_tokens)
+        observed.unread = numbers_after_unread_tokens(
+            base, changed, observed.rows, observed.changed_tokens
+        )
     if parts:
         with work.phase("parts"):
             most_parts = MOST_PARTS_EXCHANGED
@@ -292,7 +322,7 @@ def _observe(
                 work.resume("parts"),
                 partial(work.keep, "parts"),
             )
-            observed.directions = directions_at(observed, batches)
+            observed.directions = rows_of_directions(observed, batches)
     with work.phase("outputs"):
         if observed.kl_of_first_rows().any():
             observed.outputs = exchange_outputs(base, changed, batches, measure.outputs)
@@ -308,4 +338,4 @@ def _observe(
             run_null(observed, models, batches, work, measure.taught)
     if parts and measure.taught:
         with work.phase("what was taught"):
-            observe_what_was_taught(observed, batches, models)
+            add_what_was_taught(observed, batches, models)

@@ -50,13 +50,17 @@ def null_models(
     parts: Sequence[Part],
     text: Int[Tensor, "rows t"],
 ) -> NullModels:
-    """Return the models of a null.
+    """Return the models of the null distribution, which are made when they are opened.
+
+    With `null=random_change` they are the base with random changes of the same size: entries of
+    the change moved to random rows and columns, or given random signs. With
+    `null=continued_training` they are copies of the base that were trained further (forks).
 
     Args:
-        measure: The settings.
+        measure: The settings of the diff.
         base, changed: The models.
-        parts: The parts that differ.
-        text: What forks are trained on.
+        parts: The modules that differ.
+        text: The rows that forks are trained on.
     """
     if measure.null == "random_change":
         perturb = partial(perturbed, base, changed, parts)
@@ -70,7 +74,10 @@ def null_models(
     rate = learning_rate_for_norm(base, text, norm_of_change, measure.steps)
 
     def open_fork(seed: int) -> AbstractContextManager[FrozenModel]:
-        """Train a fork whose number is its seed; it needs no undoing."""
+        """Return a context with a copy of the base that was trained further, with this seed.
+
+        The base is not changed, so that there is nothing to undo when the context closes.
+        """
         return nullcontext(fork(base, text, norm_of_change, seed, rate=rate, steps=measure.steps))
 
     return NullModels({FORKS: open_fork}, -1)
@@ -83,14 +90,16 @@ def run_null(
     work: Work,
     with_shifts: bool,
 ) -> None:
-    """Run all models of a null on the first rows, and add what they do to the observations.
+    """Run all models of the null on the first rows, and add what they do to `observed.null`.
+
+    It resumes after the runs that an interrupted job has saved.
 
     Args:
         observed: The observations of the two models.
         models: The models of the null.
-        batches: The batches of the first rows.
-        with_shifts: Whether the shifts of the tokens of the vocabulary are kept.
-        work: The context of the running job, which keeps the runs when it stops.
+        batches: The first rows with the states of the base.
+        work: The context of the running job, which saves the runs.
+        with_shifts: Whether it is kept how far each token of the vocabulary becomes likelier.
     """
     state = work.resume("null")
     if state:

@@ -18,13 +18,13 @@ SIGNS = "signs"
 
 @dataclass
 class NullRuns:
-    """What each random change or fork does.
+    """What each run of the null does: a random change of the base, or a copy trained further.
 
     Attributes:
         kind: The kind of null of each run.
-        kl: The KL from the base of each token.
-        effects: The effects of the pairs of texts; none for random signs.
-        moves: How each part moved, for each fork.
+        kl: The KL from the base at each token.
+        effects: The contrast of each pair of texts; none for random signs.
+        moves: How each module moved, for each copy that was trained further (fork).
         shifts: How far the log-probability of each token of the vocabulary rises on average; none
             if it is not asked what was taught.
     """
@@ -41,28 +41,35 @@ class NullRuns:
         return list(dict.fromkeys(self.kind))
 
     def kl_of_kind(self, kind: str) -> Float[Tensor, "r n"]:
-        """Return the KL of each token of the runs of one kind."""
+        """Return the KL from the base at each token, in every run of one kind of null."""
         runs = zip(self.kind, self.kl, strict=True)
         return torch.stack([kl for kind_of_run, kl in runs if kind_of_run == kind])
 
     def shifts_of_kind(self, kind: str) -> Float[Tensor, "r v"]:
-        """Return the mean shift of each token of the vocabulary of the runs of one kind."""
+        """Return how far the log-probability of each token of the vocabulary rises on average.
+
+        There is a row for each run of one kind of null.
+        """
         runs = zip(self.kind, self.shifts, strict=True)
         return torch.stack([shift for kind_of_run, shift in runs if kind_of_run == kind])
 
-    def moved_kl(self) -> Float[Tensor, "r n"]:
-        """Return the KL of each token of the runs without random signs.
+    def kl_without_random_signs(self) -> Float[Tensor, "r n"]:
+        """Return the KL from the base at each token, in all runs but those with random signs.
 
-        Where only the embedding of a token changed, random signs change that embedding as well,
-        and so cannot tell this token from the remaining ones.
+        Runs with random signs change the same entries of the weights. Where only the embedding of
+        one token changed, they change it too, and so cannot tell this token from the others.
         """
         return self._without_signs(self.kl)
 
-    def moved_effects(self) -> Float[Tensor, "r p"]:
-        """Return the effects of the pairs of texts of the runs without random signs."""
+    def effects_without_random_signs(self) -> Float[Tensor, "r p"]:
+        """Return the contrast of each pair of texts, in all runs but those with random signs."""
         return self._without_signs(self.effects)
 
     def _without_signs(self, values: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, "r n"]:
-        """Return the values of the runs without random signs; `values` has one for each run."""
+        """Return the values of all runs but those with random signs, a row for each run.
+
+        Args:
+            values: The values of each run.
+        """
         runs = zip(self.kind, values, strict=True)
-        return torch.stack([of_run for kind, of_run in runs if kind != SIGNS])
+        return torch.stack([values_of_run for kind, values_of_run in runs if kind != SIGNS])

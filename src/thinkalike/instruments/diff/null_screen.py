@@ -55,8 +55,11 @@ class BesideRuns(NamedTuple):
     """The range of the runs, with the p-value."""
 
 
-def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
-    """Return whether the change is more than that of the null, of its size.
+def sentence_of_null_comparison(numbers: Mapping[str, float], by_forks: bool) -> str:
+    """Return in words whether the change does more to predictions than the null does.
+
+    The null is random changes with the same norm, or the continued-training control: changes of
+    equal norm by further training of the base.
 
     Args:
         numbers: The headline numbers of the result.
@@ -66,14 +69,14 @@ def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
         f"On {numbers['compared_tokens']:,.0f} of these tokens, KL of this change is "
         f"{numbers['kl_of_compared_tokens']:.4g} nats;"
     )
-    beside = _beside_runs(numbers, "null")
+    beside = _kl_beside_runs(numbers, "null")
     if by_forks:
         return (
             f"{BESIDE_FORKS[beside.comparison]} {kl_of_change} {numbers['nulls']:.0f} copies of "
             f"the base that were trained further on this text, with changes of equal norm, make "
             f"{beside.runs}."
         )
-    beside_signs = _beside_runs(numbers, "signs")
+    beside_signs = _kl_beside_runs(numbers, "signs")
     verdict = BESIDE_RANDOM[beside.comparison, beside_signs.comparison]
     return (
         f"{verdict} {kl_of_change} that of {numbers['nulls'] / 2:.0f} random changes with the "
@@ -82,12 +85,12 @@ def beside_null(numbers: Mapping[str, float], by_forks: bool) -> str:
     )
 
 
-def _beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
-    """Return whether KL is above, below or within the range of a null's runs.
+def _kl_beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
+    """Return whether the change's KL is above, below or within the range of a null's runs.
 
     Args:
         numbers: The headline numbers of the result.
-        name: What the numbers of the null are called.
+        name: How the names of the null's numbers begin: "null" or "signs".
     """
     kl = numbers["kl_of_compared_tokens"]
     low = numbers[f"{name}_low"]

@@ -29,14 +29,15 @@ class Observations:
     Attributes:
         base, changed: The models.
         rows: The text that both read.
-        first: How many rows, the first ones, parts and nulls run on.
+        n_first_rows: How many rows, the first ones, are read again for exchanges of modules and
+            for the null, which take many passes.
         margin: The margins of equivalence.
         contrasts: The pairs of texts, if there are any.
         exact: The tables of the weights and settings that differ.
         changed_tokens: The tokens whose row of the embedding differs.
-        parts: What each part that differs does.
+        parts: What the exchange of each module that differs does.
         outputs: What the exchange of each output alone does.
-        null: What random changes or forks do.
+        null: What random changes of the same size do, or copies that were trained further (forks).
         changes: What the change does at each token, by batch.
         unread: What follows changed tokens that the text lacks, by the name of a headline number.
         directions: The rows of the table of principal directions.
@@ -47,7 +48,7 @@ class Observations:
     base: FrozenModel
     changed: FrozenModel
     rows: TokenRows
-    first: int
+    n_first_rows: int
     margin: Mapping[str, float | None]
     contrasts: Contrasts | None = None
     exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -62,21 +63,25 @@ class Observations:
     taught_numbers: Mapping[str, float] = field(default_factory=dict)
 
     def read(self) -> list[BatchStates]:
-        """Run both models over all rows, and return the batches of the first rows.
+        """Run both models over all rows, and return the states of the first rows, in batches.
 
-        What the change does at each token is added to `changes`.
+        What the change does at each token of all rows is added to `changes`.
         """
         first_batches: list[BatchStates] = []
-        rows_kept = 0
-        for batch, change in compare_batches(self.base, self.changed, self.rows, self.first):
+        rows_returned = 0
+        for batch, change in compare_batches(
+            self.base, self.changed, self.rows, self.n_first_rows
+        ):
             self.changes.append(change)
-            if rows_kept < self.first:
+            if rows_returned < self.n_first_rows:
                 first_batches.append(batch)
-                rows_kept += len(batch.tokens)
+                rows_returned += len(batch.tokens)
         return first_batches
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
-        """Return the number of the document of each token but the last of each row.
+        """Return the document of each token but the last of each row.
+
+        Documents are numbered from 0, without gaps.
 
         Args:
             rows: How many rows, the first ones; None: all.
@@ -86,21 +91,21 @@ class Observations:
         return numbers
 
     def kl(self) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ changed) in nats after each token but the last of each row."""
+        """Return KL(base ‖ changed) in nats after each token of all rows, but the last of each."""
         return torch.cat([change.tokens.kl for change in self.changes])
 
     def kl_of_first_rows(self) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ changed) of each token of the rows that parts and nulls run on."""
-        return self.kl()[: len(self.documents(self.first))]
+        """Return KL(base ‖ changed) in nats after each token of the first `n_first_rows` rows."""
+        return self.kl()[: len(self.documents(self.n_first_rows))]
 
     def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
-        """Return how far the counterpart of each pair moves the log-odds of its continuations.
+        """Return the contrast of each pair of texts, in nats; empty if there are no pairs.
+
+        The two texts of a pair differ in a feature, such as number. The contrast is the log-odds
+        of two continuations after the text with the feature, less that after the other text.
 
         Args:
             model: A model with the tokenizer of the base.
-
-        Returns:
-            The effects in nats; none if there are no pairs.
         """
         if self.contrasts is None:
             return torch.zeros(0)
@@ -109,25 +114,32 @@ class Observations:
 
     @cached_property
     def _prompts(self) -> tuple[EncodedPrompts, EncodedPrompts]:
-        """The pairs as all models read them, as their tokenizers are the same."""
+        """The tokens of both texts of each pair; all models have the same tokenizer."""
         assert self.contrasts is not None
         return encode_prompts(self.base, self.contrasts)
 
     @cached_property
     def parts_compared_with_forks(self) -> list[Part]:
-        """The parts that differ, and whose movement can be compared with that of forks."""
+        """The modules that differ and can be compared with copies that were trained further.
+
+        They are modules inside blocks, without norms.
+        """
         return comparable_with_forks(self.base, list(self.parts))
 
     @property
     def has_forks(self) -> bool:
-        """Whether there are forks, and parts to compare with theirs."""
+        """Whether there are forks (copies trained further), and modules to compare with theirs."""
         return bool(self.null.moves and self.parts_compared_with_forks)
 
     @cached_property
-    def beyond_drift(self) -> tuple[Float[Tensor, " parts"], float]:
-        """How far each part is beyond the forks, and the p-value of the farthest one."""
-        forks = []
+    def move_beyond_forks(self) -> tuple[Float[Tensor, " parts"], float]:
+        """How much farther each module moved than in forks, and the p-value of the farthest.
+
+        Forks are copies of the base that were trained further. The value is that of
+        `beyond_forks`, for each of `parts_compared_with_forks`.
+        """
+        moves_of_forks = []
         for moves in self.null.moves:
-            forks.append([PartMove(weights, largest) for weights, largest in moves])
+            moves_of_forks.append([PartMove(weights, largest) for weights, largest in moves])
         moves_of_change = part_moves(self.base, self.changed, self.parts_compared_with_forks)
-        return beyond_forks(moves_of_change, forks)
+        return beyond_forks(moves_of_change, moves_of_forks)

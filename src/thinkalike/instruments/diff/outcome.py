@@ -46,7 +46,7 @@ COLUMN_OF_MARGIN = {"loss": "loss_change", "class": "kl", "word": "change"}
 
 
 def outcome_of_diff(observed: Observations) -> Outcome:
-    """Return all tables and headline numbers."""
+    """Return the outcome of a diff: its tables, without those that are empty, and numbers."""
     modules = table_of_modules(observed)
     classes = table_of_classes(observed)
     words = table_of_words(observed)
@@ -70,12 +70,14 @@ def outcome_of_diff(observed: Observations) -> Outcome:
     )
 
 
-def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
-    """Return the outcome for two models with equal weights and settings, which need no text.
+def outcome_of_equal_models(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
+    """Return the outcome for two equal models: all numbers are 0, and no text is read.
+
+    The exit statuses are 0 as well, which stands for "equivalent".
 
     Args:
-        base: The model.
-        margin: The margins of equivalence.
+        base: One of the models, which says what modules there are.
+        margin: The margin of equivalence of each number; None: it is not tested.
     """
     rows = [row_of_equal_part(part) for part in parts_of(base)]
     names = ["modules", "settings", "tokens"]
@@ -91,12 +93,12 @@ def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
 def _scalars_of_diff(
     observed: Observations, classes: pd.DataFrame, words: pd.DataFrame
 ) -> dict[str, float]:
-    """Return the headline numbers.
+    """Return the headline numbers of a diff.
 
     Args:
         observed: The observations of the two models.
-        classes: The table of the kinds of tokens.
-        words: The table of words.
+        classes: The table of kinds of tokens, whose intervals are compared with a margin.
+        words: The table of words, whose intervals are compared with a margin.
     """
     documents = observed.documents()
     kl = observed.kl().double()
@@ -114,7 +116,7 @@ def _scalars_of_diff(
         mean = mean_over_documents(values, documents, bounds=bounds)
         scalars |= _only_finite(interval_columns(name, mean))
 
-    tokens_of_part = observed.rows.tokens[: observed.first, :-1].numel()
+    tokens_of_part = observed.rows.tokens[: observed.n_first_rows, :-1].numel()
     kl_of_part = kl[:tokens_of_part].mean()
     if observed.parts or observed.outputs:
         scalars["kl_of_compared_tokens"] = float(kl_of_part)
@@ -122,18 +124,21 @@ def _scalars_of_diff(
     for kind in observed.null.kinds:
         name = "signs" if kind == SIGNS else "null"
         runs = observed.null.kl_of_kind(kind).double().mean(1)
-        scalars |= _range_of_null(name, kl_of_part, runs)
+        scalars |= _numbers_beside_null(name, kl_of_part, runs)
     if len(words):
         scalars["contrast_base"] = words["before"].mean()
         scalars["contrast_change"] = words["change"].mean()
     if observed.has_forks:
-        _, p = observed.beyond_drift
+        _, p = observed.move_beyond_forks
         scalars["p_of_farthest_module"] = p
-    return scalars | _verdicts(observed.margin, scalars, {"class": classes, "word": words})
+    return scalars | _exit_statuses(observed.margin, scalars, {"class": classes, "word": words})
 
 
 def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
-    """Return what the change does at each token, by the name of a headline number."""
+    """Return what the change does at each token of the text, by the name of a headline number.
+
+    KL and losses are in nats; `flips` is 1 where the most likely next token differs.
+    """
     tokens = [change.tokens for change in observed.changes]
     loss_base = torch.cat([batch.loss_base for batch in tokens]).double()
     loss_changed = torch.cat([batch.loss_changed for batch in tokens]).double()
@@ -152,15 +157,18 @@ def _only_finite(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _range_of_null(
+def _numbers_beside_null(
     name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]
 ) -> dict[str, float]:
-    """Return the range of the runs of a null, and the p-values of a value above or below them.
+    """Return headline numbers that compare a value with the runs of a null.
+
+    They are the lowest and the highest run, and the one-sided p-values for a value above and for
+    one below the runs.
 
     Args:
-        name: How the names of these headline numbers begin.
-        value: The value of the change.
-        runs: The values of the null's runs.
+        name: How the names of these numbers begin.
+        value: The mean KL of the change.
+        runs: The mean KL of each run.
     """
     return {
         f"{name}_low": float(runs.min()),
@@ -170,20 +178,21 @@ def _range_of_null(
     }
 
 
-def _verdicts(
+def _exit_statuses(
     margins: Mapping[str, float | None],
     numbers: Mapping[str, float],
     tables: Mapping[str, pd.DataFrame],
 ) -> dict[str, float]:
-    """Return the exit status of each margin that is given, and of all together.
+    """Return the exit status of each margin that is given, and of all of them together.
 
-    Each token class and each word must be within its margin, by intervals that hold for all of
-    them at once. So must what follows changed tokens that the text lacks.
+    A status stands for "equivalent", "not equivalent" or "undecided". The margins of classes of
+    tokens and of words must hold in every row of their table. A margin of KL or flips must also
+    hold after changed tokens that the text lacks, which were inserted into it.
 
     Args:
-        margins: The margins.
+        margins: The margin of each number; None: it is not tested.
         numbers: The headline numbers.
-        tables: The tables of the margins that are of each row of a table.
+        tables: The tables whose rows have a margin, by the name of the margin.
     """
     verdicts: dict[str, Verdict] = {}
     for name, margin in margins.items():
@@ -193,35 +202,35 @@ def _verdicts(
         if name in tables:
             intervals = _intervals_of_rows(tables[name], column)
         else:
-            intervals = [_interval(numbers, column)]
+            intervals = [_ends_of_interval(numbers, column)]
         if f"unread_{name}" in numbers:
-            intervals.append(_interval(numbers, f"unread_{name}"))
+            intervals.append(_ends_of_interval(numbers, f"unread_{name}"))
         verdicts_of_intervals: list[Verdict] = [
             equivalence(low, high, margin) for low, high in intervals
         ]
-        verdicts[name] = worst(verdicts_of_intervals or ["undecided"])
+        verdicts[name] = worst_verdict(verdicts_of_intervals or ["undecided"])
     if not verdicts:
         return {}
     statuses = {}
     for name, verdict in verdicts.items():
         statuses[f"exit_status_{name}"] = float(EXIT_STATUS[verdict])
-    statuses["exit_status"] = float(EXIT_STATUS[worst(verdicts.values())])
+    statuses["exit_status"] = float(EXIT_STATUS[worst_verdict(verdicts.values())])
     return statuses
 
 
-def _interval(numbers: Mapping[str, float], name: str) -> tuple[float, float]:
-    """Return the ends of the interval of a number; unbounded if it has none."""
+def _ends_of_interval(numbers: Mapping[str, float], name: str) -> tuple[float, float]:
+    """Return the ends of the interval of a headline number; (-∞, ∞) if it has none."""
     return numbers.get(f"{name}_low", -math.inf), numbers.get(f"{name}_high", math.inf)
 
 
 def _intervals_of_rows(table: pd.DataFrame, column: str) -> list[tuple[float, float]]:
-    """Return the ends of the interval of a column in each row of a table; none if it is empty."""
+    """Return the ends of the interval of a column, for each row of a table, which may be empty."""
     if table.empty:
         return []
     return list(zip(table[f"{column}_low"], table[f"{column}_high"], strict=True))
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of several tests together.
 
     It is *not equivalent* if one of them is, else *undecided* if one is, else *equivalent*.

@@ -37,14 +37,16 @@ NAMES_OF_KEY_HEADS = ("num_key_value_heads", "n_key_value_heads")
 NAMES_OF_HEAD_WIDTH = ("head_dim", "d_head")
 
 
-def places_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit) -> str:
-    """Return in words which indices of a tensor an edit changed; "" if all of them.
+def changed_indices_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit) -> str:
+    """Return in words which rows or columns of a tensor an edit changed; "" if it is all of them.
+
+    They are called tokens, experts, heads or neurons where that is what they stand for.
 
     Args:
-        model: The model.
+        model: The base, whose modules say what rows and columns stand for.
         name: The name of the tensor.
-        tensor: The tensor.
-        change: The edit.
+        tensor: The tensor in the base.
+        change: The edit, which knows the axis and the indices that differ.
     """
     if change.axis is None or not change.indices:
         return ""
@@ -70,9 +72,14 @@ def places_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit)
 
 
 def _output_axis(model: FrozenModel, path: str, tensor: Tensor) -> int:
-    """Return the axis of the outputs of a module's weight: 0, or 1 for the Conv1D of GPT-2.
+    """Return which axis of a weight is that of the module's outputs.
 
-    That module has a transposed weight.
+    It is 0, as in `nn.Linear`, but 1 for the Conv1D of GPT-2, whose weight is transposed.
+
+    Args:
+        model: The model.
+        path: The path of the module.
+        tensor: The weight, or the bias, of the module.
     """
     module = model.module.get_submodule(path)
     if type(module).__name__ == "Conv1D" and tensor.dim() == 2:
@@ -81,12 +88,12 @@ def _output_axis(model: FrozenModel, path: str, tensor: Tensor) -> int:
 
 
 def _first_few(unit: str, names: Sequence[str], count: int) -> str:
-    """Return the first names in words: "neurons 3 to 5, 8 and 2 more".
+    """Return at most `MOST_NAMED` names in words: "neurons 3 to 5, 8 and 2 more".
 
     Args:
-        unit: What is named.
-        names: The names, of which one may stand for several.
-        count: How many are named by all names.
+        unit: What the names are of, in the singular.
+        names: The names, of which one may be a range such as "3 to 5".
+        count: How many things all names stand for.
     """
     plural = "" if count == 1 else "s"
     in_words = f"{unit}{plural} {', '.join(names[:MOST_NAMED])}"
@@ -98,16 +105,16 @@ def _first_few(unit: str, names: Sequence[str], count: int) -> str:
 def _heads_in_words(
     model: FrozenModel, path: str, length: int, indices: Sequence[int], is_of_outputs: bool
 ) -> str:
-    """Return whole heads of attention in words.
+    """Return which attention heads some indices of a weight are: "query heads 0 to 2".
 
-    It is "" where the places are not whole heads, or not of heads.
+    It is "" if the module is none of attention, or if the indices are not whole heads.
 
     Args:
         model: The model.
         path: The path of the module.
-        length: How many indices the axis has.
+        length: How many indices the axis of the weight has.
         indices: The indices that differ.
-        is_of_outputs: Whether they are of the outputs of the module.
+        is_of_outputs: Whether the axis is that of the module's outputs, and not of its inputs.
     """
     config = config_of_text_model(model.module)
     query_heads = number_in(config, HEADS) or 0
@@ -119,13 +126,13 @@ def _heads_in_words(
         return ""
 
     heads = _heads_in_order(path, length // head_width, query_heads, key_heads, is_of_outputs)
-    changed_heads = sorted({index // head_width for index in indices})
-    are_whole_heads = len(indices) == len(changed_heads) * head_width
+    positions = sorted({index // head_width for index in indices})  # of heads along the axis
+    are_whole_heads = len(indices) == len(positions) * head_width
     if length != len(heads) * head_width or not are_whole_heads:
         return ""
     numbers_by_kind: dict[str, list[int]] = {}
-    for head in changed_heads:
-        kind, number = heads[head]
+    for position in positions:
+        kind, number = heads[position]
         numbers_by_kind.setdefault(kind, []).append(number)
     in_words = []
     for kind, numbers in numbers_by_kind.items():
@@ -136,13 +143,17 @@ def _heads_in_words(
 def _heads_in_order(
     path: str, count: int, query_heads: int, key_heads: int, is_of_outputs: bool
 ) -> list[tuple[str, int]]:
-    """Return the kind and the number of each head along an axis; none if they are not known.
+    """Return the kind and number of each attention head along an axis of a weight.
+
+    The order follows from the name of the module: queries, keys and values one after the other,
+    in turn for each head, or only one of them. It is empty if the order is not known.
 
     Args:
         path: The path of the module.
         count: How many heads the axis has.
-        query_heads, key_heads: How many heads of queries and of keys the model has.
-        is_of_outputs: Whether the axis is of the outputs of the module.
+        query_heads, key_heads: How many heads of queries, and of keys and values, the model has.
+        is_of_outputs: Whether the axis is that of the module's outputs. Inputs are the outputs of
+            all heads, as in the last map of attention.
     """
     if not is_of_outputs:
         return [("head", number) for number in range(query_heads)]

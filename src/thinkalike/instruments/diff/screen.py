@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pandas as pd
 
 from thinkalike.instruments.diff.null_runs import FORKS
-from thinkalike.instruments.diff.null_screen import beside_null
+from thinkalike.instruments.diff.null_screen import sentence_of_null_comparison
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.weights_screen import weights_in_words
@@ -53,8 +53,11 @@ Numbers: TypeAlias = Mapping[str, float]
 """The headline numbers of a result."""
 
 
-def lines(result: Result) -> Iterator[str]:
-    """Yield the lines of the screen, each of which may wrap."""
+def screen_lines(result: Result) -> Iterator[str]:
+    """Yield the lines of a diff's screen, an answer each; long ones wrap where they are printed.
+
+    Of equal models there is no text to report on, and only the first and the last line.
+    """
     numbers = result.scalars
     tables = result.tables
     settings = result.config["measure"]
@@ -71,24 +74,27 @@ def lines(result: Result) -> Iterator[str]:
 
 
 def _lines_of_text(result: Result) -> Iterator[str]:
-    """Yield the lines about what both models make of text."""
+    """Yield the lines about the predictions of both models on text.
+
+    A line is left out where its numbers were not computed.
+    """
     numbers = result.scalars
     tables = result.tables
     by_forks = "nulls" in tables and bool((tables["nulls"]["kind"] == FORKS).any())
     if "null_p" in numbers:
-        yield f"More than by chance? {beside_null(numbers, by_forks)}"
+        yield f"More than by chance? {sentence_of_null_comparison(numbers, by_forks)}"
     if numbers["modules"]:
         p = numbers.get("p_of_farthest_module")
-        yield f"Where? {_modules_in_words(result.details, p)}"
+        yield f"Where? {_onsets_and_effects_in_words(result.details, p)}"
     if len(tables.get("outputs", ())):
         follows_modules = bool(numbers["modules"])
         outputs = _outputs_in_words(tables["outputs"], follows_modules)
         yield f"Through which outputs? {outputs}"
     if "contexts" in tables:
         tokens = tables.get("tokens")
-        yield f"On what? {_affected_tokens_in_words(tokens, tables['contexts'], by_forks)}"
+        yield f"On what? {_sentences_about_tokens(tokens, tables['contexts'], by_forks)}"
     if "words" in tables:
-        yield f"On which words? {_words_in_words(tables['words'], numbers)}"
+        yield f"On which words? {_contrasts_in_words(tables['words'], numbers)}"
     if numbers["modules"]:
         directions = _directions_in_words(tables.get("directions"), result.details, numbers)
         yield f"In which directions? {directions}"
@@ -96,15 +102,18 @@ def _lines_of_text(result: Result) -> Iterator[str]:
 
 
 def summary_sentence(result: Result) -> str:
-    """Return in one sentence what changed, where its effect lies, and on which text."""
+    """Return in one sentence what changed, where its effect lies, and on which text.
+
+    Equal models have a sentence that says that they are.
+    """
     numbers = result.scalars
     base, changed = (model["name"] for model in result.provenance["models"][:2])
     if not numbers["tokens"]:
         return f"{changed} equals {base}: all weights, settings and tokenizers are the same."
 
     text = f"text: {name_of_text(result)}, {numbers['tokens']:,.0f} tokens"
-    what_changed = _count_of_modules(result.details, int(numbers["modules"]))
-    what_changed = f"{base} → {changed}: {what_changed}"
+    modules_in_words = _count_of_modules(result.details, int(numbers["modules"]))
+    what_changed = f"{base} → {changed}: {modules_in_words}"
     if not numbers["kl"]:
         return f"{what_changed}, and no prediction differs; {text}."
 
@@ -116,11 +125,11 @@ def summary_sentence(result: Result) -> str:
 
 
 def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
-    """Return how many modules changed, and by how much in the median.
+    """Return in words how many modules changed, and their median relative change.
 
     Args:
-        table: The modules.
-        modules: How many of them changed.
+        table: A row for each module.
+        modules: How many of them changed; if none did, only settings differ.
     """
     if not modules:
         return "only settings changed"
@@ -139,20 +148,24 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
 
 
 def _spread_of_effect(table: pd.DataFrame) -> str:
-    """Return whether restoring one module undoes most of the change."""
+    """Return in words whether putting back one module of the base undoes most of the change.
+
+    Args:
+        table: A row for each module; its effect is NaN if it was not exchanged.
+    """
     changed = table[table["relative_weight_change"] != 0].dropna(subset="restoring_effect")
     if changed.empty:
         return "no module was exchanged"
-    with_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
-    largest = with_largest["restoring_effect"]
-    if largest < LEAST_EFFECT:
+    module_of_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
+    largest_effect = module_of_largest["restoring_effect"]
+    if largest_effect < LEAST_EFFECT:
         return (
             "no single module explains it: putting any one module of the base back into the "
             "changed model removes none of the KL"
         )
-    module = _named([with_largest])
-    share = number_text(largest, ".0%")
-    if largest >= CONCENTRATED:
+    module = _module_names([module_of_largest])
+    share = number_text(largest_effect, ".0%")
+    if largest_effect >= CONCENTRATED:
         return (
             f"the effect is concentrated: putting {module} of the base back removes {share} of "
             "the KL"
@@ -164,7 +177,10 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
 
 
 def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return a clause that names the tokens after which KL is largest; none without a test."""
+    """Return a clause that names the tokens after which KL stands out most, in a list.
+
+    The list is empty if tokens were not tested, or if none stands out.
+    """
     if "tokens" not in tables:
         return []
     standing_out = tables["tokens"].query("q <= @FALSE_DISCOVERIES")
@@ -175,10 +191,10 @@ def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> str:
-    """Return a number with its interval, if it has one.
+    """Return a number with its interval in words, or alone if it has none.
 
     Args:
-        numbers: Numbers by name, among them perhaps `{name}_low` and `{name}_high`.
+        numbers: Numbers by name. The ends of the interval are `{name}_low` and `{name}_high`.
         name: The name of the number.
         spec: How numbers are formatted, such as ".2f".
     """
@@ -188,7 +204,7 @@ def _value_with_interval(numbers: Numbers | pd.Series, name: str, spec: str) -> 
 
 
 def _change_in_words(numbers: Numbers) -> str:
-    """Return how far the predictions moved."""
+    """Return in words how much predictions changed: KL, most likely tokens, and loss."""
     documents = number_of_documents(numbers)
     if not numbers["kl"]:
         return f"No prediction differs over {documents}."
@@ -202,7 +218,11 @@ def _change_in_words(numbers: Numbers) -> str:
 
 
 def _settings_in_words(table: pd.DataFrame) -> str:
-    """Return what differs besides the weights."""
+    """Return in words which settings differ, at most `MOST_NAMED` of them by name.
+
+    Args:
+        table: A row for each setting that differs, with its value in both models.
+    """
     named = table.head(MOST_NAMED)
     settings = [f"{row.setting} {row.base} → {row.changed}" for row in named.itertuples()]
     in_words = ", ".join(settings)
@@ -211,12 +231,13 @@ def _settings_in_words(table: pd.DataFrame) -> str:
     return f"{in_words}."
 
 
-def _modules_in_words(table: pd.DataFrame, p: float | None) -> str:
-    """Return where states begin to differ, and which modules have the largest effects.
+def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
+    """Return in which modules states begin to differ, and which modules have the largest effects.
 
     Args:
-        table: The modules.
-        p: The p-value of the module that is farthest from forks; None: there are no forks.
+        table: A row for each module.
+        p: The p-value of the module that moved farthest beyond the continued-training control;
+            None: there is no such control.
     """
     changed = table[table["relative_weight_change"] != 0]
     sentences = [_onsets_in_words(changed)]
@@ -225,7 +246,7 @@ def _modules_in_words(table: pd.DataFrame, p: float | None) -> str:
         sentences.append("No prediction differs.")
     else:
         named = changed.loc[effects.index[:MOST_SHARES]]
-        names = [_named([row]) for _, row in named.iterrows()]
+        names = [_module_names([row]) for _, row in named.iterrows()]
         sentences.append(effects_in_words("module", names, named, changed))
     if p is not None:
         sentences.append(_farthest_in_words(changed, p))
@@ -239,23 +260,25 @@ def effects_in_words(
     all_rows: pd.DataFrame,
     is_repeated: bool = False,
 ) -> str:
-    """Return the effects of exchanging one module, or one output, between the models.
+    """Return in words the effects of exchanging single modules, or outputs, between the models.
 
-    The mean of both effects says nothing where restoring any of them makes the models differ more,
-    as it does between models that were trained separately.
+    If putting back any of them raises the KL, as between models that were trained separately,
+    shares of the KL mean nothing, and the sentence says by how much it rises.
 
     Args:
         what: "module", "output" or "head".
-        names: The names of those that are named.
-        rows: Their rows.
+        names: The names of those whose effect is stated.
+        rows: Their rows, in the same order.
         all_rows: The rows of all that were exchanged.
-        is_repeated: Whether the same was said of others before, so that a shorter sentence does.
+        is_repeated: Whether a sentence of the same form came before, so that a shorter one is
+            enough.
     """
     if all_rows["restoring_effect"].max() < LEAST_EFFECT:
         # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
         kl_left = dict(zip(names, 1 - rows["restoring_effect"], strict=True))
+        largest_first = sorted(kl_left.items(), key=lambda name_and_kl: -name_and_kl[1])
         rises = []
-        for name, times in sorted(kl_left.items(), key=lambda entry: -entry[1]):
+        for name, times in largest_first:
             rises.append(f"{name} to {number_text(times, '.2g')} times")
         beginning = f"Putting one {what} of the base back into the changed model"
         if is_repeated:
@@ -274,51 +297,66 @@ def effects_in_words(
 
 
 def _onsets_in_words(changed: pd.DataFrame) -> str:
-    """Return after which modules most of the change of states begins.
+    """Return in which modules most of the change of states begins; "" if none is known.
+
+    These are the modules with the largest onsets which together hold `SHARE_NAMED` of the sum. An
+    onset is how far the states after a module differ, relative to their norm, given equal input.
 
     Args:
-        changed: The modules whose weights differ.
+        changed: The rows of the modules whose weights differ.
     """
     onsets = changed["onset"].dropna().sort_values(ascending=False, kind="stable")
-    begun_before = onsets.cumsum() - onsets
-    holds_most = begun_before < SHARE_NAMED * onsets.sum()
+    sum_of_larger_onsets = onsets.cumsum() - onsets
+    holds_most = sum_of_larger_onsets < SHARE_NAMED * onsets.sum()
     indices = onsets.index[holds_most]
     if not len(indices):
         return ""
-    named = _named([changed.loc[index] for index in sorted(indices)])
-    ranges = 1 + named.count(",") + named.count(" and ")
-    if ranges <= MOST_RANGES:
-        return f"States begin to differ in these modules, given equal input: {named}."
-    most = changed.loc[indices[0]]
+    names = _module_names([changed.loc[index] for index in sorted(indices)])
+    n_ranges = 1 + names.count(",") + names.count(" and ")
+    if n_ranges <= MOST_RANGES:
+        return f"States begin to differ in these modules, given equal input: {names}."
+    largest = changed.loc[indices[0]]
     return (
         f"States begin to differ in {len(indices)} modules, given equal input, most of all in "
-        f"{_named([most])} (by {number_text(most['onset'], '.2g')} of their norm)."
+        f"{_module_names([largest])} (by {number_text(largest['onset'], '.2g')} of their norm)."
     )
 
 
 def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
-    """Return whether a module moved farther than in forks and than the remaining modules did."""
+    """Return whether one module stands out as having moved especially far.
+
+    It must have moved at least `APART` times as far as in the continued-training control, compared
+    with the remaining modules, at a p-value of at most `FALSE_DISCOVERIES`.
+
+    Args:
+        changed: The rows of the modules whose weights differ.
+        p: The p-value of the module that moved farthest beyond the control.
+    """
     compared = changed[changed["weight_change_beyond_control"].notna()]
     compared = compared.sort_values("weight_change_beyond_control")
     farthest = compared.iloc[-1]
     module = "No module"
     if p <= FALSE_DISCOVERIES and farthest["weight_change_beyond_control"] >= APART:
-        module = _named([farthest])
+        module = _module_names([farthest])
     return (
         f"{module} moved farther than in the continued-training control and than the remaining "
         f"modules did (p = {p:.2g}, corrected for {len(compared)} modules)."
     )
 
 
-def _named(rows: Sequence[pd.Series]) -> str:
-    """Return modules in words: "embedding and MLP 10 to 14, 17"."""
+def _module_names(rows: Sequence[pd.Series]) -> str:
+    """Return the names of modules, layers in ranges: "embedding and MLP 10 to 14, 17".
+
+    Args:
+        rows: The row of each module.
+    """
     layers_by_component: dict[str, list[int]] = {}
     for row in rows:
         layers_by_component.setdefault(str(row["component"]), []).append(int(row["layer"]))
     names = []
     for component, layers in layers_by_component.items():
-        is_only_one = component.endswith("embedding")
-        if is_only_one:
+        is_without_layer = component.endswith("embedding")  # or "unembedding"
+        if is_without_layer:
             names.append(component)
         else:
             names.append(f"{component} {', '.join(ranges_in_words(layers))}")
@@ -326,11 +364,11 @@ def _named(rows: Sequence[pd.Series]) -> str:
 
 
 def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
-    """Return the outputs of attention and MLPs, and the heads, with the greatest shares of KL.
+    """Return in words which outputs of attention and MLPs, and which heads, have most effect.
 
     Args:
-        table: The table of outputs.
-        follows_modules: Whether the sentence about modules comes before.
+        table: A row for each output that was exchanged, the greatest effect first.
+        follows_modules: Whether a sentence about modules comes before, so that this may be short.
     """
     is_head = table["output"] == "z"
     sentences = [_effects_of_outputs("output", table[~is_head], follows_modules)]
@@ -341,7 +379,13 @@ def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
 
 
 def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str:
-    """Return the effects of the first outputs of a table; see `effects_in_words`."""
+    """Return in words the effects of the first outputs of a table, those with the largest effect.
+
+    Args:
+        what: "output" or "head".
+        rows: A row for each output, or for each head.
+        is_repeated: Whether a sentence of the same form came before.
+    """
     components = {"attn_out": "attention", "mlp_out": "MLP"}
     named = rows.head(MOST_SHARES)
     names = []
@@ -353,14 +397,14 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
     return effects_in_words(what, names, named, rows, is_repeated)
 
 
-def _affected_tokens_in_words(
+def _sentences_about_tokens(
     tokens: pd.DataFrame | None, contexts: pd.DataFrame, by_forks: bool
 ) -> str:
-    """Return after which tokens predictions changed, and where they changed most.
+    """Return sentences about the tokens after which predictions changed, and the largest change.
 
     Args:
-        tokens: The tokens that occur often; None: there are none, or no null.
-        contexts: The places where predictions changed most.
+        tokens: A row for each frequent token; None: there are none, or there is no null.
+        contexts: The places in the text where predictions changed most, the greatest first.
         by_forks: Whether the null is the continued-training control.
     """
     sentences = []
@@ -376,7 +420,12 @@ def _affected_tokens_in_words(
 
 
 def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
-    """Return after how many tokens predictions changed more than by the changes of the null."""
+    """Return after how many frequent tokens predictions changed more than in the null.
+
+    Args:
+        tokens: A row for each frequent token.
+        by_forks: Whether the null is the continued-training control, or else random changes.
+    """
     above = tokens[tokens["q_random"] <= FALSE_DISCOVERIES]
     tested = f"of {len(tokens)} tokens that occur at least {tokens['count'].min()} times"
     by_null = "by matched random changes"
@@ -392,7 +441,7 @@ def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
 
 
 def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
-    """Return the tokens that stand out against the remaining ones."""
+    """Return the tokens after which KL rose by more, against the null, than after the others."""
     standing_out = tokens[tokens["q"] <= FALSE_DISCOVERIES]
     if standing_out.empty:
         return "No token stands out against the rest."
@@ -403,8 +452,15 @@ def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
     return f"KL stands out against the remaining tokens after {in_words}."
 
 
-def _words_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
-    """Return the words whose contrast changed beyond the null's and that of other words."""
+def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
+    """Return in words which words' contrasts changed more than in the null and of other words.
+
+    A contrast is how much a feature of a word moves the log-odds of two continuations.
+
+    Args:
+        table: A row for each word.
+        numbers: The headline numbers, with the means over words.
+    """
     contrast = (
         f"The contrast of {len(table)} words is {numbers['contrast_base']:.2f} nats in the base "
         f"and changes by {number_text(numbers['contrast_change'], '+.3f')} nats on average"
@@ -425,11 +481,11 @@ def _words_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
 def _directions_in_words(
     directions: pd.DataFrame | None, modules: pd.DataFrame, numbers: Numbers
 ) -> str:
-    """Return the first principal direction of the change of states.
+    """Return in words what the first principal direction of the change of states does.
 
     Args:
-        directions: The directions; None: they were not computed.
-        modules: The modules.
+        directions: A row for each direction; None: they were not computed.
+        modules: A row for each module, whose onset says why there may be no directions.
         numbers: The headline numbers.
     """
     if directions is None and not modules["onset"].max() > 0:
@@ -452,7 +508,14 @@ def _directions_in_words(
 
 
 def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
-    """Return the verdict for each margin, and what follows changed tokens that the text lacks."""
+    """Return in words whether the models are equivalent within each margin that was given.
+
+    A sentence follows about tokens whose embedding differs and which the text lacks, if any.
+
+    Args:
+        numbers: The headline numbers.
+        margins: The margin of each number; None: it was not tested.
+    """
     if "exit_status" not in numbers:
         verdict = "Not tested, as no margin is given, such as measure.margin.kl=0.01."
     elif not numbers["tokens"]:

@@ -55,6 +55,7 @@ class DiffConfig(MeasureConfig):
     paths: ClassVar[tuple[str, ...]] = ("path",)
 
     def __post_init__(self) -> None:
+        """Refuse a file of pairs without `contrast=table` and conversely, and wrong margins."""
         super().__post_init__()
         if (self.contrast == "table") != bool(self.path):
             raise ConfigError("pairs of your own need measure.contrast=table measure.path=FILE")
@@ -67,7 +68,11 @@ class DiffConfig(MeasureConfig):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that have an effect with this null and contrast."""
+        """Return the names of the settings that have an effect.
+
+        `steps` has one with the continued-training control only, and `pairs` with a contrast of
+        the built-in grammar only.
+        """
         settings = super().settings_read()
         if self.null != "continued_training":
             settings -= {"steps"}

@@ -51,18 +51,19 @@ NUMBERS_OF_MODULE = ("relative_weight_change", *EFFECTS)
 
 
 def row_of_equal_part(part: Part) -> dict[str, object]:
-    """Return the row of a part whose weights are equal in both models: all its numbers are 0."""
+    """Return the row of a module whose weights are equal in both models: all numbers are 0."""
     numbers = dict.fromkeys(NUMBERS_OF_MODULE, 0.0)
     return {"component": part.component, "layer": part.layer, **numbers}
 
 
 def table_of_modules(observed: Observations) -> pd.DataFrame:
-    """Return one row for each part of the base: what differs and enters, and shares of KL.
+    """Return one row for each module of the base: how far it changed, and what that does.
 
-    A part whose weights are equal in both models has 0 in all columns of effects. Cells are NaN
-    where a part that differs was not exchanged.
+    The columns are the relative change of its weights, the change of states that begins at it
+    (onset), and the shares of the KL that exchanging it removes and brings. They are 0 where the
+    weights are equal, and NaN where a module that differs was not exchanged.
     """
-    documents = observed.documents(observed.first)
+    documents = observed.documents(observed.n_first_rows)
     kl = observed.kl_of_first_rows().double()
     parts = parts_of(observed.base)
     rows = []
@@ -71,38 +72,42 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
         if part in observed.parts:
             row |= dict.fromkeys(EFFECTS, math.nan)
             row["relative_weight_change"] = _relative_change(observed, part.paths)
-            row |= _changes_of_part(observed.parts[part], kl, documents)
+            row |= _onset_and_effects(observed.parts[part], kl, documents)
         rows.append(row)
     table = pd.DataFrame(rows)
     if observed.has_forks:
-        beyond, _ = observed.beyond_drift
+        excess_of_modules, _ = observed.move_beyond_forks
         is_compared = [part in observed.parts_compared_with_forks for part in parts]
-        table.loc[is_compared, "weight_change_beyond_control"] = beyond.numpy()
+        table.loc[is_compared, "weight_change_beyond_control"] = excess_of_modules.numpy()
     return table
 
 
 def _relative_change(observed: Observations, paths: tuple[str, ...]) -> float:
-    """Return ‖changed - base‖ / ‖base‖ of the weights of some modules.
+    """Return ‖changed - base‖ / ‖base‖ of the weights of the modules at some paths.
 
-    It is NaN if no common weight differs. The weights of an adapter have none in the base from
-    which they could differ.
+    It is NaN if no weight differs that both models have: the weights of an adapter have no
+    counterpart in the base. Where ‖base‖ is 0, it is ‖changed - base‖.
     """
-    change, base_norm = norms_of_change_and_base(observed.base, observed.changed, paths)
-    if not change:
+    norm_of_change, norm_of_base = norms_of_change_and_base(
+        observed.base, observed.changed, paths
+    )
+    if not norm_of_change:
         return math.nan
-    return change / (base_norm or 1.0)
+    return norm_of_change / (norm_of_base or 1.0)
 
 
-def _changes_of_part(
+def _onset_and_effects(
     changes: PartChanges, kl: Float[Tensor, " n"], documents: Int[Tensor, " n"]
 ) -> dict[str, float]:
-    """Return what enters at a part, and the shares of KL that go, that come, and their mean.
+    """Return the onset of a module or output, and its shares of the KL of the whole change.
 
-    The mean is over the two orders in which this part and all others change (Shapley 1953, of two
-    players).
+    `restoring_effect` is the share that disappears when the base's module is put into the changed
+    model, and `transplanting_effect` the share that appears when the changed module is put into
+    the base. `mean_effect` is their mean (the Shapley value of two players). The shares are left
+    out where the module was not exchanged, or where no prediction differs.
 
     Args:
-        changes: What the part does at each token.
+        changes: What the exchange of the module does at each token.
         kl: The KL of the whole change at each token.
         documents: The document of each token.
     """
@@ -117,34 +122,37 @@ def _changes_of_part(
     alone = changes.alone.double()
     row["restoring_effect"] = float(1 - without.sum() / total)
     row["transplanting_effect"] = float(alone.sum() / total)
-    of_part = (kl - without + alone) / 2
-    row |= interval_columns("mean_effect", _share(of_part, kl, documents))
+    kl_of_module = (kl - without + alone) / 2
+    row |= interval_columns("mean_effect", _share_of_kl(kl_of_module, kl, documents))
     return row
 
 
-def _share(
-    kl_of_part: Float[Tensor, " n"], kl: Float[Tensor, " n"], documents: Int[Tensor, " n"]
+def _share_of_kl(
+    kl_of_module: Float[Tensor, " n"], kl: Float[Tensor, " n"], documents: Int[Tensor, " n"]
 ) -> Estimate:
-    """Return the share of a part in the KL of the whole change, with its interval over documents.
+    """Return a module's share of the KL of the whole change, with its interval over documents.
 
     The interval is (-∞, ∞) with fewer than `FEWEST_GROUPS` documents, or where fewer than two have
     any KL.
 
     Args:
-        kl_of_part: The part's KL at each token.
+        kl_of_module: The KL that the module accounts for, at each token.
         kl: The KL of the whole change at each token, which is not 0 everywhere.
-        documents: The document of each token.
+        documents: The document of each token, numbered from 0.
     """
-    document_count = int(documents.max()) + 1
-    part_sums, kl_sums = sum_by_document(torch.stack([kl_of_part, kl]), documents, document_count)
-    documents_with_any = int((kl_sums > 0).sum())
-    if document_count < FEWEST_GROUPS or documents_with_any < 2:
-        return interval_around(part_sums.sum() / kl_sums.sum(), math.inf)
-    return bootstrap_interval(part_sums, kl_sums)
+    n_documents = int(documents.max()) + 1
+    module_sums, kl_sums = sum_by_document(torch.stack([kl_of_module, kl]), documents, n_documents)
+    n_documents_with_kl = int((kl_sums > 0).sum())
+    if n_documents < FEWEST_GROUPS or n_documents_with_kl < 2:
+        return interval_around(module_sums.sum() / kl_sums.sum(), math.inf)
+    return bootstrap_interval(module_sums, kl_sums)
 
 
 def table_of_layers(observed: Observations) -> pd.DataFrame:
-    """Return one row for the embedding, -1, and each layer: how far states moved."""
+    """Return one row for the embedding (layer -1) and each layer: ‖y - x‖ / ‖x‖ of its states.
+
+    x are the states of the base and y those of the changed model; the value is a mean over tokens.
+    """
     distance = torch.cat([change.distance for change in observed.changes], 1)  # (layers, n)
     layers = list(range(-1, len(distance) - 1))
     means = mean_over_documents(distance, observed.documents(), bounds=BOUNDS["distance"])
@@ -152,15 +160,19 @@ def table_of_layers(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_outputs(observed: Observations) -> pd.DataFrame:
-    """Return the share of KL of each output that was exchanged, the greatest first."""
-    documents = observed.documents(observed.first)
+    """Return one row for each output that was exchanged, with its shares of KL, greatest first.
+
+    Outputs are those of attention, of MLPs and of single attention heads; `head` is NaN for all
+    but the last. The table is empty where none was exchanged.
+    """
+    documents = observed.documents(observed.n_first_rows)
     kl = observed.kl_of_first_rows().double()
     rows = []
     for hook_point, changes in observed.outputs.items():
         head = math.nan
         if hook_point.head is not None:
             head = hook_point.head
-        shares = _changes_of_part(changes, kl, documents)
+        shares = _onset_and_effects(changes, kl, documents)
         rows.append({"output": hook_point.site, "layer": int(hook_point), "head": head, **shares})
     if not rows:
         return pd.DataFrame()
@@ -169,30 +181,34 @@ def table_of_outputs(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_nulls(observed: Observations) -> pd.DataFrame:
-    """Return a row for each run of the null, with its mean KL in nats per token."""
+    """Return a row for each run of the null distribution, with its mean KL in nats per token."""
     null = observed.null
     mean_kl = [float(kl.mean()) for kl in null.kl]
     return pd.DataFrame({"number": range(len(mean_kl)), "kind": null.kind, "kl": mean_kl})
 
 
 def table_of_tokens(observed: Observations) -> pd.DataFrame:
-    """Return the tokens that occur often, with the change of the prediction after them.
+    """Return a row for each frequent token: how much the prediction after it changed.
 
-    `p_random` and `q_random` test whether it changed more than by random changes, and `p` and `q`
-    whether it did so by more than after the remaining tokens. The most certain come first.
+    `p_random` tests whether its mean KL is above that of the null, and `p` whether it is so by
+    more than that of the remaining tokens (`factor` times more). `q_random` and `q` are the false
+    discovery rates. The rows of the lowest `q` come first. Without a null, or where no token
+    occurs `FEWEST_OCCURRENCES` times, the table is empty.
     """
-    tokens = observed.rows.tokens[: observed.first, :-1].flatten().long()
+    tokens = observed.rows.tokens[: observed.n_first_rows, :-1].flatten().long()
     token_ids, groups, counts = tokens.unique(return_inverse=True, return_counts=True)
     is_frequent = counts >= FEWEST_OCCURRENCES
     if not observed.null.kl or not is_frequent.any():
         return pd.DataFrame()
 
     kl = means_of_groups(observed.kl()[None, : len(tokens)], groups)[0, is_frequent]
-    null = means_of_groups(observed.null.moved_kl(), groups)[:, is_frequent]  # (runs, tokens)
+    null_of_runs = observed.null.kl_without_random_signs()
+    null = means_of_groups(null_of_runs, groups)[:, is_frequent]  # (runs, tokens)
     log_kl = kl.clamp(min=SCORE_ROUNDING).log()
     log_null = null.clamp(min=SCORE_ROUNDING).log()
     p_random = above_null(log_kl, log_null)
     beyond, _, two_sided_p = excess(log_kl, log_null)
+    # One-sided: only tokens after which predictions change more count.
     p = torch.where(beyond > 0, two_sided_p / 2, 1 - two_sided_p / 2)
     written = []
     for token in token_ids[is_frequent].tolist():
@@ -214,10 +230,10 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_classes(observed: Observations) -> pd.DataFrame:
-    """Return KL after the tokens of each kind that enough documents have, the greatest first.
+    """Return a row for each kind of token, such as numbers: the mean KL after it, greatest first.
 
-    The intervals hold for all kinds at once (Bonferroni). The table is empty if no kind is in
-    `FEWEST_GROUPS` documents.
+    Kinds that occur in fewer than `FEWEST_GROUPS` documents are left out. The intervals hold for
+    all kinds at once (Bonferroni).
     """
     documents = observed.documents()
     kl = observed.kl()
@@ -239,7 +255,7 @@ def table_of_classes(observed: Observations) -> pd.DataFrame:
 
 
 def _tokens_by_kind(observed: Observations) -> dict[str, Bool[Tensor, " n"]]:
-    """Return which tokens of the text are of each kind, in alphabetical order of the kinds."""
+    """Return a mask of the text's tokens for each kind of token, in alphabetical order."""
     tokens = observed.rows.tokens[:, :-1].flatten().long()
     token_ids, index_of_token = tokens.unique(return_inverse=True)
     kind_of_id = [kind_of_token(observed.base.tokenizer, token) for token in token_ids.tolist()]
@@ -251,9 +267,12 @@ def _tokens_by_kind(observed: Observations) -> dict[str, Bool[Tensor, " n"]]:
 
 
 def table_of_words(observed: Observations) -> pd.DataFrame:
-    """Return how far the contrast of each word changed, beside the null and other words.
+    """Return a row for each word with a contrast: its value in the base, and how far it changed.
 
-    The most certain come first.
+    A contrast is how much a feature of the word, such as number, moves the log-odds of two
+    continuations, in nats. With a null, the change is tested against it and against those of the
+    remaining words, and the lowest p comes first. The table is empty if there are no pairs of
+    texts.
     """
     contrasts = observed.contrasts
     if contrasts is None:
@@ -264,16 +283,16 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     before = observed.effects(observed.base)
     change = observed.effects(observed.changed) - before
     mean_before, mean_change = means_of_groups(torch.stack([before, change]), groups)
-    half = _half_width(change, mean_change, groups, counts)
+    half_width = _half_width(change, mean_change, groups, counts)
     columns = {
         "before": mean_before,
         "change": mean_change,
-        "change_low": mean_change - half,
-        "change_high": mean_change + half,
+        "change_low": mean_change - half_width,
+        "change_high": mean_change + half_width,
     }
     sorted_by = "change"
     if observed.null.effects:
-        null = means_of_groups(observed.null.moved_effects() - before, groups)
+        null = means_of_groups(observed.null.effects_without_random_signs() - before, groups)
         beyond, t, p = excess(mean_change, null)
         columns |= {"change_beyond_null": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         sorted_by = "p"
@@ -288,10 +307,10 @@ def _half_width(
     groups: Int[Tensor, " p"],
     counts: Int[Tensor, " words"],
 ) -> Float[Tensor, " words"]:
-    """Return half the widths of intervals of the mean changes of words.
+    """Return half the width of the interval of each word's mean change.
 
-    The intervals are Student's, over pairs, and hold for all words at once. Those of words with
-    one pair are unbounded.
+    The intervals are Student's t intervals over pairs of texts, and hold for all words at once
+    (Bonferroni). Words with one pair have unbounded ones.
 
     Args:
         change: The change of each pair.
@@ -307,17 +326,18 @@ def _half_width(
 
 
 def table_of_contexts(observed: Observations) -> pd.DataFrame:
-    """Return the places where the prediction changed most, the greatest of each document.
+    """Return the places in the text where the prediction changed most, one of each document.
 
-    There are at most `MOST_CONTEXTS`, with the largest KL first; places without change are left
-    out.
+    There are at most `MOST_CONTEXTS`, with the largest KL first. Places without any change are
+    left out.
     """
     base = observed.base
     token_rows = observed.rows.tokens
     kl = observed.kl()
     documents = observed.documents()
     positions_per_row = observed.rows.context - 1
-    tops = torch.cat([change.tops for change in observed.changes], 1)  # (2, n)
+    # The most likely next token in the base and in the changed model, (2, n).
+    most_likely = torch.cat([change.tops for change in observed.changes], 1)
     row_of_document: dict[int, dict[str, object]] = {}
     for index in kl.argsort(descending=True).tolist():
         if len(row_of_document) == MOST_CONTEXTS or kl[index] == 0:
@@ -332,26 +352,26 @@ def table_of_contexts(observed: Observations) -> pd.DataFrame:
             "kl": float(kl[index]),
             "position": position,
             "context": repr(base.tokenizer.decode(context)),
-            "before": written_token(base, int(tops[0, index])),
-            "after": written_token(base, int(tops[1, index])),
+            "before": written_token(base, int(most_likely[0, index])),
+            "after": written_token(base, int(most_likely[1, index])),
             "next": written_token(base, int(token_rows[row, position + 1])),
         }
     return pd.DataFrame(list(row_of_document.values()))
 
 
 def written_token(model: FrozenModel, token: int) -> str:
-    """Return a token in writing, in quotes."""
+    """Return the text of a token, in quotes."""
     return repr(model.tokenizer.decode([token]))
 
 
 def means_of_groups(
     values: Float[Tensor, "r n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "r g"]:
-    """Return the mean of each group in each of r rows, in float64.
+    """Return the mean of each group of columns, in each of r rows, in float64.
 
     Args:
         values: The values.
-        groups: The number of the group of each value; each number below the largest occurs.
+        groups: The group of each column, numbered from 0; every number up to the largest occurs.
     """
     group_count = int(groups.max()) + 1
     return sum_by_document(values, groups, group_count) / torch.bincount(groups)

@@ -55,24 +55,28 @@ log-probabilities of tokens that neither model expects move far for no reason.""
 
 
 def tokens_of_amplified_text() -> int:
-    """Return how many tokens the base reads for all amplified text, all passes together.
+    """Return about how many tokens models read to write all amplified text, for a forecast.
 
-    The changed model and the random change read as many, beside the base.
+    Each step reads the whole text again. Text is written with the changed model and with a random
+    change, each beside the base, for all factors; and once by the base alone.
     """
-    tokens_of_row = sum(MEAN_LENGTH_OF_BEGINNING + step for step in range(STEPS))
-    rows = len(BEGINNINGS) * len(FACTORS)
+    tokens_per_text = sum(MEAN_LENGTH_OF_BEGINNING + step for step in range(STEPS))
+    texts = len(BEGINNINGS) * len(FACTORS)
     models = 4  # the base and the changed model, and the base and the random change
-    return tokens_of_row * (models * rows + len(BEGINNINGS))
+    return tokens_per_text * (models * texts + len(BEGINNINGS))
 
 
-def observe_what_was_taught(
+def add_what_was_taught(
     observed: Observations, batches: Sequence[BatchStates], models: NullModels | None
 ) -> None:
-    """Add to the observations which tokens rise and fall, and what the difference writes.
+    """Add to the observations what was taught, as tables and headline numbers.
+
+    These are the text that the amplified difference of the models writes, and, if there is a null,
+    the tokens that become more or less likely than by random changes.
 
     Args:
         observed: The observations of the two models, which have the runs of the null.
-        batches: The batches of the first rows.
+        batches: The first rows of text, with the states of both models.
         models: The models of the null; None: there is no null, and so no test.
     """
     tables = {"continuations": _table_of_continuations(observed, models)}
@@ -116,8 +120,8 @@ def _table_of_taught_tokens(
     raised = is_beyond & (tests.beyond > 0) & (mean_shift > 0)
     lowered = is_beyond & (tests.beyond < 0) & (mean_shift < 0)
     listed = [
-        *_farthest(tests.beyond, raised & is_plausible),
-        *_farthest(-tests.beyond, lowered & is_plausible),
+        *_ids_of_greatest(tests.beyond, raised & is_plausible),
+        *_ids_of_greatest(-tests.beyond, lowered & is_plausible),
     ]
     columns = {
         "shift": mean_shift,
@@ -138,49 +142,66 @@ def _table_of_taught_tokens(
     return table, numbers
 
 
-def _farthest(values: Float[Tensor, " v"], is_chosen: Bool[Tensor, " v"]) -> list[int]:
-    """Return the ids of the chosen tokens with the greatest values, the greatest first."""
+def _ids_of_greatest(values: Float[Tensor, " v"], is_chosen: Bool[Tensor, " v"]) -> list[int]:
+    """Return the ids of the `TOKENS_LISTED` chosen tokens with the greatest values, in order.
+
+    There are fewer ids if fewer tokens are chosen.
+
+    Args:
+        values: The value of each token of the vocabulary.
+        is_chosen: Which tokens may be returned.
+    """
     count = min(TOKENS_LISTED, int(is_chosen.sum()))
     return values.where(is_chosen, -math.inf).topk(count).indices.tolist()
 
 
 def _table_of_continuations(observed: Observations, models: NullModels | None) -> pd.DataFrame:
-    """Return what the amplified differences write: one row for each factor and beginning.
+    """Return the texts that amplified differences write: a row for each factor and beginning.
 
-    `text` is by the difference between the changed model and the base, `random` by that between a
-    random change of the same size and the base, and `base` the base's most likely text. `lead` is
-    the mean of log q - log p over the tokens of `text`, and `lead_random` over those of `random`.
+    `text` is written by the difference between the changed model q and the base p, `random` by
+    that between a random change of the same size and the base, and `base` is the base's most
+    likely text. `lead` is the mean of log q - log p over the tokens of `text`, and `lead_random`
+    the same for `random`. Without a null, "" and NaN stand in place of the random change.
     """
     base = observed.base
-    written = _text_of_factors(base, observed.changed, FACTORS)
-    greedy = _text_of_factors(base, base, [0.0])
-    random = None
+    by_change = _continuations_of_factors(base, observed.changed, FACTORS)
+    by_base = _continuations_of_factors(base, base, [0.0])
+    by_random_change = None
     if models is not None:
-        random = _text_of_factors(base, _random_model(base, models), FACTORS)
+        by_random_change = _continuations_of_factors(base, _random_model(base, models), FACTORS)
     rows = []
-    for factor_number, factor in enumerate(FACTORS):
-        for beginning_number, beginning in enumerate(BEGINNINGS):
-            index = factor_number * len(BEGINNINGS) + beginning_number
+    for factor_index, factor in enumerate(FACTORS):
+        for beginning_index, beginning in enumerate(BEGINNINGS):
+            index = factor_index * len(BEGINNINGS) + beginning_index
             row = {
                 "factor": factor,
                 "beginning": repr(beginning),
-                "text": _decoded(base, written, index),
-                "lead": float(written.lead[index]),
-                "base": _decoded(base, greedy, beginning_number),
+                "text": _decoded_continuation(base, by_change, index),
+                "lead": float(by_change.lead[index]),
+                "base": _decoded_continuation(base, by_base, beginning_index),
                 "random": "",
                 "lead_random": math.nan,
             }
-            if random is not None:
-                row["random"] = _decoded(base, random, index)
-                row["lead_random"] = float(random.lead[index])
+            if by_random_change is not None:
+                row["random"] = _decoded_continuation(base, by_random_change, index)
+                row["lead_random"] = float(by_random_change.lead[index])
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _text_of_factors(
+def _continuations_of_factors(
     base: FrozenModel, changed: FrozenModel, factors: Sequence[float]
 ) -> AmplifiedText:
-    """Return the text after all beginnings, for each factor."""
+    """Return the text that an amplified difference writes after each beginning, for each factor.
+
+    The rows are all beginnings with the first factor, then all with the second, and so on. Texts
+    are shorter than `STEPS` tokens if the model's context is.
+
+    Args:
+        base: The base.
+        changed: The changed model; the base itself gives its most likely text.
+        factors: The factors by which the difference is amplified.
+    """
     beginnings = [_tokens_of_beginning(base, text) for text in BEGINNINGS]
     longest = max(len(tokens) for tokens in beginnings)
     steps = max(min(STEPS, base.context - longest), 1)
@@ -193,9 +214,10 @@ def _text_of_factors(
 
 
 def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
-    """Return the tokens of a beginning.
+    """Return the tokens of a beginning, at least one.
 
-    That of a document is BOS where rows have it, and else the token that ends the document before.
+    They begin with BOS if the model's rows do. If that leaves no token, as for the empty beginning
+    of a document, it is the token that ends the document before.
     """
     end_of_document, start_of_row = separators(model.tokenizer, model.bos_each_row)
     tokens: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -207,9 +229,9 @@ def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
 
 
 def _random_model(base: FrozenModel, models: NullModels) -> FrozenModel:
-    """Return the first model of the null of the first kind.
+    """Return a model of the null that can be read beside the base: the first of the first kind.
 
-    It is a copy where the null changes the base itself, which is read beside it.
+    Where the null changes the base itself for a while, it is a copy of the changed base.
     """
     open_model = next(iter(models.open_by_kind.values()))
     with open_model(0) as model:
@@ -218,17 +240,21 @@ def _random_model(base: FrozenModel, models: NullModels) -> FrozenModel:
         return variant(base, deepcopy(base.module), f"{base.name} (random)", is_proved=True)
 
 
-def _decoded(model: FrozenModel, text: AmplifiedText, row: int) -> str:
-    """Return a continuation in writing, in quotes."""
+def _decoded_continuation(model: FrozenModel, text: AmplifiedText, row: int) -> str:
+    """Return the continuation in a row as text, in quotes."""
     return repr(model.tokenizer.decode(text.tokens[row].tolist()))
 
 
 def numbers_of_continuations(table: pd.DataFrame) -> dict[str, float]:
-    """Return the mean leads of `FACTOR_SHOWN`, and the p-value of their difference.
+    """Return the mean leads of the change and of a random change, and a p-value.
 
-    It is the one-sided rank test (Mann & Whitney 1947) of the leads of the change against those of
-    the random change, over beginnings. As the beginnings of one model depend on each other, it is
-    a rule and no exact test.
+    A lead is the mean of log q - log p over the tokens of a text that is written by the amplified
+    difference of q and p, at the factor `FACTOR_SHOWN`. The p-value is of a one-sided rank test
+    (Mann & Whitney 1947) over beginnings. As the texts of one model depend on each other, it is a
+    rule and no exact test.
+
+    Args:
+        table: A row for each factor and beginning, with both leads.
     """
     shown = table[table["factor"] == FACTOR_SHOWN]
     test = mannwhitneyu(shown["lead"], shown["lead_random"], alternative="greater")

@@ -24,10 +24,11 @@ LEVEL_OF_TEXT = 0.01
 def lines_of_what_was_taught(
     tables: Mapping[str, pd.DataFrame], numbers: Mapping[str, float]
 ) -> Iterator[str]:
-    """Yield three lines: the tokens that rise and fall, the text of the difference, and the null.
+    """Yield the lines that say what the change taught the model.
 
-    There is one line alone if random changes of the same size say as much, and none if it was not
-    asked what was taught.
+    They are the tokens that become more or less likely, text that the amplified difference of the
+    models writes, and text of a random change beside it. There is one line alone if random changes
+    of the same size say as much; without a null there are two, and without `taught=true` none.
 
     Args:
         tables: The tables of the result.
@@ -55,17 +56,26 @@ def lines_of_what_was_taught(
 def is_readable(numbers: Mapping[str, float]) -> bool:
     """Return whether the change says more than random changes of the same size do.
 
-    It does if tokens rise or fall beyond them, and its text has a greater lead.
+    It does if some tokens rise or fall beyond these, and if the text of the amplified difference
+    has a greater lead: how many nats likelier its tokens are in the changed model.
+
+    Args:
+        numbers: The headline numbers of the result.
     """
     tokens_beyond = numbers["tokens_raised"] + numbers["tokens_lowered"]
     return tokens_beyond > 0 and numbers["lead_p"] <= LEVEL_OF_TEXT
 
 
 def _taught_tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -> str:
-    """Return the tokens that rise most, and those that fall most, beyond the null."""
+    """Return in words the tokens that rise most, and those that fall most, beyond the null.
+
+    Args:
+        table: A row for each token that is listed, with the shift of its log-probability.
+        numbers: The headline numbers of the result, which count all such tokens.
+    """
     rises = table["shift"] > 0
-    raised = _listed(table.loc[rises, "token"].head(RAISED_SHOWN))
-    lowered = _listed(table.loc[~rises, "token"].head(LOWERED_SHOWN))
+    raised = _most_of_all(table.loc[rises, "token"].head(RAISED_SHOWN))
+    lowered = _most_of_all(table.loc[~rises, "token"].head(LOWERED_SHOWN))
     return (
         f"Beyond random changes of the same size, {numbers['tokens_raised']:,.0f} tokens become "
         f"more likely on this text{raised}; {numbers['tokens_lowered']:,.0f} become less "
@@ -73,22 +83,32 @@ def _taught_tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -
     )
 
 
-def _listed(tokens: pd.Series) -> str:
-    """Return ", most of all" with the tokens, or nothing if there are none."""
+def _most_of_all(tokens: pd.Series) -> str:
+    """Return ", most of all" and the tokens, or "" if there are none."""
     if tokens.empty:
         return ""
     return f", most of all {', '.join(tokens)}"
 
 
 def _texts_in_words(shown: pd.DataFrame) -> str:
-    """Return the continuations with the greatest lead."""
+    """Return in words the texts of the amplified difference with the greatest lead.
+
+    Args:
+        shown: The rows of continuations, one for each beginning, of one factor. The lead is how
+            much likelier a text is in the changed model than in the base.
+    """
     most = shown.sort_values("lead", ascending=False, kind="stable").head(TEXTS_SHOWN)
     texts = [f"{row.beginning} → {row.text}" for row in most.itertuples()]
     return f"The difference, amplified {FACTOR_SHOWN:g} times, writes: {'; '.join(texts)}."
 
 
 def _beside_random_change(shown: pd.DataFrame, numbers: Mapping[str, float]) -> str:
-    """Return how the text compares with that of a random change of the same size."""
+    """Return in words how the text compares with that of a random change of the same size.
+
+    Args:
+        shown: The rows of continuations, one for each beginning, of one factor.
+        numbers: The headline numbers of the result, with the mean leads.
+    """
     first = shown.sort_values("lead", ascending=False, kind="stable").iloc[0]
     return (
         f"Each token of such text is on average {numbers['lead']:.2g} nats more likely under the "

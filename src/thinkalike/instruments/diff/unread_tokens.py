@@ -27,13 +27,14 @@ FEWEST_ROWS = 2
 
 
 @torch.no_grad()
-def unread_numbers(
+def numbers_after_unread_tokens(
     base: FrozenModel, changed: FrozenModel, rows: TokenRows, changed_tokens: Sequence[int]
 ) -> dict[str, float]:
-    """Return headline numbers of what follows changed tokens that the text lacks.
+    """Return headline numbers about tokens whose embedding differs and that the text lacks.
 
-    About `POSITIONS` positions get such a token, each a different one while there are enough.
-    Intervals are over rows.
+    They are inserted into the text at about `POSITIONS` positions, each at one of them if there
+    are as many, and the predictions after them are compared: KL and flips, with intervals over
+    rows. If the text lacks none of them, there are only the counts.
 
     Args:
         base, changed: The models.
@@ -48,48 +49,54 @@ def unread_numbers(
     }
     if not unread:
         return numbers
-    tokens, is_put_in = _with_tokens_put_in(rows, torch.tensor(unread))
-    kl, flips = _changes_after(base, changed, tokens, is_put_in)
-    row_numbers = torch.arange(len(tokens))[:, None].expand_as(is_put_in)[is_put_in]
-    mean_kl = mean_over_documents(kl, row_numbers, bounds=BOUNDS["kl"])
-    mean_flips = mean_over_documents(flips, row_numbers, bounds=BOUNDS["flips"])
+    tokens, is_inserted = _rows_with_inserted_tokens(rows, torch.tensor(unread))
+    kl, flips = _kl_and_flips_after(base, changed, tokens, is_inserted)
+    row_of_positions = torch.arange(len(tokens))[:, None].expand_as(is_inserted)[is_inserted]
+    # Rows take the place of documents.
+    mean_kl = mean_over_documents(kl, row_of_positions, bounds=BOUNDS["kl"])
+    mean_flips = mean_over_documents(flips, row_of_positions, bounds=BOUNDS["flips"])
     numbers |= interval_columns("unread_kl", mean_kl)
     numbers |= interval_columns("unread_flips", mean_flips)
     return numbers
 
 
-def _with_tokens_put_in(
+def _rows_with_inserted_tokens(
     rows: TokenRows, unread: Int[Tensor, " u"]
 ) -> tuple[Int[Tensor, "rows t"], Bool[Tensor, "rows t"]]:
-    """Return some rows with unread tokens put into them, and where these are.
+    """Return some rows in which every `GAP`th token is replaced, and a mask of these positions.
 
     Args:
         rows: The text.
-        unread: The tokens, which repeat if there are more positions than tokens.
+        unread: The tokens that are inserted, in random order. They repeat if there are more
+            positions than tokens.
     """
     row_count = max(POSITIONS * GAP // rows.context, FEWEST_ROWS)
     tokens = rows.tokens[:row_count].long().clone()
-    is_put_in = torch.zeros_like(tokens, dtype=torch.bool)
-    is_put_in[:, GAP // 2 : -1 : GAP] = True
-    positions = int(is_put_in.sum())
+    is_inserted = torch.zeros_like(tokens, dtype=torch.bool)
+    # Not the last token of a row: what follows it is not predicted.
+    is_inserted[:, GAP // 2 : -1 : GAP] = True
+    n_positions = int(is_inserted.sum())
     in_random_order = unread[torch.randperm(len(unread), generator=seeded(0))]
-    repeats = -(-positions // len(in_random_order))  # rounded up
-    tokens[is_put_in] = in_random_order.repeat(repeats)[:positions]
-    return tokens, is_put_in
+    repeats = -(-n_positions // len(in_random_order))  # rounded up
+    tokens[is_inserted] = in_random_order.repeat(repeats)[:n_positions]
+    return tokens, is_inserted
 
 
-def _changes_after(
+def _kl_and_flips_after(
     base: FrozenModel,
     changed: FrozenModel,
     tokens: Int[Tensor, "rows t"],
     is_chosen: Bool[Tensor, "rows t"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return KL(base ‖ changed) in nats after some tokens, and 1 where the most likely one flips.
+    """Return two numbers for each chosen token: KL(base ‖ changed) after it, and its flip.
+
+    KL is in nats. The flip is 1 where the most likely next token differs, and else 0. Rows are
+    read in chunks whose logits fit into memory.
 
     Args:
         base, changed: The models.
         tokens: The rows that both read.
-        is_chosen: After which n tokens predictions are compared.
+        is_chosen: A mask of the n tokens after which predictions are compared.
     """
     rows_at_once = max(LOGITS_AT_ONCE // (base.vocabulary * tokens.shape[1]), 1)
     kl = []
@@ -107,6 +114,6 @@ def _changes_after(
 def _log_probabilities(
     model: FrozenModel, tokens: Int[Tensor, "b t"], is_chosen: Bool[Tensor, "b t"]
 ) -> Float[Tensor, "n v"]:
-    """Return the log-probabilities of what follows the n chosen tokens, in float32."""
+    """Return the log-probabilities of the next token after each of n chosen tokens, in float32."""
     states = model.head(tokens, model.n_layers - 1)[is_chosen]
     return model.finish(states).float().log_softmax(-1)

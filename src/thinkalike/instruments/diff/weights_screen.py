@@ -43,7 +43,13 @@ class EditedTensor(NamedTuple):
 
 
 def weights_in_words(table: pd.DataFrame) -> str:
-    """Return what was done to weights, the most widespread operation first."""
+    """Return in words what was done to which tensors, the most widespread operation first.
+
+    Tensors to which the same was done are named together.
+
+    Args:
+        table: A row for each tensor that differs, with the operation that changed it.
+    """
     tensors_by_operation: dict[str, list[EditedTensor]] = {}
     for row in table[list(EditedTensor._fields)].itertuples(index=False):
         tensor = EditedTensor(*row)
@@ -71,9 +77,12 @@ def weights_in_words(table: pd.DataFrame) -> str:
 
 
 def _operation_in_words(tensor: EditedTensor) -> str:
-    """Return what was done to a tensor, and where, without its name and size."""
+    """Return in brackets what was done to a tensor, and to which of its rows, heads and so on.
+
+    Such as "(rounded to 4 bits)". An operation that has no amount is called by its name.
+    """
     amount = tensor.amount
-    words = {
+    phrase_by_operation = {
         "low rank": f"changed by a matrix of rank {amount:.0f}",
         "rounded": f"rounded to {amount:.0f} bits",
         "scaled": f"scaled by {amount:.4g}",
@@ -87,16 +96,21 @@ def _operation_in_words(tensor: EditedTensor) -> str:
         "weighted sum": f"added {amount:.4g} times",
         "spherical mixture": f"mixed in spherically, {amount:.4g} of it",
     }
-    operation = words.get(tensor.operation, tensor.operation)
+    operation = phrase_by_operation.get(tensor.operation, tensor.operation)
     if tensor.places:
         return f"({tensor.places} {operation})"
     return f"({operation})"
 
 
 def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
-    """Return the names of tensors, those of several blocks together, and how far they moved."""
+    """Return the names of tensors to which the same was done, those of several blocks together.
+
+    Such as "attn.c_proj.weight of blocks 0 to 3". How far they moved follows where no simple edit
+    was recognised.
+    """
     layers_by_name: dict[str, list[int]] = {}
     for tensor in tensors:
+        # "h.3.attn.c_proj.weight" becomes "*.attn.c_proj.weight" in every block.
         name_in_block = re.sub(r"^.*?\.(\d+)\.", "*.", tensor.tensor)
         layers_by_name.setdefault(name_in_block, []).append(tensor.layer)
     names = []
@@ -114,21 +128,26 @@ def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
 
 
 def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
-    """Return how far noise and other changes moved tensors, and the blocks that moved farthest."""
+    """Return in words how far tensors moved, in standard deviations of their weights.
+
+    It is the median over blocks; at most `MOST_FAR_BLOCKS` blocks that moved more than `FAR` times
+    as far are named. It is "" if no distance is known.
+    """
     spreads = pd.DataFrame(
         {
             "layer": [tensor.layer for tensor in tensors],
             "spread": [tensor.spread for tensor in tensors],
         }
     )
-    by_layer = spreads.groupby("layer")["spread"].median().dropna()
-    if by_layer.empty:
+    spread_of_layer = spreads.groupby("layer")["spread"].median().dropna()
+    if spread_of_layer.empty:
         return ""
-    median = by_layer.median()
+    median = spread_of_layer.median()
     in_words = f", by {median:.2g} standard deviations of the weights"
-    if len(by_layer) > 1:
+    if len(spread_of_layer) > 1:
         in_words += ", the median over blocks"
-    far = by_layer[by_layer > FAR * median].sort_values(ascending=False)
-    for layer, spread in far[:MOST_FAR_BLOCKS].items():
+    is_far = spread_of_layer > FAR * median
+    farthest_first = spread_of_layer[is_far].sort_values(ascending=False)
+    for layer, spread in farthest_first[:MOST_FAR_BLOCKS].items():
         in_words += f"; block {layer} {spread:.2g}, {spread / median:.1f} times that"
     return in_words

@@ -37,13 +37,16 @@ class ComparedAgain(WithNull):
     batches: int = setting(BATCHES // 4, by_recipe=True, least=1, most=10**9)
 
     def __post_init__(self) -> None:
-        """Refuse a first parameter that needs more rows than a batch has."""
+        """Refuse a parameter such as `neighbours=2000` that needs more rows than a batch has.
+
+        This is the first parameter of a measure that says so by `needed_by`. Such a measure needs
+        as many rows as the value of the parameter, and a few more.
+        """
         super().__post_init__()
         if self.measure_class is None:
             return
-        measure = made_of(self.measure_class, self)
+        measure = measure_with_settings(self.measure_class, self)
         if measure.needed_by and measure.fewest > self.tokens_per_batch:
-            # A larger value of the first parameter, such as neighbours, needs more rows.
             name = self.measure_class.settings()[0].name
             value = getattr(self, name)
             rows_besides = measure.fewest - value
@@ -53,27 +56,27 @@ class ComparedAgain(WithNull):
             )
 
 
-def made_of(measure_class: type[AnyMeasure], settings: MeasureConfig) -> AnyMeasure:
-    """Return the measure of a class with the values that settings have for its parameters."""
+def measure_with_settings(measure_class: type[AnyMeasure], settings: MeasureConfig) -> AnyMeasure:
+    """Return an instance of a measure whose parameters have the values of the job's settings."""
     arguments = {}
     for parameter in measure_class.settings():
         arguments[parameter.name] = getattr(settings, parameter.name)
     return measure_class(**arguments)
 
 
-def parameters_of(measure_class: type[AnyMeasure]) -> dict[str, Field[object]]:
-    """Return the parameters of a measure as settings, by name."""
-    declared = {}
+def settings_of_parameters(measure_class: type[AnyMeasure]) -> dict[str, Field[object]]:
+    """Return a setting for each parameter of a measure, with its default and allowed range."""
+    setting_by_name = {}
     for parameter in measure_class.settings():
-        within: Within = parameter.metadata["range"]
-        declared[parameter.name] = setting(
+        allowed_range: Within = parameter.metadata["range"]
+        setting_by_name[parameter.name] = setting(
             parameter.default,
-            least=within.least,
-            most=within.most,
-            above=within.above,
-            below=within.below,
+            least=allowed_range.least,
+            most=allowed_range.most,
+            above=allowed_range.above,
+            below=allowed_range.below,
         )
-    return declared
+    return setting_by_name
 
 
 class ByMeasure(LayerPairs[ComparedAgain]):
@@ -92,6 +95,7 @@ class ByMeasure(LayerPairs[ComparedAgain]):
     config = AnalyzeConfig
 
     def __init__(self, entry: KindEntry):
+        """Take over what the class of the measure declares."""
         measure_class = entry.load()
         assert isinstance(measure_class, type)
         assert issubclass(measure_class, LayerMeasure)
@@ -115,14 +119,19 @@ class ByMeasure(LayerPairs[ComparedAgain]):
 
     def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
         """Return the measure with these settings."""
-        return made_of(self.measure_class, settings)
+        return measure_with_settings(self.measure_class, settings)
 
     def fewest(self, measure: ComparedAgain) -> int:
-        """Return the fewest rows that the measure can compare."""
+        """Return the fewest rows of a batch that the measure can compare with these settings."""
         return self.measure_of(measure).fewest
 
     def metric(self, measure: ComparedAgain, source_layers: int, target_layers: int) -> LayerMeans:
-        """Return an accumulator of the measure for this many layers of either model."""
+        """Return an empty metric, which computes the measure from batches of states.
+
+        Args:
+            measure: The settings of the measure; without a null there are no permutations.
+            source_layers, target_layers: How many layers of the source and target are compared.
+        """
         permutations = 0
         if measure.null:
             permutations = measure.permutations
@@ -140,13 +149,13 @@ class StatesByMeasure(ByMeasure):
 
 
 def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
-    """Return the parts of the configuration that a measure reads.
+    """Return the parts of the configuration that a measure reads, such as "model" and "data".
 
-    A distance has no readings in bits, and so does not read `ruler`.
+    A distance has no equivalent bit widths, and so does not read "ruler".
 
     Args:
         parts: The parts that measures of its kind read.
-        is_distance: Whether smaller values are closer.
+        is_distance: Whether smaller values mean more similar.
     """
     if is_distance:
         return tuple(part for part in parts if part != "ruler")
@@ -157,19 +166,19 @@ def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]
 def schema_of_measure(
     kind: str, title: str, measure_class: type[AnyMeasure], common: type[ComparedAgain]
 ) -> type[ComparedAgain]:
-    """Return the schema of a measure: the settings of all measures, and one for each parameter.
+    """Return a dataclass of a measure's settings: those of all measures, and its parameters.
 
     Args:
         kind: What the command line calls the measure.
         title: What figures and pages call it.
-        measure_class: Its class.
-        common: The settings of all measures.
+        measure_class: The class of the measure, whose parameters become settings.
+        common: The dataclass of the settings that all measures have.
     """
-    types = get_type_hints(measure_class, include_extras=True)
+    type_by_parameter = get_type_hints(measure_class, include_extras=True)
     fields: list[tuple[str, object, object]] = [("kind", str, kind)]
-    for name, parameter in parameters_of(measure_class).items():
-        fields.append((name, types[name], parameter))
-    # A class that computes it has a property here, which is not True.
+    for name, default in settings_of_parameters(measure_class).items():
+        fields.append((name, type_by_parameter[name], default))
+    # A class whose instances compute this has a property here, which is not True.
     compares_within_groups: object = measure_class.compares_within_groups
     namespace = {
         "__doc__": f"The settings of {title}.",

@@ -79,6 +79,7 @@ class LayerPairComparison:
         batches: StateBatches,
         work: Work,
     ):
+        """Make empty metrics, or take over those that an interrupted run of the job has saved."""
         self.measure = measure
         self.source, self.target = sides
         self.batches = batches
@@ -97,11 +98,24 @@ class LayerPairComparison:
                 self.with_massive.load_state_dict(state["with_massive"])
 
     def needs_pool(self, number: int) -> bool:
-        """Return whether a pool is still to be gathered."""
+        """Return whether a pool, batches over which models run at once, is yet to be gathered.
+
+        It is not if an earlier run gathered it, or once a batch could not be compared.
+
+        Args:
+            number: The number of the pool.
+        """
         return self.error is None and self.pools_kept <= number < self.batches.total
 
     def pool(self, number: int) -> Iterator[StateBatch]:
-        """Yield the batches of a pool, until one cannot be read or compared."""
+        """Yield the batches of a pool.
+
+        It ends early where a batch cannot be read, and after one that could not be compared; the
+        reason is in `error`.
+
+        Args:
+            number: The number of the pool.
+        """
         batches = self.batches.pool(number)
         while self.error is None:
             try:
@@ -114,42 +128,52 @@ class LayerPairComparison:
             yield batch
 
     def metrics_of(self, batch: StateBatch) -> Iterator[tuple[Accumulator, StateBatch]]:
-        """Yield each metric with what it gathers of a batch.
+        """Yield each metric with the batch that is to be added to it.
 
-        These are the batch itself, and its counterpart with massive tokens if it has one.
+        `metric` takes the batch itself. `with_massive` takes a counterpart of the batch whose rows
+        were drawn with massive tokens, if it has one.
         """
         yield self.metric, batch
         if batch.with_massive:
             yield self.with_massive, batch.with_massive
 
     def labels(self, batch: StateBatch) -> BatchLabels:
-        """Return the labels of the rows of a batch, on the device of the source's states."""
+        """Return the labels of the rows of a batch, on the device of the source's states.
+
+        `groups`, within which rows are compared, are given only where rows are compared
+        conditional on the token.
+        """
         device = batch.states[0][0].device
         labels: BatchLabels = {
             "number": batch.number,
-            "mask": _moved(batch.mask, device),
-            "documents": _moved(batch.groups, device),
+            "mask": _labels_on_device(batch.mask, device),
+            "documents": _labels_on_device(batch.groups, device),
         }
         if self.measure.conditional_on != "none":
-            labels["groups"] = _moved(batch.tokens, device)
+            labels["groups"] = _labels_on_device(batch.tokens, device)
         return labels
 
     def update(self, metric: Accumulator, batch: StateBatch) -> None:
-        """Add a batch to a metric, or remember why it cannot be compared."""
+        """Add a batch to a metric; where it cannot be compared, set `error` to the reason."""
         source, target = batch.states
         if target is not source:
             target = [layer.to(source[0].device) for layer in target]
         try:
             metric.update(source=source, target=target, **self.labels(batch))
         except ValueError as error:
-            self.error = self._explained(batch, error)
+            self.error = self._error_with_names(batch, error)
 
-    def _explained(self, batch: StateBatch, error: ValueError) -> DataError:
-        """Return the error of a batch with the names of the models and of their layers."""
+    def _error_with_names(self, batch: StateBatch, error: ValueError) -> DataError:
+        """Return a DataError that says what a metric said, with the names of models and layers.
+
+        Args:
+            batch: The batch that could not be compared.
+            error: What the metric raised. It numbers the layers of each side from 0.
+        """
         layers_by_side = {"source": self.source.layers, "target": self.target.layers}
 
         def name_layer(match: re.Match[str]) -> str:
-            """Return a layer that an error numbers by what tables call it."""
+            """Return "source layer 3" with what tables call the layer in place of its index."""
             side, index = match.groups()
             return f"{side} layer {layers_by_side[side][int(index)]}"
 
@@ -162,33 +186,38 @@ class LayerPairComparison:
         return explained
 
     def keep(self, pools: int) -> None:
-        """Keep the state after so many pools.
+        """Save the state of the metrics after so many pools, from which a later run resumes.
 
-        An interrupted run resumes from it to the same bits.
+        All processes take part, as their states are joined; the first process saves. Nothing is
+        saved after an error, or where an earlier run has saved as many pools.
+
+        Args:
+            pools: How many pools have been gathered.
         """
         metrics = {"metric": self.metric, "with_massive": self.with_massive}
-        with contextlib.ExitStack() as synced:
+        with contextlib.ExitStack() as joined_states:
             for metric in metrics.values():
-                synced.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))
+                joined_states.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))
             is_first_process = self.work.processes.rank == 0
             if is_first_process and self.error is None and pools > self.pools_kept:
                 states = {name: dict(metric.state_dict()) for name, metric in metrics.items()}
                 self.work.keep("metrics", {"pools": pools, **states})
 
     def estimates(self) -> tuple[LayerPairEstimate, LayerPairEstimate | None]:
-        """Return the estimates of all batches of all processes.
+        """Return the estimate over all batches of all processes, and that with massive tokens.
 
-        The second estimate is that with massive tokens; None: no batch has any.
+        The second is None where no batch has massive tokens, those with very long states.
 
         Raises:
             DataError: A batch could not be read or compared, or there is none.
         """
-        everyone = self.work.processes.everyone
-        for error in everyone(self.error):
+        # Returns the value of each process, in a list that is the same in all of them.
+        from_all_processes = self.work.processes.everyone
+        for error in from_all_processes(self.error):
             if error is not None:
                 raise error
-        has_batch = any(everyone(self.metric.update_called))
-        has_massive = any(everyone(self.with_massive.update_called))
+        has_batch = any(from_all_processes(self.metric.update_called))
+        has_massive = any(from_all_processes(self.with_massive.update_called))
         if not has_batch:
             raise DataError(
                 "there is too little text for one batch of "
@@ -208,27 +237,33 @@ class LayerPairComparison:
         return estimate, self.with_massive.compute()
 
 
-def _moved(labels: Tensor | None, device: torch.device) -> Tensor | None:
+def _labels_on_device(labels: Tensor | None, device: torch.device) -> Tensor | None:
     """Return labels on a device; None if there are none."""
     if labels is None:
         return None
     return labels.to(device)
 
 
-def rounds(comparisons: Sequence[LayerPairComparison], runs: ModelRuns) -> Iterator[int]:
+def pools_to_gather(comparisons: Sequence[LayerPairComparison], runs: ModelRuns) -> Iterator[int]:
     """Yield the numbers of the pools that this process gathers for some comparisons.
 
-    They begin where earlier runs ended; a comparison that had come further waits for the others.
-    Processes that share the jobs take turns, and end together.
+    They begin where the comparison begins that an earlier run has brought least far; the others
+    skip pools until then, see `needs_pool`. Processes that share the jobs take turns. After every
+    `KEPT_EVERY` pools, and when a signal asks the job to stop, the metrics are saved. The pools
+    end early once no comparison needs another one.
 
     Args:
         comparisons: The comparisons of one pass.
         runs: The states that the comparisons share, which are forgotten after each pool.
+
+    Raises:
+        Interrupted: A signal asked the job to stop.
     """
     processes = comparisons[0].work.processes
     total = max(comparison.batches.total for comparison in comparisons)
     first = min(comparison.pools_kept for comparison in comparisons)
     with at_boundaries(), doing("pool", total or None, first) as activity:
+        # In each turn, every process gathers one pool.
         for start in range(first, total, processes.size):
             number = start + processes.rank
             if number < total:
@@ -238,7 +273,8 @@ def rounds(comparisons: Sequence[LayerPairComparison], runs: ModelRuns) -> Itera
             activity.reach(done)
 
             is_asked_to_stop = any(processes.everyone(asked()))
-            if is_asked_to_stop or done // KEPT_EVERY > start // KEPT_EVERY:
+            is_time_to_save = done // KEPT_EVERY > start // KEPT_EVERY
+            if is_asked_to_stop or is_time_to_save:
                 for comparison in comparisons:
                     comparison.keep(done)
             if is_asked_to_stop:

@@ -18,36 +18,36 @@ ACCUMULATES = (
 )
 
 ROUNDING = 1e-5
-"""States are the same if their likeness or distance is that of a layer with itself, up to this."""
+"""States are the same if their value differs by less from that of a layer with itself."""
 
 HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
 """Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""
 
 
 def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataFrame]:
-    """Return the table `components`, if the layers of both models are named for hook points.
+    """Return the table `components` by its name; {} unless layers are named for hook points.
 
     Models with the same hook points, such as a model and a changed copy, are compared point by
-    point. Where models differ, each hook point stands beside the closest one of the same site, in
-    whatever layer and head. There is no table where no site is the same.
+    point. Where they differ, each hook point of the source stands beside the most similar one of
+    the same site, in whatever layer and head. There is no table where no site is the same.
 
     Args:
-        across: The rows across the two models of a table of layer pairs.
-        is_distance: Whether smaller values are closer.
+        across: The rows of a table of layer pairs that compare two models.
+        is_distance: Whether smaller values mean more similar.
     """
     sources = across["source_layer"]
     targets = across["target_layer"]
     if across.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
         return {}
 
-    # The columns are 0, the layer, and 1, the component.
-    source_parts = sources.str.split(".", n=1, expand=True)
-    target_parts = targets.str.split(".", n=1, expand=True)
+    # Column 0 is the layer, and column 1 the component: "2.z.0" is head 0 of site z in layer 2.
+    source_names = sources.str.split(".", n=1, expand=True)
+    target_names = targets.str.split(".", n=1, expand=True)
     rows = across[["source", "target"]].assign(
-        layer=source_parts[0].astype(int),
-        component=source_parts[1],
-        target_layer=target_parts[0].astype(int),
-        target_component=target_parts[1],
+        layer=source_names[0].astype(int),
+        component=source_names[1],
+        target_layer=target_names[0].astype(int),
+        target_component=target_names[1],
         value=across["value"],
         low=across["low"],
         high=across["high"],
@@ -56,8 +56,8 @@ def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataF
     if set(sources) == set(targets):
         rows = rows[sources == targets]
     else:
-        source_sites = source_parts[1].str.split(".").str[0]
-        target_sites = target_parts[1].str.split(".").str[0]
+        source_sites = source_names[1].str.split(".").str[0]
+        target_sites = target_names[1].str.split(".").str[0]
         rows = rows[source_sites == target_sites]
         values = rows.groupby(["layer", "component"], sort=False)["value"]
         closest = values.idxmin() if is_distance else values.idxmax()
@@ -72,8 +72,11 @@ def _are_hook_points(layers: pd.Series) -> bool:
     return bool(layers.astype(str).str.match(HOOK_POINT).all())
 
 
-def as_matrix(components: pd.DataFrame) -> pd.DataFrame:
-    """Return the values with a row for each layer and a column for each component, in order."""
+def layer_by_component(components: pd.DataFrame) -> pd.DataFrame:
+    """Return the values as a matrix: a row for each layer, a column for each component.
+
+    Components are in the order in which the table has them first.
+    """
     names = components["component"].unique()
     return components.pivot(index="layer", columns="component", values="value")[names]
 
@@ -81,10 +84,12 @@ def as_matrix(components: pd.DataFrame) -> pd.DataFrame:
 def show_components(label: str, result: Result, is_distance: bool) -> None:
     """Print where the models are least and most similar, and a map of layers and components.
 
+    For a model and a changed copy of it, also print where they begin to differ.
+
     Args:
         label: What sentences call the measure.
         result: A result with the table `components`.
-        is_distance: Whether smaller values are more similar.
+        is_distance: Whether smaller values mean more similar.
     """
     table = result.tables["components"]
     source, target = table[["source", "target"]].iloc[0]
@@ -103,7 +108,7 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     if not are_same_components:
         title += "; each hook point with the most similar one of the same kind"
     show_text(title)
-    matrix = as_matrix(table)
+    matrix = layer_by_component(table)
     if len(matrix):
         show_map(matrix, is_distance)
     show_what_was_read(result)
@@ -124,15 +129,16 @@ def _value_of_component(row: pd.Series) -> str:
 
 
 def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool) -> None:
-    """Say where a changed copy begins to differ from its model.
+    """Print where a changed copy begins to differ from its model.
 
-    Models that differ at the first component already are not taken for a model and its copy, and
-    nothing is printed.
+    Nothing is printed where the models differ at the first component already: they are then not
+    taken for a model and its copy.
 
     Args:
         label: What sentences call the measure.
         table: A row for each component, in the order in which a model computes them.
-        is_distance: Whether smaller values are more similar.
+        is_distance: Whether the value is a distance, 0 for equal states, and not a similarity,
+            which is 1 for them.
     """
     difference = table["value"] if is_distance else 1 - table["value"]
     is_same = difference < ROUNDING

@@ -13,7 +13,10 @@ LayerName = int | str
 
 
 def rows_across(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows across the two models, which come first in a table."""
+    """Return the rows that compare the two models, and none of those within a model.
+
+    They come first in a table of layer pairs, and name the models as its first row does.
+    """
     first = table.iloc[0]
     is_across = (table["source"] == first["source"]) & (table["target"] == first["target"])
     rows_across: pd.DataFrame = table[is_across]
@@ -21,9 +24,10 @@ def rows_across(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table that its sentences are about, and all rows if there are none.
+    """Return the rows of layer pairs of equal relative depth in a table of layer pairs.
 
-    See `rows_at_equal_depth`.
+    Where there are none, as for a single layer compared with itself, these are all rows that
+    compare the two models.
     """
     across = rows_across(table)
     compared = rows_at_equal_depth(across)
@@ -33,12 +37,13 @@ def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rows_at_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of layers of equal relative depth.
+    """Return the rows of layer pairs of equal relative depth: a layer each with the closest one.
 
-    Where a model is compared with itself, these are the rows of any two consecutive layers.
+    Where a model is compared with itself, these are the rows of each layer and the next one.
 
     Args:
-        across: The rows across the two models.
+        across: The rows of a table that compare the two models. Pairs without a row or a value
+            are left out.
     """
     sources = across["source_layer"].unique().tolist()
     targets = across["target_layer"].unique().tolist()
@@ -56,7 +61,8 @@ def _pairs_at_equal_depth(
 ) -> list[tuple[LayerName, LayerName]]:
     """Return each source layer with the target layer of the closest relative depth.
 
-    Depth is the position in the list, or the number of the layer where a side lacks some layers.
+    Relative depth is the index in the list divided by the last index. Where a side lacks some
+    layers, it is the number of the layer divided by the greatest number.
     """
     pairs: list[tuple[LayerName, LayerName]] = []
     if _are_numbers(sources) and _are_numbers(targets) and _have_gaps(sources, targets):
@@ -76,10 +82,10 @@ def _are_numbers(layers: list[LayerName]) -> TypeGuard[list[int]]:
 
 
 def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
-    """Return whether the sides have different numbers of layers, and one side lacks some layers.
+    """Return whether depths must be told from the numbers of layers, not from their order.
 
-    The position of a layer in its list then does not tell its depth. A side with the embedding,
-    which is layer -1, lacks no layers.
+    This is so if the sides have different numbers of layers and one side lacks some, such as
+    layer 1 of [0, 2, 3]. A side with the embedding, which is layer -1, counts as complete.
     """
     if len(sources) == len(targets):
         return False
@@ -90,9 +96,13 @@ def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
 
 
 def _closest_in_depth(layer: int, sources: Sequence[int], targets: Sequence[int]) -> int:
-    """Return the target layer of the closest depth, relative to the deepest layer of each side.
+    """Return the target layer whose relative depth, number / greatest number, is closest.
 
-    Of two layers that are equally close it is the first in `targets`.
+    Of two layers that are equally close, it is the first in `targets`.
+
+    Args:
+        layer: The number of a layer of the source.
+        sources, targets: The numbers of all layers of either side.
     """
     depth = layer / max(*sources, 1)
     deepest_target = max(*targets, 1)

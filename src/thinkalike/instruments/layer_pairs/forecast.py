@@ -13,7 +13,7 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.instruments.layer_pairs.settings import (
     LayerPairsConfig,
     LayerPairsSettings,
-    sampled,
+    settings_for_bit_widths,
 )
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.states.batches import pool_tokens
@@ -27,18 +27,17 @@ TIMED_ROWS = 4096
 """A forecast compares at most so many rows of states; the time of more rows is extrapolated."""
 
 ROUNDED_COPIES = 5
-"""Readings in bits take about so many rounded copies of each model."""
+"""Equivalent bit widths take about so many rounded copies of each model."""
 
 MOST_PAIRS_READ = 5
-"""Readings in bits are of at most so many layer pairs."""
+"""At most so many layer pairs have an equivalent bit width."""
 
 # With one layer of each model a batch has three pairs, those within a model included; with two
 # layers of each it has ten.
 PAIRS_OF_ONE_LAYER = 3
 PAIRS_OF_TWO_LAYERS = 10
 
-# Where a batch of one layer of each model takes longer than this, two layers are not timed: nearly
-# all of the time is that of pairs.
+# Where a batch of one layer of each model takes more seconds than this, two layers are not timed.
 MOST_SECONDS_OF_ONE_LAYER = 1.0
 
 TIMED_TOKEN_KINDS = 32
@@ -48,27 +47,31 @@ TIMED_ROWS_PER_DOCUMENT = 32
 """The documents of a batch that is timed have so many rows."""
 
 
-def both_shapes(shapes: Shapes) -> tuple[Shape, Shape]:
-    """Return the shapes of the source and of the target.
+def source_and_target_shapes(shapes: Shapes) -> tuple[Shape, Shape]:
+    """Return the shapes (sizes such as width and depth) of the source and of the target.
 
     Args:
-        shapes: The shapes by "model" and "target"; without a target it is the source.
+        shapes: The shape of each model by its part of the configuration, "model" and "target".
+            Without a target, the model is compared with itself.
     """
     source = shapes["model"]
     return source, shapes.get("target", source)
 
 
-def count_layers(
+def compared_layers_by_shape(
     config: AnalyzeConfig, shapes: Shapes, *, has_embedding: bool
 ) -> dict[Shape, int]:
-    """Return how many sites of each different model are compared.
+    """Return how many layers of each model are compared, by the shape of the model.
+
+    A layer that is read at several sites counts once for each. Two models of the same shape, or a
+    model that is compared with itself, have one entry, that of the target.
 
     Args:
         config: The job.
         shapes: The shapes of its models.
-        has_embedding: Whether the site before block 0 is compared, too.
+        has_embedding: Whether the embedding is compared like a layer.
     """
-    source, target = both_shapes(shapes)
+    source, target = source_and_target_shapes(shapes)
     source_layers = source.layers
     target_layers = target.layers
     if config.layers not in ("same", "all"):
@@ -76,26 +79,33 @@ def count_layers(
         source_layers = len({layer for layer, _ in pairs})
         target_layers = len({layer for _, layer in pairs})
 
-    # A model that is compared with itself has one entry, the count of the target.
     counts = {source: source_layers * _sites_per_layer(config.model.site) + has_embedding}
     counts[target] = target_layers * _sites_per_layer(config.target.site) + has_embedding
     return counts
 
 
 def _sites_per_layer(site: str | Sequence[str]) -> int:
-    """Return how many sites the setting `model.site` names."""
+    """Return at how many hook points of each layer states are read.
+
+    Args:
+        site: The setting `model.site`: one hook point or several.
+    """
     if isinstance(site, str):
         return 1
     return len(site)
 
 
-def fewer_layers(count: int, shapes: Shapes) -> dict[str, object]:
-    """Return the setting of `count` layer pairs of equal relative depth, for `budget=`.
+def setting_of_fewer_layers(count: int, shapes: Shapes) -> dict[str, object]:
+    """Return the setting `layers=` with fewer layer pairs, of equal relative depth.
 
-    It is empty where the models have no more layers than that. It is empty for a folder of states,
-    too, which may lack some layers, and where all layers are cheap.
+    It is {} where the models have no more than `count` layers, and for a folder of states, which
+    may lack some layers and needs no passes of a model.
+
+    Args:
+        count: How many layer pairs are compared.
+        shapes: The shapes of the models; a folder of states has no parameters.
     """
-    source, target = both_shapes(shapes)
+    source, target = source_and_target_shapes(shapes)
     have_weights = source.parameters and target.parameters
     if count >= max(source.layers, target.layers) or not have_weights:
         return {}
@@ -105,25 +115,32 @@ def fewer_layers(count: int, shapes: Shapes) -> dict[str, object]:
 def passes_over_batches(
     config: AnalyzeConfig, measure: LayerPairsConfig, shapes: Shapes, *, has_readings: bool
 ) -> list[Passes]:
-    """Return the passes of both models over all batches, which jobs of one pass share.
+    """Return the forward passes of the models over all batches, for a forecast.
+
+    Jobs that run together share them. Those of rounded copies, for equivalent bit widths, are not
+    shared.
 
     Args:
         config: The job.
         measure: Its settings of the measure.
         shapes: The shapes of its models.
-        has_readings: Whether values have readings in bits, which take passes of rounded copies.
+        has_readings: Whether equivalent bit widths are computed.
     """
     tokens = float(measure.batches * measure.tokens_per_batch)
-    row = config.data.context or min(shape.context for shape in shapes.values())
-    models = list(dict.fromkeys(shapes.values()))
+    row_length = config.data.context or min(shape.context for shape in shapes.values())
+    different_shapes = list(dict.fromkeys(shapes.values()))
+    # No pass needs the logits.
     passes = []
-    for shape in models:
-        passes.append(shape.passes("forward passes", tokens, row, full=False, is_shared=True))
+    for shape in different_shapes:
+        passes.append(
+            shape.passes("forward passes", tokens, row_length, full=False, is_shared=True)
+        )
     if has_readings:
-        tokens_read = float(sampled(measure).batches * measure.tokens_per_batch)
-        tokens_of_copies = tokens_read * (1 + ROUNDED_COPIES)
-        for shape in models:
-            passes.append(shape.passes("readings", tokens_of_copies, row, full=False))
+        batches = settings_for_bit_widths(measure).batches
+        tokens_per_copy = float(batches * measure.tokens_per_batch)
+        tokens_of_copies = tokens_per_copy * (1 + ROUNDED_COPIES)  # 1: the model itself
+        for shape in different_shapes:
+            passes.append(shape.passes("readings", tokens_of_copies, row_length, full=False))
     return passes
 
 
@@ -135,52 +152,62 @@ def seconds_of_comparing(
     same_layers: bool,
     has_readings: bool,
 ) -> float:
-    """Return the seconds that comparing takes, from those of a batch of one and of two layers.
+    """Return the seconds that comparing takes, extrapolated from a batch of one and of two layers.
+
+    A batch takes a time per layer, to prepare it, and a time per layer pair. Pairs within a model
+    are compared too, so L layers of both models together have L (L + 1) / 2 pairs.
 
     Args:
         measure: The settings of the measure.
-        layer_counts: How many layers of each different model are compared.
-        seconds_of_batch: Returns the seconds of a batch of so many layers of each model.
-        same_layers: Whether only layers of one number are compared.
-        has_readings: Whether values have readings in bits.
+        layer_counts: How many layers of each model are compared, by the shape of the model.
+        seconds_of_batch: Returns the seconds for a batch of so many layers of each model.
+        same_layers: Whether only layers of the same number are compared.
+        has_readings: Whether equivalent bit widths are computed.
     """
     seconds_of_one = seconds_of_batch(1)
     layers = sum(layer_counts.values())
     if same_layers:
-        batch = seconds_of_one * layers / 2
+        seconds_per_batch = seconds_of_one * layers / 2
     else:
         if seconds_of_one > MOST_SECONDS_OF_ONE_LAYER:
+            # Too slow to time: layer pairs take nearly all of the time.
             seconds_of_two = PAIRS_OF_TWO_LAYERS / PAIRS_OF_ONE_LAYER * seconds_of_one
         else:
             seconds_of_two = seconds_of_batch(2)
 
-        # one = 2 layers + 3 pairs, and two = 4 layers + 10 pairs
-        of_pair = max((seconds_of_two - 2 * seconds_of_one) / 4, 0.0)
-        of_layer = max(seconds_of_one - PAIRS_OF_ONE_LAYER * of_pair, 0.0) / 2
-        batch = of_layer * layers + of_pair * layers * (layers + 1) / 2
+        # Solve for the two times. One layer of each model: 2 layers and 3 pairs take
+        # `seconds_of_one`. Two of each: 4 layers and 10 pairs take `seconds_of_two`.
+        per_pair = max((seconds_of_two - 2 * seconds_of_one) / 4, 0.0)
+        per_layer = max(seconds_of_one - PAIRS_OF_ONE_LAYER * per_pair, 0.0) / 2
+        seconds_per_batch = per_layer * layers + per_pair * layers * (layers + 1) / 2
 
-    seconds = batch * measure.batches
+    seconds = seconds_per_batch * measure.batches
     if has_readings:
-        of_readings = MOST_PAIRS_READ * (1 + 2 * ROUNDED_COPIES) * seconds_of_one
-        seconds += of_readings * int(sampled(measure).batches)
+        # Each pair: the two models, and each of both with each of its rounded copies.
+        comparisons = MOST_PAIRS_READ * (1 + 2 * ROUNDED_COPIES)
+        batches = int(settings_for_bit_widths(measure).batches)
+        seconds += comparisons * seconds_of_one * batches
     return seconds
 
 
-def time_batch(
+def seconds_of_random_batch(
     measure: LayerPairsSettings,
     new_metric: Callable[[LayerPairsSettings, int, int], Metric],
     layers: int,
     width: int,
 ) -> float:
-    """Return the seconds of comparing a batch of random states.
+    """Return the seconds of comparing a batch of random states of two models.
+
+    Of large batches, at most `TIMED_ROWS` rows are timed, and the time is extrapolated.
 
     Args:
         measure: The settings of the measure.
-        new_metric: Makes a metric for these settings and numbers of layers.
+        new_metric: Makes a metric for these settings and numbers of layers of either model.
         layers: How many layers each model has.
         width: The width of the states.
     """
-    # These do not change the time of a batch, and so do not belong to the name of the timing.
+    # The name of a timing, under which it is remembered, has the same value of these settings in
+    # all jobs: they do not change the time of so many rows.
     settings = replace(measure, batches=1, tokens_per_batch=TIMED_ROWS)
 
     def compare(rows: int) -> None:
@@ -191,17 +218,17 @@ def time_batch(
             states = [torch.randn(rows, width, generator=generator) for _ in range(layers)]
             states_by_model.append(states)
 
-        of_metric = replace(settings, tokens_per_batch=rows)
-        groups = None
+        measure_of_metric = replace(settings, tokens_per_batch=rows)
+        token_of_rows = None
         if measure.conditional_on != "none":
-            of_metric = replace(of_metric, conditional_on="token")
-            groups = torch.arange(rows) % TIMED_TOKEN_KINDS
-        metric = new_metric(of_metric, layers, layers)
+            measure_of_metric = replace(measure_of_metric, conditional_on="token")
+            token_of_rows = torch.arange(rows) % TIMED_TOKEN_KINDS
+        metric = new_metric(measure_of_metric, layers, layers)
         metric.update(
             *states_by_model,
             number=0,
             documents=torch.arange(rows) // TIMED_ROWS_PER_DOCUMENT,
-            groups=groups,
+            groups=token_of_rows,
         )
         metric.compute()
 
@@ -216,13 +243,17 @@ def bytes_of_states(
     *,
     has_readings: bool,
 ) -> float:
-    """Return the bytes of the states of a pool, and of a batch, which is also there in float32.
+    """Return the bytes of the states that are in memory at once, for a forecast.
+
+    These are the states of a pool (the text over which models run at once) and of a batch, in the
+    dtype of the model, and the batch in float32 as well.
 
     Args:
         config: The job.
         measure: Its settings of the measure.
-        layer_counts: How many layers of each different model are compared.
-        has_readings: Whether values have readings in bits, which need a copy of a model.
+        layer_counts: How many layers of each model are compared, by the shape of the model.
+        has_readings: Whether equivalent bit widths are computed, for which a rounded copy of a
+            model is in memory.
     """
     batch_tokens = measure.tokens_per_batch
     numbers_per_token = 0
@@ -231,17 +262,18 @@ def bytes_of_states(
         numbers_per_token += count * shape.width
         parameters += shape.parameters
 
-    tokens_of_pool = 0
+    tokens_of_pool = 0  # stimuli, which are no text, have no pools
     if config.data:
-        most = pool_tokens(batch_tokens, numbers_per_token, parameters)
-        tokens_of_pool = min(most, batch_tokens * measure.batches)
+        most_tokens = pool_tokens(batch_tokens, numbers_per_token, parameters)
+        tokens_of_pool = min(most_tokens, batch_tokens * measure.batches)
     if measure.conditional_on == "token_position":
         tokens_of_pool *= 2  # the states as they are, and without the means
 
     total = 0.0
     for shape, count in layer_counts.items():
-        bytes_per_number = (tokens_of_pool + batch_tokens) * shape.bytes_of_number
-        total += count * shape.width * (bytes_per_number + 4 * batch_tokens)
+        bytes_in_own_dtype = (tokens_of_pool + batch_tokens) * shape.bytes_of_number
+        bytes_in_float32 = 4 * batch_tokens
+        total += count * shape.width * (bytes_in_own_dtype + bytes_in_float32)
     if has_readings:
         total += max(shape.bytes for shape in layer_counts)
     return total

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig
 from thinkalike.instruments.layer_pairs import forecast
-from thinkalike.instruments.layer_pairs.comparison import rounds
+from thinkalike.instruments.layer_pairs.comparison import pools_to_gather
 from thinkalike.instruments.layer_pairs.measure import PairMeasure, Settings
 from thinkalike.instruments.layer_pairs.one_pass import run_together
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
@@ -41,30 +41,36 @@ class LayerPairs(PairMeasure[Settings]):
     run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return fingerprints of models and text; with a recording, what jobs of stimuli read."""
+        """Return what decides the numbers, by name, for the key of the job.
+
+        These are the models and the text; with a recording they are the stimuli and recordings.
+        """
         if not config.activations:
             return super().inputs(config)
-        from thinkalike.instruments.of_stimuli import stimuli_inputs
+        from thinkalike.instruments.of_stimuli import inputs_of_stimuli
 
-        return stimuli_inputs(config)
+        return inputs_of_stimuli(config)
 
     # ---- what a job will take
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-        """Return the passes of both models over all batches, which jobs of one pass share."""
+        """Return the forward passes of both models over all batches, for a forecast."""
         measure = self.measure_settings(config)
         has_readings = self.has_readings(config)
         return forecast.passes_over_batches(config, measure, shapes, has_readings=has_readings)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that comparing takes, from those of a batch of one and two layers."""
+        """Return the seconds that comparing takes, for a forecast.
+
+        They are extrapolated from batches of random states of one and of two layers.
+        """
         measure = self.measure_settings(config)
         layer_counts = self._layer_counts(config, shapes)
         width = max(shape.width for shape in layer_counts)
 
         def seconds_of_batch(layers: int) -> float:
-            """Return the seconds of a batch of so many layers of each model."""
-            return forecast.time_batch(measure, self.metric, layers, width)
+            """Return the seconds for a batch of random states of so many layers of each model."""
+            return forecast.seconds_of_random_batch(measure, self.metric, layers, width)
 
         return forecast.seconds_of_comparing(
             measure,
@@ -77,18 +83,22 @@ class LayerPairs(PairMeasure[Settings]):
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer layers of equal relative depth, and then fewer batches."""
+        """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
+
+        There are fewer layers of equal relative depth, and then also fewer batches. Equivalent bit
+        widths are computed in any case, where the measure has them.
+        """
         batches = self.measure_settings(config).batches
-        for layers, share in REDUCTIONS:
-            settings = forecast.fewer_layers(layers, shapes)
-            if share > 1:
-                settings["measure.batches"] = max(batches // share, 1)
+        for layers, divisor in REDUCTIONS:
+            settings = forecast.setting_of_fewer_layers(layers, shapes)
+            if divisor > 1:
+                settings["measure.batches"] = max(batches // divisor, 1)
             if "ruler" in self.reads:
                 settings["ruler"] = "bits"
             yield settings
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the states of a pool and of a batch in all layers of both models."""
+        """Return the bytes of states, for a forecast: of a pool and of a batch, in all layers."""
         return forecast.bytes_of_states(
             config,
             self.measure_settings(config),
@@ -97,13 +107,18 @@ class LayerPairs(PairMeasure[Settings]):
         )
 
     def _layer_counts(self, config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
-        """Return how many layers of each different model are compared."""
-        return forecast.count_layers(config, shapes, has_embedding=self.has_embedding(config))
+        """Return how many layers of each model are compared, by the shape of the model."""
+        return forecast.compared_layers_by_shape(
+            config, shapes, has_embedding=self.has_embedding(config)
+        )
 
     # ---- the run
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Compare all pairs of layers on text or on stimuli, and add readings where asked for."""
+        """Compare all pairs of layers on text, or on stimuli where a recording takes part.
+
+        Equivalent bit widths are added where the job asks for them.
+        """
         runs = ModelRuns()
         models: Sequence[StateSource] = ()
         with work.phase("loading"):
@@ -115,7 +130,7 @@ class LayerPairs(PairMeasure[Settings]):
                 models = load_sources(config.model, config.target)
                 comparison = self.of_text(config, work, models, runs)
 
-        for number in rounds([comparison], runs):
+        for number in pools_to_gather([comparison], runs):
             for batch in comparison.pool(number):
                 for metric, batch_of_metric in comparison.metrics_of(batch):
                     comparison.update(metric, batch_of_metric)
@@ -129,13 +144,14 @@ class LayerPairs(PairMeasure[Settings]):
         # The states and metrics make room for copies of the models.
         runs.forget()
         del comparison
-        from thinkalike.instruments.layer_pairs.readings import with_readings
+        from thinkalike.instruments.layer_pairs.readings import with_bit_widths
 
-        return with_readings(self, outcome, config, models, level, work)
+        return with_bit_widths(self, outcome, config, models, level, work)
 
     # ---- figures and screen
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw a map of the layer pairs, and the equivalent bit widths if the result has them."""
         super().draw(result, folder)
         if "equivalent_bits" in result.tables:
             figures.ruler(
@@ -147,14 +163,19 @@ class LayerPairs(PairMeasure[Settings]):
             )
 
     def show(self, result: Result) -> None:
+        """Print the answer, a map of the layer pairs, and their equivalent bit widths if any."""
         if "equivalent_bits" not in result.tables:
             super().show(result)
             return
 
-        from thinkalike.instruments.layer_pairs.readings import answer_of_readings, show_read
+        from thinkalike.instruments.layer_pairs.readings import (
+            answer_of_bit_widths,
+            show_table_of_bit_widths,
+        )
 
-        # The control comes first: alone, a measure may call layers similar that it explains.
+        # The sentence that considers the local-mixing control comes first: by the values alone,
+        # layers may seem similar that are not above it.
         label = self.label(result)
-        show_text(answer_of_readings(result, label))
+        show_text(answer_of_bit_widths(result, label))
         super().show(result)
-        show_read(result, label)
+        show_table_of_bit_widths(result, label)

@@ -12,7 +12,7 @@ from thinkalike.catalogue import title_of
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.config.parts import AFTER
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.components import as_matrix, show_components
+from thinkalike.instruments.layer_pairs.components import layer_by_component, show_components
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.job import Instrument
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
@@ -52,13 +52,21 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         """Return whether the site before block 0 is compared, too."""
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings of the amount of text, which is not read here, with their values."""
+        """Return the settings that these jobs ignore: the amounts of fitting and evaluation text.
+
+        They come with the values that they have, as keys of jobs have always contained these.
+        """
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
-        """Return the layers of both models that are compared.
+        """Return the layers (hook points) of the source and of the target that are compared.
 
-        They are those of the pairs of `layers=`, and by default all layers.
+        They are those in the pairs that the setting `layers=` lists. Where it is "same" or "all",
+        they are all layers. The embedding comes first if the job compares it.
+
+        Args:
+            config: The job.
+            models: The source and the target.
         """
         has_embedding = self.has_embedding(config)
         if config.layers in ("same", "all"):
@@ -73,10 +81,11 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         ]
 
     def named(self, sites: Sequence[Layer]) -> list[LayerName]:
-        """Return what tables call these layers of a model."""
+        """Return what tables call these layers: their numbers, or the names of hook points."""
         return site_numbers(sites)
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw a map of all layer pairs, or of components by layer if those are compared."""
         about = screen.amount_in_words(result)
         if "components" not in result.tables:
             label = self.label(result)
@@ -92,11 +101,14 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             about += "; differences accumulate from layer to layer"
         first = result.details.iloc[0]
         about = f"{first.source} and {first.target}\n{about}"
-        cells = as_matrix(components)
-        figures.components(cells, folder, self.kind, self.label(result), scale, about)
+        matrix = layer_by_component(components)
+        figures.components(matrix, folder, self.kind, self.label(result), scale, about)
 
     def label(self, result: Result) -> str:
-        """Return what tables and figures call the measure."""
+        """Return what tables and figures call the measure, such as "CKA at mlp_post".
+
+        It names the site if states are not those after blocks, and what values are conditional on.
+        """
         label = self.name
         site = _site_of_all(result)
         if site and "components" not in result.tables:
@@ -110,11 +122,15 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return ranked_layer_pairs(table, smallest_first=self.is_distance)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the headlines of a matrix of layer pairs, or those of any job if it has none."""
+        """Return the value of the least similar layers and a mean over layers as headlines.
+
+        A single layer that is compared with itself has the first headline number of the result.
+        """
         headlines = screen.headlines_of(self.kind, result, self.is_distance)
         return headlines or super().headlines(result)
 
     def show(self, result: Result) -> None:
+        """Print where models are most and least similar, with a map of layers or of components."""
         if "components" in result.tables:
             show_components(self.label(result), result, self.is_distance)
         else:
@@ -122,7 +138,10 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
 
 def _site_of_all(result: Result) -> str:
-    """Return the site of the states of all models; "" after blocks, or where models differ."""
+    """Return the site at which all states were read, such as "mlp_post".
+
+    It is "" for the residual stream after blocks, the default, and where models differ.
+    """
     sites = set()
     for side in ("model", "target"):
         model = result.config.get(side)

@@ -62,27 +62,30 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
 
     @abstractmethod
     def metric(self, measure: Settings, source_layers: int, target_layers: int) -> Accumulator:
-        """Return the metric that gathers the batches.
+        """Return an empty metric, which computes the measure from batches of states.
 
         Args:
             measure: The settings of the measure.
-            source_layers, target_layers: How many layers the models have.
+            source_layers, target_layers: How many layers of the source and target are compared.
         """
 
     def fewest(self, measure: Settings) -> int:
-        """Return how many rows a batch must have at least; fewer cannot be compared."""
+        """Return the fewest rows of a batch that the measure can compare."""
         return 2
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Shaped[Tensor, "l m"]]:
-        """Return further columns of the rows across the two models, by name: those of the null."""
+        """Return further columns of the table, by name: by default those of the null distribution.
+
+        They have a value for each layer pair across the two models.
+        """
         return null_columns(estimate)
 
     def scalars(self, estimate: LayerPairEstimate) -> dict[str, float]:
-        """Return further headline numbers: those of the null, and how much was compared."""
+        """Return further headline numbers: by default the sample's size and those of the null."""
         return sample_scalars(estimate)
 
     def arrays(self, estimate: LayerPairEstimate) -> dict[str, Tensor]:
-        """Return further arrays of the result."""
+        """Return further arrays of the result, by name; by default none."""
         return {}
 
     def warn(
@@ -92,12 +95,15 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         target: pd.DataFrame,
         level: str,
     ) -> None:
-        """Warn of what makes the numbers doubtful.
+        """Log why values have no interval, or why layer pairs have no p-value.
+
+        Measures that override this warn of more. P-values come from permutations of documents,
+        which only those can take part in that have as many rows as others.
 
         Args:
-            estimate: The values.
-            source, target: The layers of the source and of the target.
-            level: What a row of a batch is: a token, a word or a stimulus.
+            estimate: The values of all layer pairs.
+            source, target: The names of the models and of their layers, a row for each layer.
+            level: What a row of a batch is: "token", "word" or "stimulus".
         """
         if not math.isfinite(estimate.widest_interval()):
             reason = estimate.why_no_interval or (
@@ -122,7 +128,11 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         return self.measure_settings(config).embed
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that this job does not read: of readings, or beside a recording."""
+        """Return the settings that this job ignores, with the values that enter its key.
+
+        `ruler` is ignored where no equivalent bit widths are computed. A job with a recording
+        compares stimuli, and ignores what is about text.
+        """
         unread: dict[str, object] = {}
         if not self.has_readings(config):
             unread["ruler"] = None
@@ -138,9 +148,10 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         return unread
 
     def has_readings(self, config: AnalyzeConfig) -> bool:
-        """Return whether values have readings in bits of both models.
+        """Return whether equivalent bit widths of layer pairs are computed, as `ruler=bits` asks.
 
-        Readings are of the residual stream after each block.
+        They are only for measures that have them, and for models (no recordings) whose states are
+        the residual stream after each block.
         """
         if config.ruler is None or "ruler" not in self.reads or config.activations:
             return False
@@ -155,13 +166,15 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> LayerPairComparison:
-        """Return the comparison of two models on text.
+        """Return the comparison of two models on text, which has not yet read any.
+
+        Words have no position that models share, so that `token_position` means `token` for them.
 
         Args:
             config: The job.
             work: The context of the running job.
             models: The source and the target.
-            runs: The states that the jobs of one pass share. It also keeps the descriptions of
+            runs: The states that jobs of one pass share. It also keeps the descriptions of
                 models, so that the weights of a model are read once.
         """
         measure = self.measure_settings(config)
@@ -171,12 +184,14 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             log.info("words have no common position: compared conditional on the token alone")
             measure = replace(measure, conditional_on="token")
 
-        sides: dict[int, ComparedSide] = {}
+        # A model that is compared with itself is one object on both sides.
+        side_of_model: dict[int, ComparedSide] = {}
         for model, sites in zip(models, sites_by_model, strict=True):
             describe = partial(_described_model, model, runs)
-            sides[id(model)] = ComparedSide(model.name, self.named(sites), describe)
+            side_of_model[id(model)] = ComparedSide(model.name, self.named(sites), describe)
         source, target = models
-        return self.comparison(measure, (sides[id(source)], sides[id(target)]), batches, work)
+        sides = (side_of_model[id(source)], side_of_model[id(target)])
+        return self.comparison(measure, sides, batches, work)
 
     def batches(
         self,
@@ -185,7 +200,14 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
-        """Return the batches of states that are compared; see `of_text`."""
+        """Return the batches of both models' states that are compared.
+
+        Args:
+            measure: The settings of the measure.
+            config: The job.
+            models: The source and the target.
+            runs: The states that jobs of one pass share.
+        """
         return text_batches(models, self.sites(config, models), config.data, measure, runs)
 
     def comparison(
@@ -203,12 +225,14 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             batches: The batches of states of both sides.
             work: The context of the running job.
         """
-        of_metric = measure
+        measure_of_metric = measure
         if measure.conditional_on != "none":
             # The means of positions have been removed from the states of the batches already.
-            of_metric = replace(measure, conditional_on="token")
+            measure_of_metric = replace(measure, conditional_on="token")
         source, target = sides
-        new_metric = partial(self.metric, of_metric, len(source.layers), len(target.layers))
+        new_metric = partial(
+            self.metric, measure_of_metric, len(source.layers), len(target.layers)
+        )
         return LayerPairComparison(new_metric, measure, sides, batches, work)
 
 
@@ -216,9 +240,9 @@ AnyPairMeasure: TypeAlias = PairMeasure[Any]
 
 
 def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns of the null, which only the rows across the two models have.
+    """Return the columns that compare values with those of permuted documents; {} without a null.
 
-    There are none without a null.
+    `calibrated` is (value - null) / (best - null): 0 by chance, 1 for a layer with itself.
     """
     chance = estimate.chance
     if chance is None:
@@ -234,7 +258,7 @@ def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]
 
 
 def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
-    """Return how many documents and rows were compared, after the numbers of the null.
+    """Return the headline numbers of the null, if there is one, and the size of the sample.
 
     Numbers that are not known are left out.
     """
@@ -252,11 +276,12 @@ def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
 
 
 def _described_model(model: StateSource, runs: ModelRuns) -> dict[str, str]:
-    """Return what the provenance says of a model, under the name that it has in this job.
+    """Return what the provenance of a result says of a model, such as a checksum of its weights.
 
     Args:
         model: The model.
-        runs: Where jobs of one pass keep what they share, here the description of the weights.
+        runs: Keeps the description for other jobs of the same pass, where the model may have a
+            different name; the returned one has the name of this job.
     """
     described: dict[str, str] = runs.text(("provenance", model.identity), model.describe)
     return {**described, "name": model.name}

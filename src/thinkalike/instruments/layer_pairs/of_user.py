@@ -23,9 +23,9 @@ from thinkalike.errors import PluginError
 from thinkalike.instruments.layer_pairs.by_measure import (
     ComparedAgain,
     StatesByMeasure,
-    made_of,
-    parameters_of,
+    measure_with_settings,
     parts_of_measure,
+    settings_of_parameters,
 )
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.plugins import MeasurePlugin, name_in_memory
@@ -36,7 +36,7 @@ VERSION = 12
 
 @dataclass(frozen=True, eq=False)
 class OfFunction(LayerMeasure[Tensor]):
-    """A likeness that a user's function computes from two layers; 1 is the best.
+    """A similarity that a user's function computes from two layers; 1 is the best.
 
     Attributes:
         kind: What errors call the function.
@@ -50,16 +50,16 @@ class OfFunction(LayerMeasure[Tensor]):
     is_symmetric = False
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-        """Return a layer in at least float32."""
+        """Return the states of a layer in at least float32, which a user's function gets."""
         return layer.to(torch.promote_types(layer.dtype, torch.float32))
 
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
-        """Return what the function says of two layers, as a float64 scalar.
+        """Call the function with the states of two layers, and return its value in float64.
 
         Raises:
-            PluginError: The function fails, or does not give one number.
+            PluginError: The function raises an exception, or does not return one number.
         """
         with plugins.blaming(f"measure {self.kind}"):
             value = self.function(first, second)
@@ -87,6 +87,11 @@ class StatesByUser(StatesByMeasure):
     """
 
     def __init__(self, measure: object, kind: str, name: str | None = None):
+        """Read what the measure declares, and make the schema of its settings.
+
+        Raises:
+            PluginError: The kind is that of a measure of the package, or a setting is not valid.
+        """
         self.kind = kind
         if kind in MEASURES:
             raise PluginError(
@@ -102,7 +107,7 @@ class StatesByUser(StatesByMeasure):
 
     @property
     def name(self) -> str:
-        """What texts call the measure: its title, or else its kind in words."""
+        """What texts call the measure: its title, or its kind with spaces for underscores."""
         return self.plugin.title or self.kind.replace("_", " ")
 
     @property
@@ -111,11 +116,18 @@ class StatesByUser(StatesByMeasure):
         return self._settings
 
     def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
-        """Return the measure with some settings; a mere function of two layers is wrapped."""
+        """Return the user's measure with the values of its settings.
+
+        A class of measures is instantiated with them. Anything else that declares settings is
+        called with them, and returns the measure. A function of two layers is wrapped.
+
+        Raises:
+            PluginError: The user's code raises an exception.
+        """
         measure: Any = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):
-                measure = made_of(measure, settings)
+                measure = measure_with_settings(measure, settings)
             elif self.plugin.settings:
                 measure = measure(settings)
         if isinstance(measure, LayerMeasure):
@@ -125,19 +137,20 @@ class StatesByUser(StatesByMeasure):
         return OfFunction(self.kind, measure)
 
     def _schema(self, name: str | None) -> type[MeasureConfig]:
-        """Return the schema of the measure's settings: those of all measures, and its own.
+        """Return a dataclass of the measure's settings: those of all measures, and its own.
 
         Args:
             name: Where the measure is, FILE.py:NAME; None: it is an object in memory.
 
         Raises:
-            PluginError: A setting has the name of one of all measures, or no plain default.
+            PluginError: A setting has the name of one that all measures have, or its default is
+                neither a number nor a text.
         """
         settings_of_plugin: dict[str, object] = dict(self.plugin.settings)
         namespace: dict[str, object] = {"__doc__": f"The settings of {self.name}."}
         measure = self.plugin.measure
         if is_measure_class(measure):
-            settings_of_plugin |= parameters_of(measure)
+            settings_of_plugin |= settings_of_parameters(measure)
             namespace["measure_class"] = measure
             # A class that computes it has a property here, which is not True.
             compares_within_groups: object = measure.compares_within_groups
@@ -164,7 +177,10 @@ class StatesByUser(StatesByMeasure):
 
 
 def is_measure_class(measure: object) -> TypeGuard[type[AnyMeasure]]:
-    """Return whether a user gives a class of measures, whose parameters are settings."""
+    """Return whether a user's measure is a subclass of `LayerMeasure`, and not an instance.
+
+    Its constructor's parameters are then settings.
+    """
     return isinstance(measure, type) and issubclass(measure, LayerMeasure)
 
 

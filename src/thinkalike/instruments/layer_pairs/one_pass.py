@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, ThinkalikeError
-from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison, rounds
+from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison, pools_to_gather
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.instruments.layer_pairs.table import outcome_of_comparison
 from thinkalike.job import Outcome, Work
@@ -41,7 +41,7 @@ class MetricUpdate(NamedTuple):
     batch: StateBatch
 
     def run(self) -> None:
-        """Add the batch to the metric alone, or let the comparison remember why it cannot be."""
+        """Add the batch to the metric. If that fails, the comparison keeps the error and ends."""
         self.comparison.update(self.metric, self.batch)
 
 
@@ -59,7 +59,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
         for (instrument, config, work), models in zip(jobs, models_of_jobs, strict=True):
             comparisons.append(instrument.of_text(config, work, models, runs))
 
-    for number in rounds(comparisons, runs):
+    for number in pools_to_gather(comparisons, runs):
         for updates in _updates_in_step(comparisons, number):
             _update_together(updates)
             runs.forget(of_batch=True)
@@ -76,21 +76,23 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
         outcome = outcomes[index]
         if isinstance(outcome, Outcome) and instrument.has_readings(config):
             # Few jobs have readings, so that their module is imported here.
-            from thinkalike.instruments.layer_pairs.readings import with_readings
+            from thinkalike.instruments.layer_pairs.readings import with_bit_widths
 
             level = comparisons[index].batches.level
             models = models_of_jobs[index]
-            outcomes[index] = with_readings(instrument, outcome, config, models, level, work)
+            outcomes[index] = with_bit_widths(instrument, outcome, config, models, level, work)
     return outcomes
 
 
 def _updates_in_step(
     comparisons: Sequence[LayerPairComparison], number: int
 ) -> Iterator[list[MetricUpdate]]:
-    """Yield the updates of the next batch of all comparisons, until no pool has more batches.
+    """Yield lists of updates: the first has the first batch of every comparison, and so on.
+
+    They are the batches of one pool. It ends when no comparison has a further batch in it.
 
     Args:
-        comparisons: The comparisons.
+        comparisons: The comparisons of one pass; those that need no such pool are left out.
         number: The number of the pool.
     """
     pools = []
@@ -99,8 +101,8 @@ def _updates_in_step(
             pools.append((comparison, comparison.pool(number)))
     while True:
         updates = []
-        for comparison, pool in pools:
-            batch = next(pool, None)
+        for comparison, batches_of_pool in pools:
+            batch = next(batches_of_pool, None)
             if batch:
                 for metric, batch_of_metric in comparison.metrics_of(batch):
                     updates.append(MetricUpdate(comparison, metric, batch_of_metric))
@@ -110,54 +112,60 @@ def _updates_in_step(
 
 
 def _update_together(updates: Sequence[MetricUpdate]) -> None:
-    """Add batches to their metrics, batches of the same rows by one product.
+    """Add batches to their metrics; comparisons of the same rows of text share their products.
 
-    Such batches have the same content on the same device, and are compared with the same settings.
+    Models that occur in several comparisons are then prepared once. Where that fails, each batch
+    is added alone, so that only the comparison that cannot be computed gets the error.
     """
-    groups: dict[Hashable, list[MetricUpdate]] = {}
+    updates_by_key: dict[Hashable, list[MetricUpdate]] = {}
     for update in updates:
-        key = _key_of_product(update)
-        groups.setdefault(key, []).append(update)
-    for group in groups.values():
-        if len(group) > 1 and _add_by_one_product(group):
+        key = _key_of_shared_products(update)
+        updates_by_key.setdefault(key, []).append(update)
+    for group in updates_by_key.values():
+        if len(group) > 1 and _add_with_shared_products(group):
             continue
         for update in group:
             update.run()
 
 
-def _key_of_product(update: MetricUpdate) -> Hashable:
-    """Return a key that updates share if one product can do them."""
+def _key_of_shared_products(update: MetricUpdate) -> Hashable:
+    """Return a key that is equal for updates that can share their products.
+
+    They have the same rows of text on the same device, and the same settings. An update whose
+    content is not known, or whose metric is no `LayerMeans`, has a key of its own.
+    """
     batch = update.batch
-    metric_alone = None
+    id_if_alone = None
     if batch.content is None or not isinstance(update.metric, LayerMeans):
-        metric_alone = id(update.metric)
+        id_if_alone = id(update.metric)
     return (
         repr(update.comparison.measure),
         batch.number,
         batch.states[0][0].device,
         batch.content,
-        metric_alone,
+        id_if_alone,
     )
 
 
-def _add_by_one_product(group: Sequence[MetricUpdate]) -> bool:
-    """Add the same batch to several metrics, and return whether that worked.
+def _add_with_shared_products(group: Sequence[MetricUpdate]) -> bool:
+    """Add batches of the same rows of text to several metrics, and return whether that worked.
 
-    Where one of them cannot be compared, the batch is added to no metric.
+    Where the states of one update cannot be compared, no metric is changed.
 
     Args:
         group: Updates with the same rows and settings, whose metrics are `LayerMeans`.
     """
     first = group[0]
+    # The states of a model, a tensor for each layer, are one list in all updates that have them.
     states_by_id = {}
     for update in group:
         for states in update.batch.states:
             states_by_id[id(states)] = states
-    index_of_states = {key: index for index, key in enumerate(states_by_id)}
-    sides = []
+    index_by_id = {key: index for index, key in enumerate(states_by_id)}
+    index_pairs = []  # of the source and the target of each update, in `states_by_id`
     for update in group:
         source, target = update.batch.states
-        sides.append((index_of_states[id(source)], index_of_states[id(target)]))
+        index_pairs.append((index_by_id[id(source)], index_by_id[id(target)]))
 
     device = first.batch.states[0][0].device
     states_on_device = []
@@ -169,7 +177,7 @@ def _add_by_one_product(group: Sequence[MetricUpdate]) -> bool:
         metrics.append(update.metric)
     batch = Batch(states_on_device, **first.comparison.labels(first.batch))
     try:
-        metrics[0].gather(batch, metrics, sides)
+        metrics[0].gather(batch, metrics, index_pairs)
     except ValueError:
         return False
     return True

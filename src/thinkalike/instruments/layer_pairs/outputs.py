@@ -26,10 +26,11 @@ class OutputConfig(ComparedAgain):
     """The settings of a measure of outputs."""
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of all settings but `massive`."""
-        return super().settings_read() - {"massive"}  # outputs have no massive states
+        """Return the names of all settings but `massive`: outputs have no massive activations."""
+        return super().settings_read() - {"massive"}
 
     def __post_init__(self) -> None:
+        """Refuse settings that have no meaning for predictions: words, and the embedding."""
         super().__post_init__()
         unusable = None
         if self.unit == "word":
@@ -52,7 +53,7 @@ class OutputsByMeasure(ByMeasure):
     takes_sites: ClassVar[bool] = False
 
     def named(self, sites: Sequence[Layer]) -> list[LayerName]:
-        """Return one name, whatever the sites: outputs are like a single layer."""
+        """Return one name, whatever the sites are: a model's outputs are like a single layer."""
         return ["logits"]
 
     def batches(
@@ -62,9 +63,16 @@ class OutputsByMeasure(ByMeasure):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
-        """Return the batches of a comparison token by token, with logits in place of states."""
+        """Return the batches that are compared: the logits of both models at the same tokens.
+
+        Args:
+            measure: The settings of the measure.
+            config: The job.
+            models: The source and the target, which must have weights.
+            runs: The states and logits that jobs of one pass share.
+        """
         frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
-        # Outputs have no massive states.
+        # Outputs have no massive activations, so none are looked for.
         measure = replace(measure, unit="token", massive="keep")
         batches = super().batches(measure, config, models, runs)
 
@@ -82,19 +90,19 @@ def _batch_of_logits(
     """Return a batch with the logits of each model in place of its states.
 
     Args:
-        batch: The states of each model; the last layer is that after the last block.
-        models: The models.
-        runs: Where logits are kept for other jobs.
+        batch: The states of each model by layer, the last of which is that after the last block.
+        models: The models, which turn these states into logits.
+        runs: Keeps the logits for other jobs that read the same batch.
     """
-    logits: list[list[Tensor]] = []
+    logits_of_models: list[list[Tensor]] = []
     for model, states in zip(models, batch.states, strict=True):
-        last = states[-1]
+        last_states = states[-1]
 
-        # The default binds the states of this model, which the loop goes on to replace.
-        def finish(model: FrozenModel, last: Tensor = last) -> list[Tensor]:
-            """Return the logits of these states."""
-            return [model.finish(last)]
+        # The default argument binds the states of this model; the loop replaces the variable.
+        def logits_of(model: FrozenModel, last_states: Tensor = last_states) -> list[Tensor]:
+            """Return the logits of the last states, as a single layer."""
+            return [model.finish(last_states)]
 
         content = (batch.content, "logits")
-        logits.append(runs.once(model, content, finish, of_batch=True))
-    return batch._replace(states=logits)
+        logits_of_models.append(runs.once(model, content, logits_of, of_batch=True))
+    return batch._replace(states=logits_of_models)

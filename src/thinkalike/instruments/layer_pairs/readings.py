@@ -1,4 +1,4 @@
-"""Readings of layer pairs in bits of both models, for `ruler=bits`.
+"""Equivalent bit widths of layer pairs, for `ruler=bits`.
 
 The ruler of `thinkalike.instruments.ruler` says what the values of any measure are in bits: the
 models and their rounded copies read the same rows of text, of `READING_BATCHES` batches at most,
@@ -24,18 +24,18 @@ from thinkalike.config import AnalyzeConfig, DataConfig
 from thinkalike.errors import listed
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.instruments.layer_pairs.screen import unit_of_rows
-from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig, sampled
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig, settings_for_bit_widths
 from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
     RulerComparison,
     States,
     Values,
     changed_copy,
-    greatest_by_layer,
+    greatest_at_each_layer,
     measure_calibration_points,
 )
 from thinkalike.instruments.ruler.instrument import DEPTHS
-from thinkalike.instruments.ruler.screen import sentence_of_readings, show_readings
+from thinkalike.instruments.ruler.screen import sentence_of_similarity, show_bit_widths
 from thinkalike.instruments.ruler.table import BLANK, calibration_points_table, ruler_table
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import without_parts
@@ -64,13 +64,13 @@ ROW_DIMENSIONS = 2
 """States of rows are (n, d); those of whole sequences have one axis more."""
 
 
-def pairs_read(
+def layer_pairs_with_bit_widths(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the layer pairs that have a reading: at most `DEPTHS` of them.
+    """Return the layer pairs whose equivalent bit width is computed: at most `DEPTHS` of them.
 
-    They are spaced evenly among the pairs of `layers=`; for "same" and "all" they are pairs of
-    equal relative depth.
+    They are spaced evenly among the pairs that the setting `layers=` lists. Where it is "same" or
+    "all", they are pairs of equal relative depth.
 
     Args:
         layers: The setting `layers=`.
@@ -83,7 +83,7 @@ def pairs_read(
     return [pairs[index] for index, _ in evenly_spaced]
 
 
-def with_readings(
+def with_bit_widths(
     instrument: AnyPairMeasure,
     outcome: Outcome,
     config: AnalyzeConfig,
@@ -91,17 +91,17 @@ def with_readings(
     level: str,
     work: Work,
 ) -> Outcome:
-    """Return an outcome with readings of its values in bits of both models.
+    """Return the outcome of a job with the equivalent bit widths of some layer pairs added.
 
     Args:
-        instrument: The instrument.
-        outcome: The outcome without readings.
+        instrument: Computes the measure.
+        outcome: The outcome without bit widths.
         config: The job.
         models: The source and the target.
-        level: What a row of a batch is: a token or a word.
+        level: What a row of a batch is, "token" or "word".
         work: The context of the running job.
     """
-    tables, scalars = readings_of_layer_pairs(instrument, config, models, level, work)
+    tables, scalars = bit_widths_of_layer_pairs(instrument, config, models, level, work)
     return replace(
         outcome,
         tables=outcome.tables | tables,
@@ -110,22 +110,22 @@ def with_readings(
     )
 
 
-def readings_of_layer_pairs(
+def bit_widths_of_layer_pairs(
     instrument: AnyPairMeasure,
     config: AnalyzeConfig,
     models: Sequence[StateSource],
     level: str,
     work: Work,
 ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-    """Return the tables `equivalent_bits` and `calibration_points`, and how much text they are of.
+    """Return the tables `equivalent_bits` and `calibration_points`, and the size of their text.
 
-    Both are empty where a model cannot be rounded.
+    Both dictionaries are empty, and a warning says so, where a model cannot be rounded.
 
     Args:
-        instrument: The instrument, which makes the metrics.
+        instrument: Makes the metrics.
         config: The job.
         models: The source and the target.
-        level: What a row of a batch is: a token or a word.
+        level: What a row of a batch is, "token" or "word".
         work: The context of the running job.
     """
     not_rounded = []
@@ -140,8 +140,8 @@ def readings_of_layer_pairs(
         return {}, {}
 
     source, target = models
-    pairs = pairs_read(config.layers, source.n_layers, target.n_layers)
-    measure = sampled(instrument.measure_settings(config), level)
+    pairs = layer_pairs_with_bit_widths(config.layers, source.n_layers, target.n_layers)
+    measure = settings_for_bit_widths(instrument.measure_settings(config), level)
     free_cached_memory(source.device)
     with work.phase("readings"):
         comparison = BatchComparison(instrument, config.data, measure, models, pairs)
@@ -161,27 +161,29 @@ def readings_of_layer_pairs(
 
 
 class RowLabels(NamedTuple):
-    """What is known of the rows of a batch, or of its sequences."""
+    """What a metric must know of the rows of a batch besides their states."""
 
     number: int
     """The number of the batch."""
 
     documents: Int[Tensor, " n"]
+    """The number of the document of each row."""
 
     tokens: Int[Tensor, " n"] | None
-    """The token of each row, where rows are compared given the token."""
+    """The token of each row; None unless rows are compared conditional on the token."""
 
     mask: Bool[Tensor, "b t"] | None
     """The tokens that count, where whole sequences are compared."""
 
 
 class BatchComparison(RulerComparison):
-    """Compares two models, and the points of their rulers, by a measure on batches of text.
+    """Compares two models, and each with its calibration points, by a measure on batches of text.
 
-    States are those of all batches, one after the other, at each layer pair.
+    Calibration points are copies of a model with known changes, such as fewer bits. States are
+    those of all batches, one after the other, at each layer pair.
 
     Args:
-        instrument: The instrument, which makes the metrics.
+        instrument: Makes the metrics.
         data: The text.
         measure: The settings of the measure.
         models: The source and the target.
@@ -196,34 +198,36 @@ class BatchComparison(RulerComparison):
         models: Sequence[StateSource],
         pairs: Sequence[tuple[int, int]],
     ):
+        """Read all batches of the text with both models, and keep their states at the pairs."""
         self.models = list(models)
         self.layers = [
             [source_layer for source_layer, _ in pairs],
             [target_layer for _, target_layer in pairs],
         ]
         self.measure = measure
-        of_metric = measure
+        measure_of_metric = measure
         if measure.conditional_on != "none":
             # The means of positions have been removed from the states of the batches already.
-            of_metric = replace(measure, conditional_on="token")
-        self._new_metric = partial(instrument.metric, of_metric, 1, 1)
+            measure_of_metric = replace(measure, conditional_on="token")
+        # A metric of one layer of either side: each layer pair has its own.
+        self._new_metric = partial(instrument.metric, measure_of_metric, 1, 1)
 
-        layers_of_models = [self._layers_of_model(side) for side in (0, 1)]
+        layers_by_side = [self._layers_to_read(side) for side in (0, 1)]
         self._text = text_batches(
-            models, layers_of_models, data, measure, ModelRuns(), is_spread=True
+            models, layers_by_side, data, measure, ModelRuns(), is_spread=True
         )
         self.batches: list[RowLabels] = []
         batches_by_side: tuple[list[States], list[States]] = ([], [])
-        for batch in _all_batches(self._text):
+        for batch in _batches_of_all_pools(self._text):
             tokens = batch.tokens
             if measure.conditional_on == "none":
                 tokens = None
             self.batches.append(RowLabels(batch.number, batch.groups, tokens, batch.mask))
             for side in (0, 1):
-                states = self._by_pair(side, batch.states[side], layers_of_models[side])
+                states = self._states_at_pairs(side, batch.states[side], layers_by_side[side])
                 batches_by_side[side].append(states)
 
-        self.states = [_joined(batches) for batches in batches_by_side]
+        self.states = [_joined_batches(batches) for batches in batches_by_side]
         first_layer = self.states[0][0]
         self.is_massive = torch.zeros(len(first_layer), dtype=torch.bool)
         compares_sequences = first_layer.dim() > ROW_DIMENSIONS
@@ -234,10 +238,13 @@ class BatchComparison(RulerComparison):
         """The document of each row of all batches."""
         return torch.cat([batch.documents for batch in self.batches])
 
-    def _layers_of_model(self, side: int) -> list[int]:
-        """Return the layers at which the model of a side is read.
+    def _layers_to_read(self, side: int) -> list[int]:
+        """Return the numbers of the layers at which the model of a side is read, in rising order.
 
-        Where a model is compared with itself, these are the layers of both sides.
+        A model that is compared with itself is read once, at the layers of both sides.
+
+        Args:
+            side: 0 for the source, 1 for the target.
         """
         layers = set()
         for other_side in (0, 1):
@@ -245,82 +252,97 @@ class BatchComparison(RulerComparison):
                 layers |= set(self.layers[other_side])
         return sorted(layers)
 
-    def _by_pair(self, side: int, states: States, layers: Sequence[int]) -> States:
-        """Return the states of a side at each layer pair.
+    def _states_at_pairs(self, side: int, states: States, layers: Sequence[int]) -> States:
+        """Return the states of a side at each layer pair, where a layer may occur repeatedly.
 
         Args:
             side: 0 for the source, 1 for the target.
-            states: The states of some layers, which include those of the pairs.
-            layers: The numbers of these layers.
+            states: The states at `layers`.
+            layers: The numbers of layers, which include all those of the side's pairs.
         """
         return [states[layers.index(layer)] for layer in self.layers[side]]
 
-    def read(self, side: int, point: str) -> States:
-        model = self.models[side]
-        if point == MIXING:
-            batches = self._batches_of(TokenMixing(model), CONTROLS)
-            return _joined([batch.states[0] for batch in batches])
-        layers = sorted(set(self.layers[side]))
-        states_of_batches = []
-        for batch in self._batches_of(changed_copy(model, point), layers):
-            states_of_batches.append(self._by_pair(side, batch.states[0], layers))
-        return _joined(states_of_batches)
+    def calibration_states(self, side: int, calibration_point: str) -> States:
+        """Return the states of a changed copy of the side's model at each layer pair.
 
-    def _batches_of(self, model: StateReader, layers: Sequence[int | str]) -> list[StateBatch]:
-        """Return the batches of the same rows of text as another reader has them.
+        Local mixing, which has no layers, gives a tensor for each way of mixing instead.
+        """
+        model = self.models[side]
+        if calibration_point == MIXING:
+            batches = self._batches_of_same_text(TokenMixing(model), CONTROLS)
+            return _joined_batches([batch.states[0] for batch in batches])
+        layers = sorted(set(self.layers[side]))
+        copy = changed_copy(model, calibration_point)
+        states_of_batches = []
+        for batch in self._batches_of_same_text(copy, layers):
+            states_of_batches.append(self._states_at_pairs(side, batch.states[0], layers))
+        return _joined_batches(states_of_batches)
+
+    def _batches_of_same_text(
+        self, model: StateReader, layers: Sequence[int | str]
+    ) -> list[StateBatch]:
+        """Return the states of a different reader on the rows of text that the models read.
 
         Args:
-            model: The reader.
-            layers: Its layers.
+            model: The reader: a changed copy, or a network that only mixes tokens.
+            layers: What the reader calls its layers.
         """
         assert self._text.of is not None
-        return list(_all_batches(self._text.of(model, layers)))
+        return list(_batches_of_all_pools(self._text.of(model, layers)))
 
-    def prepare(self) -> None:
-        """Do nothing: a metric gets the rows that are compared each time a value is computed."""
+    def prepare_compared_rows(self) -> None:
+        """Do nothing: each value is computed anew from the rows that are compared."""
 
-    def value(self) -> Values:
+    def similarity_of_models(self) -> Values:
+        """Return the measure of the two models at each layer pair."""
         source_states, target_states = self.states
-        return self._likeness(source_states, target_states)
+        return self._similarity_at_pairs(source_states, target_states)
 
-    def shared(self, side: int, point: str, states: States) -> Values:
-        states_of_model = self.states[side]
-        if point != MIXING:
-            return self._likeness(states_of_model, states)
-        values = []
-        for control in states:
-            same_at_each_layer = [control] * len(states_of_model)
-            values.append(self._likeness(states_of_model, same_at_each_layer))
-        return greatest_by_layer(values)
+    def similarity_to_point(self, side: int, calibration_point: str, states: States) -> Values:
+        """Return the measure of one side's model with a calibration point, at each layer pair.
 
-    def _likeness(self, sources: States, targets: States) -> Values:
-        """Return the measure at each layer pair, of all documents and without each part of them.
-
-        A measure is the same there and back. States of a copy that cannot be compared, because
-        they are all alike, share nothing.
+        For local mixing it is the greatest over the ways of mixing.
         """
-        by_layer = []
+        states_of_model = self.states[side]
+        if calibration_point != MIXING:
+            return self._similarity_at_pairs(states_of_model, states)
+        values = []
+        for states_of_mixing in states:
+            # A way of mixing has no layers: it is compared with every layer of the model.
+            same_at_each_layer = [states_of_mixing] * len(states_of_model)
+            values.append(self._similarity_at_pairs(states_of_model, same_at_each_layer))
+        return greatest_at_each_layer(values)
+
+    def _similarity_at_pairs(self, sources: States, targets: States) -> Values:
+        """Return the measure at each layer pair, in both directions, with its replicates.
+
+        Replicate 0 is the value of all documents, and each further one leaves a part of them out.
+        The measures are symmetric, so both directions have the same values. Where states cannot be
+        compared, such as constant states of a coarsely rounded copy, the value is 0 and the
+        further replicates are NaN.
+        """
+        replicates_of_pairs = []
         for source, target in zip(sources, targets, strict=True):
             metric = self._new_metric()
             assert isinstance(metric, LayerMeans)
             try:
                 self._update(metric, source, target)
-                values = metric.replicates()[:, 0, 0].cpu()
+                replicates = metric.replicates()[:, 0, 0].cpu()  # axes (replicate, 1, 1)
             except ValueError:
-                values = torch.zeros(1, dtype=torch.float64)
-            missing = self._replicates - len(values)
-            by_layer.append(pad(values, (0, missing), value=math.nan))
-        one_way = torch.stack(by_layer)  # (l, replicates)
-        return one_way[:, None].expand(-1, 2, -1)
+                replicates = torch.zeros(1, dtype=torch.float64)
+            n_missing = self._replicate_count - len(replicates)
+            replicates_of_pairs.append(pad(replicates, (0, n_missing), value=math.nan))
+        one_direction = torch.stack(replicates_of_pairs)  # (pair, replicate)
+        return one_direction[:, None].expand(-1, 2, -1)
 
     @cached_property
-    def _replicates(self) -> int:
-        """How many values a layer pair has.
+    def _replicate_count(self) -> int:
+        """How many values a layer pair has: one of all documents, and one without each part.
 
-        These are the value of all documents and those without each part, if these are enough.
-        States of a copy that cannot be compared have one value, and NaN in place of the others.
+        It is 1 where the documents are too few for an interval.
         """
         documents = torch.cat([batch.documents.flatten() for batch in self.batches])
+        # Only the length of the result counts, so the sums may be 0.
         sums_of_parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
         return 1 + len(without_parts(sums_of_parts, documents))
 
@@ -330,58 +352,73 @@ class BatchComparison(RulerComparison):
         source: Float[Tensor, "rows ..."],
         target: Float[Tensor, "rows ..."],
     ) -> None:
-        """Add the batches of two layers to a metric, without the rows that are left out."""
+        """Add the states of two layers to a metric, batch by batch.
+
+        Rows with massive activations are left out, and so are batches that have no other rows.
+
+        Args:
+            metric: Gathers the batches.
+            source, target: The states of all batches, one after the other.
+        """
         start = 0
         for batch in self.batches:
             stop = start + len(batch.documents)
+            source_states = source[start:stop]
+            target_states = target[start:stop].to(source.device)
             is_compared = ~self.is_massive[start:stop]
-            rows = is_compared.nonzero()[:, 0]
-            if len(rows):
-                rows_on_device = rows.to(source.device)
-                metric.update(
-                    [source[start:stop][rows_on_device]],
-                    [target[start:stop].to(source.device)[rows_on_device]],
-                    number=batch.number,
-                    documents=_labels_of(batch.documents, rows, source.device),
-                    groups=_labels_of(batch.tokens, rows, source.device),
-                    mask=_labels_of(batch.mask, rows, source.device),
-                )
             start = stop
 
+            compared_rows = is_compared.nonzero()[:, 0]
+            if len(compared_rows) == 0:
+                continue
+            rows_on_device = compared_rows.to(source.device)
+            metric.update(
+                [source_states[rows_on_device]],
+                [target_states[rows_on_device]],
+                number=batch.number,
+                documents=_labels_of_rows(batch.documents, compared_rows, source.device),
+                groups=_labels_of_rows(batch.tokens, compared_rows, source.device),
+                mask=_labels_of_rows(batch.mask, compared_rows, source.device),
+            )
 
-def _labels_of(labels: Tensor | None, rows: Tensor, device: torch.device) -> Tensor | None:
+
+def _labels_of_rows(labels: Tensor | None, rows: Tensor, device: torch.device) -> Tensor | None:
     """Return the labels of some rows on a device; None if there are no labels."""
     if labels is None:
         return None
     return labels[rows].to(device)
 
 
-def _joined(batches: Sequence[States]) -> States:
-    """Return for each layer the states of all batches, one after the other."""
+def _joined_batches(batches: Sequence[States]) -> States:
+    """Return for each layer the states of all batches, joined along the rows.
+
+    Args:
+        batches: The states of each batch, by layer.
+    """
     return [torch.cat(layer) for layer in zip(*batches, strict=True)]
 
 
-def _all_batches(batches: StateBatches) -> Iterator[StateBatch]:
+def _batches_of_all_pools(batches: StateBatches) -> Iterator[StateBatch]:
     """Yield the batches of all pools."""
     for number in counted(range(batches.total), "pool"):
         yield from batches.pool(number)
 
 
-def answer_of_readings(result: Result, label: str) -> str:
-    """Return at which layer pairs models are similar beyond the control, in words.
+def answer_of_bit_widths(result: Result, label: str) -> str:
+    """Return in words at which layer pairs models are more similar than the control.
 
     Args:
-        result: The result.
+        result: A result with the table `equivalent_bits`.
         label: What figures call the measure.
     """
-    return sentence_of_readings(result.tables["equivalent_bits"], label)
+    return sentence_of_similarity(result.tables["equivalent_bits"], label)
 
 
-def show_read(result: Result, label: str) -> None:
-    """Print the readings of a measure in a table.
+def show_table_of_bit_widths(result: Result, label: str) -> None:
+    """Print the measure and the equivalent bit width at some layer pairs in a table.
 
     Args:
-        result: The result.
+        result: A result with the table `equivalent_bits`.
         label: What figures call the measure.
     """
     rows = result.scalars["rows_read"]
@@ -390,4 +427,4 @@ def show_read(result: Result, label: str) -> None:
         f"{capitalised(label)} on {rows:,.0f} {unit_of_rows(result)} of {documents:.0f} "
         f"documents, with the equivalent bit width by {label}"
     )
-    show_readings(result.tables["equivalent_bits"], title, label)
+    show_bit_widths(result.tables["equivalent_bits"], title, label)

@@ -42,30 +42,33 @@ class PairValue(NamedTuple):
 
     @property
     def layers(self) -> str:
-        """The layers in words, such as "layer 2 with 3"."""
+        """The layers in words: "layer 2 with 3", or "layer 2" for two of the same number."""
         if self.source_layer == self.target_layer:
             return f"layer {self.source_layer}"
         return f"layer {self.source_layer} with {self.target_layer}"
 
 
-def _most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
-    """Return the row of the greatest similarity, or of the least distance."""
+def _row_of_most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row of the greatest similarity, or of the smallest distance."""
     index = rows["value"].argmin() if is_distance else rows["value"].argmax()
     return rows.iloc[int(index)]
 
 
-def _least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+def _row_of_least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
     """Return the row of the least similarity, or of the greatest distance."""
-    return _most_similar(rows, not is_distance)
+    return _row_of_most_similar(rows, not is_distance)
 
 
 def _value_and_chance_in_words(row: pd.Series) -> str:
-    """Return the value of a layer pair, with its interval and what chance gives, if known."""
+    """Return the value of a layer pair with its interval: "0.812 [0.790, 0.834]".
+
+    Where the row has the mean of the null distribution, ", by chance 0.103" follows.
+    """
     value = span(row["value"], row["low"], row["high"], ".3f")
-    by_chance = row.get("null_mean", math.nan)
-    if math.isnan(by_chance):
+    null_mean = row.get("null_mean", math.nan)
+    if math.isnan(null_mean):
         return value
-    return f"{value}, by chance {number_text(by_chance, '.3f')}"
+    return f"{value}, by chance {number_text(null_mean, '.3f')}"
 
 
 def _layer_pair_in_words(row: pd.Series) -> str:
@@ -78,14 +81,15 @@ def _layer_pair_in_words(row: pd.Series) -> str:
 
 
 def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
-    """Return in one sentence where models are most, and where they are least similar.
+    """Return in a sentence at which layers models are most similar, and at which least.
 
-    It is of layers of equal relative depth, or of consecutive layers of one model.
+    Only layers of equal relative depth are considered, or consecutive layers where a model is
+    compared with itself.
 
     Args:
         label: What tables and figures call the measure.
-        across: The rows across the two models.
-        is_distance: Whether smaller values are closer.
+        across: The rows of a table of layer pairs that compare the two models.
+        is_distance: Whether smaller values mean more similar.
 
     Returns:
         The sentence; "" for a single layer that is compared with itself.
@@ -93,8 +97,8 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
     compared = rows_at_equal_depth(across)
     if compared.empty:
         return ""
-    most = _most_similar(compared, is_distance)
-    least = _least_similar(compared, is_distance)
+    most = _row_of_most_similar(compared, is_distance)
+    least = _row_of_least_similar(compared, is_distance)
     source = most["source"]
     target = most["target"]
     if source == target:
@@ -119,7 +123,13 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
 
 
 def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
-    """Return between which consecutive layers the states of a model change least, and most."""
+    """Return in words between which consecutive layers states change most, and least.
+
+    Args:
+        label: What tables and figures call the measure.
+        most: The row of the most similar consecutive layers.
+        least: The row of the least similar consecutive layers.
+    """
     most_layers = f"layers {most['source_layer']} and {most['target_layer']}"
     least_layers = f"layers {least['source_layer']} and {least['target_layer']}"
     model = most["source"]
@@ -134,36 +144,43 @@ def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
 
 
 def _sentence_of_fall(label: str, compared: pd.DataFrame, is_distance: bool) -> str:
-    """Return between which layers of equal depth similarity falls most, or distance rises most."""
-    falls = -compared["value"].diff().to_numpy()[1:]
+    """Return between which two neighbouring layer pairs similarity falls (or distance rises) most.
+
+    Args:
+        label: What tables and figures call the measure.
+        compared: The rows of the layer pairs of equal relative depth, in order of depth.
+        is_distance: Whether smaller values mean more similar.
+    """
     change = "falls"
+    falls = -compared["value"].diff().to_numpy()[1:]  # from each row to the next
     if is_distance:
-        falls = -falls
         change = "rises"
-    most = falls.max()
+        falls = -falls
+    greatest_fall = falls.max()
     pairs = "Along the layer pairs of equal relative depth"
-    if not most > 0:
+    if not greatest_fall > 0:
         return f"{pairs}, {label} never {change}."
     index = int(falls.argmax())
     before, after = compared["source_layer"].iloc[index : index + 2]
     source = compared["source"].iloc[0]
     return (
         f"{pairs}, {label} {change} most between layers {before} and {after} of {source}, by "
-        f"{most:.3f}."
+        f"{greatest_fall:.3f}."
     )
 
 
 def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headline]:
-    """Return the least likeness at equal relative depth, and the mean over those layers.
+    """Return two headline numbers: the value of the least similar layer pair, and a mean.
 
-    Where a model is compared with itself, these are the least likeness of consecutive layers, and
-    the mean over different layers. For a distance the least likeness is the greatest distance.
-    There is nothing to say of a single layer that is compared with itself.
+    For two models both are over the layer pairs of equal relative depth. Where a model is
+    compared with itself, the first is over consecutive layers, and the mean over all pairs of
+    different layers. A single layer that is compared with itself has no headlines.
 
     Args:
-        kind: The kind of the measure, which is part of the names.
+        kind: The kind of the measure, such as "cka", which is part of the names.
         result: The result.
-        is_distance: Whether smaller values are closer.
+        is_distance: Whether smaller values mean more similar; the least similar pair then has the
+            highest value.
     """
     across = rows_across(result.details)
     is_same_layer = (across["source"] == across["target"]) & (
@@ -178,7 +195,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     if is_same_layer.any():
         averaged = different_layers
     mean = float(averaged["value"].mean())
-    least = PairValue.of(_least_similar(compared, is_distance))
+    least = PairValue.of(_row_of_least_similar(compared, is_distance))
     name = f"highest_{kind}" if is_distance else f"lowest_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
@@ -189,8 +206,9 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
 def amount_in_words(result: Result) -> str:
     """Return in words how much was compared.
 
-    This is "64 batches of 1,024 tokens, 58 documents", or "1,018 stimuli". Batches may hold fewer
-    rows than `tokens_per_batch` asks for. Results of earlier versions do not know their rows.
+    Such as "64 batches of 1,024 tokens, 58 documents", "8,000 words, 58 documents", or "1,018
+    stimuli". The size of batches is the mean, as batches may hold fewer rows than
+    `tokens_per_batch` asks for. It is left out of results of earlier versions, which lack it.
     """
     stimuli = result.provenance.get("stimuli")
     if stimuli:
@@ -205,9 +223,10 @@ def amount_in_words(result: Result) -> str:
         batches_in_words = "1 batch"
     if "rows" not in result.scalars:
         return f"{batches_in_words}, {documents}"
-    rows = result.scalars["rows"] / batches
-    about = "" if rows.is_integer() else "about "
-    return f"{batches_in_words} of {about}{rows:,.0f} {unit_of_rows(result)}, {documents}"
+    rows_per_batch = result.scalars["rows"] / batches
+    about = "" if rows_per_batch.is_integer() else "about "
+    rows_in_words = f"{about}{rows_per_batch:,.0f} {unit_of_rows(result)}"
+    return f"{batches_in_words} of {rows_in_words}, {documents}"
 
 
 def unit_of_rows(result: Result) -> str:
@@ -224,10 +243,13 @@ def unit_of_rows(result: Result) -> str:
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
     """Print where models are most and least similar, a map of all layer pairs, and the null.
 
+    Where the result has equivalent bit widths, a sentence that takes the local-mixing control into
+    account stands above, so that this one says that it does not.
+
     Args:
         label: What sentences call the measure.
         result: The result, of two models or of one with itself.
-        is_distance: Whether smaller values are more similar.
+        is_distance: Whether smaller values mean more similar.
     """
     across = rows_across(result.details)
     sentence = answer(label, across, is_distance)
@@ -263,7 +285,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 
 
 def show_what_was_read(result: Result) -> None:
-    """Say how much was compared, and what intervals are over if there are any."""
+    """Print which text was read, how much was compared, and what intervals are over, if any."""
     text = f"Computed on {amount_in_words(result)}."
     if "stimuli" not in result.provenance:
         text = f"Computed on {name_of_text(result)}: {amount_in_words(result)}."
@@ -276,7 +298,13 @@ def show_what_was_read(result: Result) -> None:
 
 
 def _show_groups_and_null(label: str, result: Result) -> None:
-    """Say how many rows were compared conditional on the token, and what chance gives."""
+    """Print what share of rows was compared given the token, and the calibrated value, if known.
+
+    Args:
+        label: What sentences call the measure.
+        result: The result. Only comparisons conditional on the token have the first number, and
+            only those with a null distribution the second.
+    """
     scalars = result.scalars
     if "rows_used" in scalars:
         unit = unit_of_rows(result)

@@ -11,7 +11,7 @@ from thinkalike.config.parts import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 
 READING_BATCHES = 8
-"""The most batches over which readings in bits are taken, and on which maps are fitted."""
+"""The most batches on which equivalent bit widths are computed, and on which maps are fitted."""
 
 BATCHES = 64
 """The value is the mean of so many batches. Measures that take longer for a batch have fewer."""
@@ -61,13 +61,14 @@ class WithNull(LayerPairsConfig):
     permutations: int = setting(99, least=1, most=10**6)
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of all settings; `permutations` only where there is a null."""
+        """Return the names of all settings; without a null, `permutations` is not read."""
         settings = super().settings_read()
         if self.null:
             return settings
         return settings - {"permutations"}
 
     def __post_init__(self) -> None:
+        """Refuse `conditional_on` for a measure that cannot compare rows of one token alone."""
         super().__post_init__()
         if self.conditional_on != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(
@@ -76,12 +77,14 @@ class WithNull(LayerPairsConfig):
             )
 
 
-def sampled(measure: LayerPairsSettings, unit: str = "auto") -> LayerPairsSettings:
-    """Return the settings of a measure for the few batches over which readings in bits are taken.
+def settings_for_bit_widths(measure: LayerPairsSettings, unit: str = "auto") -> LayerPairsSettings:
+    """Return a measure's settings for its equivalent bit widths, which are costly to compute.
+
+    There are at most `READING_BATCHES` batches and no null.
 
     Args:
-        measure: The settings.
-        unit: What a row is: "token", "word" or "auto".
+        measure: The settings of the whole job.
+        unit: What a row is: "token", "word" or "auto" (words if the tokenizers differ).
     """
     changes: dict[str, object] = {"unit": unit, "batches": min(measure.batches, READING_BATCHES)}
     if isinstance(measure, WithNull):

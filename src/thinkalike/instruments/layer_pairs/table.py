@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairComparison) -> Outcome:
-    """Return the table and the numbers of all batches.
+    """Return the outcome of a job: its table, headline numbers and arrays.
 
     Args:
-        instrument: The instrument of the job, which adds the columns and numbers of its measure.
-        comparison: The comparison, all of whose batches are gathered.
+        instrument: Adds the columns, numbers, arrays and warnings of its measure.
+        comparison: The comparison, which has gathered all batches.
 
     Raises:
         DataError: There is no batch, or one could not be compared.
@@ -56,7 +56,7 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
     )
     return Outcome(
         table,
-        _own_scalars(estimate) | instrument.scalars(estimate),
+        _scalars_of_every_measure(estimate) | instrument.scalars(estimate),
         {name: values.cpu().numpy() for name, values in arrays.items()},
         tables=components_of(across, instrument.is_distance),
         models=[comparison.source.describe(), comparison.target.describe()],
@@ -67,11 +67,13 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
 
 
 def _warn_of_few_rows_used(share: float, level: str) -> None:
-    """Warn if few rows stand in groups of one token that are large enough.
+    """Warn if few rows could be compared conditional on the token.
+
+    Such a comparison is among rows of the same token, and needs several of them in a batch.
 
     Args:
-        share: The share of rows that do.
-        level: What a row is called.
+        share: The share of rows whose token occurs often enough.
+        level: What a row is called, such as "token".
     """
     if share < FEW:
         log.warning(
@@ -81,8 +83,12 @@ def _warn_of_few_rows_used(share: float, level: str) -> None:
         )
 
 
-def _own_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
-    """Return the headline numbers that no instrument changes."""
+def _scalars_of_every_measure(estimate: LayerPairEstimate) -> dict[str, float]:
+    """Return the headline numbers that jobs of every measure have.
+
+    `widest_interval` is left out where there are no intervals, and `rows_used`, the share of rows
+    that are compared, where all rows are.
+    """
     scalars = {"batches": float(estimate.batches)}
     widest_interval = estimate.widest_interval()
     if math.isfinite(widest_interval):
@@ -93,7 +99,12 @@ def _own_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
 
 
 def _arrays_of_values(estimate: LayerPairEstimate, *, on_diagonal: bool) -> dict[str, Tensor]:
-    """Return the arrays of values across the two models, and within each if these are measured."""
+    """Return the matrices of values across the two models, and within each if it was computed.
+
+    Args:
+        estimate: The values of all layer pairs.
+        on_diagonal: Whether only equal layers have values across the models.
+    """
     value = estimate.value
     if on_diagonal:
         value = value.diagonal()
@@ -112,34 +123,38 @@ def _table_of_layer_pairs(
     target: pd.DataFrame,
     further_columns: Mapping[str, Float[Tensor, "l m"]],
 ) -> pd.DataFrame:
-    """Return one row for each layer pair across the two models, and then of those within each.
+    """Return a row for each layer pair across the two models, and then for those within each.
+
+    A model that is compared with itself has no rows within, as those across are the same.
 
     Args:
-        comparison: The comparison.
-        estimate: The values.
-        source, target: The layers of the source and of the target.
-        further_columns: Columns of the rows across the two models.
+        comparison: Says whether there are two models.
+        estimate: The values of all layer pairs.
+        source, target: The first columns of the rows (model and layer), for each layer of either.
+        further_columns: Values for further columns; they are empty in the rows within a model.
     """
-    blocks = [_block(source, target, estimate, further_columns)]
+    tables = [_table_of_two_sides(source, target, estimate, further_columns)]
     if comparison.source is not comparison.target:
         if estimate.within_source is not None:
-            blocks.append(_block(source, source, estimate.within_source, {}))
+            tables.append(_table_of_two_sides(source, source, estimate.within_source, {}))
         if estimate.within_target is not None:
-            blocks.append(_block(target, target, estimate.within_target, {}))
-    return pd.concat(blocks, ignore_index=True)
+            tables.append(_table_of_two_sides(target, target, estimate.within_target, {}))
+    return pd.concat(tables, ignore_index=True)
 
 
-def _block(
+def _table_of_two_sides(
     source: pd.DataFrame,
     target: pd.DataFrame,
     estimate: Estimate,
     further_columns: Mapping[str, Float[Tensor, "l m"]],
 ) -> pd.DataFrame:
-    """Return one row for each of the source's layers with each of the target's.
+    """Return a table with one row for each layer of one side with each layer of the other.
+
+    The uncorrected value is a column if the estimate has one, next to the value and its interval.
 
     Args:
-        source: The first columns of the rows, for each of l layers of the source.
-        target: The same for each of m layers of the target.
+        source: The first columns of the rows (model and layer), for each of l layers.
+        target: The same for each of m layers of the other side.
         estimate: The values of all l x m pairs.
         further_columns: Further values of all pairs, by the name of the column.
     """

@@ -60,20 +60,24 @@ class Streams:
     coordinates: UnitTest | None
     to_target: Float[Tensor, "d e"] | None
 
-    def moved(self, vectors: Float[Tensor, "*u d"]) -> Float[Tensor, "*u e"]:
-        """Return vectors of the source's stream in the target's."""
+    def in_target_stream(self, vectors: Float[Tensor, "*u d"]) -> Float[Tensor, "*u e"]:
+        """Return vectors of the source's residual stream as vectors of the target's.
+
+        They are unchanged unless the streams were aligned by a map.
+        """
         if self.to_target is None:
             return vectors
         return vectors @ self.to_target
 
 
-def common_streams(source: UnitModel, target: UnitModel) -> Streams:
-    """Bring two residual streams together without looking at any hidden unit.
+def comparable_streams(source: UnitModel, target: UnitModel) -> Streams:
+    """Return how to compare the residual streams of two models, without using any hidden unit.
 
-    They are "shared" where the coordinates of the embeddings of common tokens are in place, and
-    else "aligned" by a map between these embeddings. Where embeddings cannot tell, streams of one
-    width are compared "as stored": an embedding may have another width than the stream, as
-    ALBERT's has, or there are fewer common tokens than coordinates.
+    The embeddings of the tokens that both vocabularies have decide. If their coordinates agree in
+    position beyond chance, the streams are "shared". Otherwise a map between these embeddings
+    makes them "aligned". Where embeddings cannot tell, streams of equal width are compared "as
+    stored": the width of an embedding may differ from that of the stream, as in ALBERT, or there
+    are no more common tokens than coordinates.
 
     Raises:
         ModelError: The streams have different widths, and embeddings cannot align them.
@@ -111,7 +115,10 @@ def common_streams(source: UnitModel, target: UnitModel) -> Streams:
 
 
 def _shared_tokens(source: UnitModel, target: UnitModel) -> list[str]:
-    """Return at most `MOST_TOKENS` tokens that both have, evenly spaced."""
+    """Return at most `MOST_TOKENS` tokens that both vocabularies have, evenly spaced.
+
+    They are in the order of the source's token ids.
+    """
     shared = sorted(source.tokens.keys() & target.tokens.keys(), key=source.tokens.__getitem__)
     if len(shared) <= MOST_TOKENS:
         return shared
@@ -126,16 +133,16 @@ class PairOfBlocks:
         source: The units of the source's block.
         target: The units of the target's block.
         test: The test of units in place.
-        reading: The matching of sampled units by what they read.
-        alike: The share of the sampled units that match by what they read and by what they write;
-            None where they were not counted.
+        reading: The matching of sampled units by their input weights (what they read).
+        similar_share: The share of the sampled units that match one and the same unit by their
+            input and by their output weights, in any order; None where they were not counted.
     """
 
     source: Units
     target: Units
     test: UnitTest
     reading: Matching
-    alike: float | None = None
+    similar_share: float | None = None
 
 
 @dataclass
@@ -165,7 +172,7 @@ class Comparison:
         tests: The number of pairs of blocks for which p-values are corrected.
         heads: The attention of each block of the source with that of each block of the target;
             none if the models have too few heads, or their number is not known.
-        tests_of_heads: The number of pairs for which the p-values of heads are corrected.
+        n_head_tests: The number of pairs of blocks for which p-values of heads are corrected.
     """
 
     source: UnitModel
@@ -174,10 +181,10 @@ class Comparison:
     pairs: list[PairOfBlocks]
     tests: int
     heads: list[PairOfHeads]
-    tests_of_heads: int
+    n_head_tests: int
 
     def p(self, pair: PairOfBlocks) -> float:
-        """Return the corrected p-value of two blocks."""
+        """Return the p-value of two blocks, corrected for the number of pairs of blocks."""
         return pair.test.corrected_p(self.tests)
 
 
@@ -186,37 +193,47 @@ def compare_models(
     target: UnitModel,
     tests: int,
     likeness: bool = True,
-    tests_of_heads: int = 1,
+    n_head_tests: int = 1,
 ) -> Comparison:
-    """Compare each block of a model with each of another one, two in memory at a time.
+    """Compare each block of one model with each block of another, by their hidden units.
+
+    Attention heads are compared as well, if the models have enough of them. Only the weights of
+    two blocks are in memory at a time.
 
     Args:
         source: The first model.
         target: The second model.
         tests: The number of pairs of blocks for which p-values are corrected.
-        likeness: Whether units that agree are counted where a block has no origin.
-        tests_of_heads: The number of pairs for which the p-values of heads are corrected.
+        likeness: Whether units with similar weights are counted for blocks without an origin.
+        n_head_tests: The number of pairs of blocks for which p-values of heads are corrected.
     """
-    streams = common_streams(source, target)
+    streams = comparable_streams(source, target)
     pairs = []
     for target_units in counted(target.units, "block"):
         target_vectors = target.reading(target_units)
         for source_units in source.units:
-            source_vectors = streams.moved(source.reading(source_units))
+            source_vectors = streams.in_target_stream(source.reading(source_units))
             reading = match_units(source_vectors, target_vectors, sample_of(source_units.units))
             test = compare_units(source_vectors, target_vectors, reading)
             pairs.append(PairOfBlocks(source_units, target_units, test, reading))
     heads = []
-    if not has_too_few_heads(source, target, tests_of_heads):
+    if not are_heads_too_few(source, target, n_head_tests):
         heads = _compare_attention(source, target, streams)
-    comparison = Comparison(source, target, streams, pairs, tests, heads, tests_of_heads)
+    comparison = Comparison(source, target, streams, pairs, tests, heads, n_head_tests)
     if likeness:
-        _count_alike(comparison)
+        _add_similar_shares(comparison)
     return comparison
 
 
-def has_too_few_heads(source: UnitModel, target: UnitModel, tests: int) -> bool:
-    """Return whether no order of the heads of two models could have a p-value below `ALPHA`."""
+def are_heads_too_few(source: UnitModel, target: UnitModel, tests: int) -> bool:
+    """Return whether two models have so few attention heads that no p-value can be below `ALPHA`.
+
+    It is also True if the number of heads is not known.
+
+    Args:
+        source, target: The models.
+        tests: The number of pairs of blocks for which p-values are corrected.
+    """
     if not source.heads or not target.heads:
         return True
     fewest = min(source.heads[0].heads, target.heads[0].heads)
@@ -226,19 +243,29 @@ def has_too_few_heads(source: UnitModel, target: UnitModel, tests: int) -> bool:
 def _compare_attention(
     source: UnitModel, target: UnitModel, streams: Streams
 ) -> list[PairOfHeads]:
-    """Compare the attention heads of each block with those of each of the other model."""
+    """Compare the attention heads of each block of one model with those of each of the other.
+
+    Heads are compared by their output weights, what they write to the residual stream.
+    """
     pairs = []
     for target_heads in target.heads:
         target_vectors = target.heads_writing(target_heads)
         for source_heads in source.heads:
-            source_vectors = streams.moved(source.heads_writing(source_heads))
+            source_vectors = streams.in_target_stream(source.heads_writing(source_heads))
             test = compare_heads(source_vectors, target_vectors)
             pairs.append(PairOfHeads(source_heads, target_heads, test))
     return pairs
 
 
-def _count_alike(comparison: Comparison) -> None:
-    """Count the units that agree in reading and writing, for blocks without an origin."""
+def _add_similar_shares(comparison: Comparison) -> None:
+    """Set `similar_share` of the pairs whose target block has no origin in the source.
+
+    Such a block may still be a copy with reordered units. It is the share of units that match one
+    and the same unit by their input and their output weights.
+
+    Args:
+        comparison: The comparison, whose pairs are changed.
+    """
     source, target = comparison.source, comparison.target
     with_origin = {pair.target for pair in comparison.pairs if comparison.p(pair) < ALPHA}
     for target_units in target.units:
@@ -247,15 +274,15 @@ def _count_alike(comparison: Comparison) -> None:
         target_vectors = target.writing(target_units)
         for pair in comparison.pairs:
             if pair.target == target_units:
-                source_vectors = comparison.streams.moved(source.writing(pair.source))
+                source_vectors = comparison.streams.in_target_stream(source.writing(pair.source))
                 sampled = sample_of(pair.source.units)
                 writing = match_units(source_vectors, target_vectors, sampled)
                 agreeing = agreeing_units(pair.reading, writing)
-                pair.alike = agreeing / min(len(sampled), target_units.units)
+                pair.similar_share = agreeing / min(len(sampled), target_units.units)
 
 
 def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
-    """Return a row for each pair of blocks, after one for the embeddings."""
+    """Return a row for each pair of blocks, after one for the embeddings if they were compared."""
     rows: list[dict[str, object]] = []
     names = {"source": comparison.source.name, "target": comparison.target.name}
     coordinates = comparison.streams.coordinates
@@ -266,22 +293,25 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             "target_layer": EMBEDDING_LAYER,
             "source_module": EMBEDDING,
             "target_module": EMBEDDING,
-            **_numbers(coordinates, coordinates.p, None),
+            **_columns_of_test(coordinates, coordinates.p, None),
         })  # fmt: skip
     for pair in comparison.pairs:
         rows.append({
             **names,
             "source_layer": pair.source.block,
             "target_layer": pair.target.block,
-            "source_module": _part_name(pair.source),
-            "target_module": _part_name(pair.target),
-            **_numbers(pair.test, comparison.p(pair), pair.alike),
+            "source_module": _module_name(pair.source),
+            "target_module": _module_name(pair.target),
+            **_columns_of_test(pair.test, comparison.p(pair), pair.similar_share),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def table_of_heads(comparison: Comparison) -> pd.DataFrame:
-    """Return a row for each pair of blocks whose attention heads were compared."""
+    """Return a row for each pair of blocks whose attention heads were compared.
+
+    The table is empty if the models have too few heads.
+    """
     rows: list[dict[str, object]] = []
     for pair in comparison.heads:
         rows.append({
@@ -296,20 +326,29 @@ def table_of_heads(comparison: Comparison) -> pd.DataFrame:
             "matched": pair.test.matched,
             "in_place": pair.test.in_place,
             "p": pair.test.p,
-            "p_corrected": pair.test.corrected_p(comparison.tests_of_heads),
+            "p_corrected": pair.test.corrected_p(comparison.n_head_tests),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _part_name(units: Units) -> str:
-    """Return the part of a block that units are in."""
+def _module_name(units: Units) -> str:
+    """Return the module of a block that units are in, such as "mlp" or "mlp.3" for expert 3."""
     module = units.module or "mlp"
     if units.expert is None:
         return module
     return f"{module}.{units.expert}"
 
 
-def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[str, object]:
+def _columns_of_test(
+    test: UnitTest, p_corrected: float, similar_share: float | None
+) -> dict[str, object]:
+    """Return the columns of a table row about the test of two blocks.
+
+    Args:
+        test: The test of units in place.
+        p_corrected: Its p-value, corrected for the number of pairs.
+        similar_share: The share of units with similar weights; None: it was not counted.
+    """
     return {
         "test": test.by,
         "units": test.compared,
@@ -317,33 +356,40 @@ def _numbers(test: UnitTest, p_corrected: float, alike: float | None) -> dict[st
         "in_place": test.in_place,
         "p": test.p,
         "p_corrected": p_corrected,
-        "similar_units": math.nan if alike is None else alike,
+        "similar_units": math.nan if similar_share is None else similar_share,
     }
 
 
 def table_of_origins(comparison: Comparison) -> pd.DataFrame:
-    """Return, for each part of the target's blocks, the source's part with the smallest p-value.
+    """Return a row for each block of the target, with the block of the source it comes from.
 
-    Without a corrected p-value below `ALPHA`, `source_layer` and `source_module` are blank.
+    It is the block with the smallest p-value. If that is not below `ALPHA` after correction, the
+    target's block has no origin: `source_layer` is NaN and `source_module` is "". A block with
+    several groups of units, such as experts, has a row for each.
     """
     rows: list[dict[str, object]] = []
     for target in comparison.target.units:
         candidates = [pair for pair in comparison.pairs if pair.target == target]
-        best = min(candidates, key=_strength)
+        best = min(candidates, key=_rank_of_evidence)
         has_origin = comparison.p(best) < ALPHA
-        alike = [pair.alike for pair in candidates if pair.alike is not None]
+        known_shares = [
+            pair.similar_share for pair in candidates if pair.similar_share is not None
+        ]
         rows.append({
             "source": comparison.source.name,
             "target": comparison.target.name,
             "target_layer": target.block,
-            "target_module": _part_name(target),
+            "target_module": _module_name(target),
             "source_layer": best.source.block if has_origin else math.nan,
-            "source_module": _part_name(best.source) if has_origin else "",
-            **_numbers(best.test, comparison.p(best), max(alike, default=None)),
+            "source_module": _module_name(best.source) if has_origin else "",
+            **_columns_of_test(best.test, comparison.p(best), max(known_shares, default=None)),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _strength(pair: PairOfBlocks) -> tuple[float, int, int]:
-    """Return what is smaller for stronger evidence, and then for blocks of nearer depth."""
+def _rank_of_evidence(pair: PairOfBlocks) -> tuple[float, int, int]:
+    """Return a key that sorts pairs by evidence, the strongest first.
+
+    It is the log of the p-value, then the number of units in place, then the distance in depth.
+    """
     return pair.test.log_p, -pair.test.in_place, abs(pair.source.block - pair.target.block)

@@ -12,11 +12,13 @@ from thinkalike.instruments.lineage.comparison import (
 
 
 def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
-    """Return a row for each pair of models: the share of blocks and of units that they share.
+    """Return a row for each pair of models: how many blocks and units they have in common.
 
-    The columns are source, target, blocks (of the model with fewer), shared_blocks,
-    units_in_place (their mean share over those blocks), lowest_p_corrected (of two blocks),
-    same_stream (whether the coordinates of their embeddings are in place) and stream_p.
+    The columns are source, target, blocks (of the model with fewer), shared_blocks (target blocks
+    with an origin in the source), units_in_place (the share of units at the same position, 0 in
+    blocks without an origin, as a mean over blocks), lowest_p_corrected (of two blocks),
+    same_stream (whether the coordinates of their embeddings agree in position) and stream_p, its
+    p-value, which is 1 if that was not tested.
     """
     rows: list[dict[str, object]] = []
     for comparison in comparisons:
@@ -38,19 +40,22 @@ def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def groups_of(relations: pd.DataFrame, names: list[str], related: str) -> list[list[str]]:
-    """Return the models in groups that are connected by related pairs, each of two or more.
+def groups_of_related_models(
+    relations: pd.DataFrame, names: list[str], related: str
+) -> list[list[str]]:
+    """Return the groups of models that related pairs connect, without single models.
 
     Args:
         relations: A row for each pair of models.
         names: The names of all models, in order.
-        related: The column that says whether a pair is related.
+        related: The column that is above 0 where a pair is related.
     """
     group_of = {name: {name} for name in names}
-    for source, target in relations.loc[relations[related] > 0, ["source", "target"]].to_numpy():
-        together = group_of[source] | group_of[target]
-        for name in together:
-            group_of[name] = together
+    is_related = relations[related] > 0
+    for source, target in relations.loc[is_related, ["source", "target"]].to_numpy():
+        merged_group = group_of[source] | group_of[target]
+        for name in merged_group:
+            group_of[name] = merged_group
     groups = []
     for name in names:
         group = [member for member in names if member in group_of[name]]

@@ -58,13 +58,20 @@ class LineageInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.likeness": False}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Complete two models, or leave them open beside a list of models."""
+        """Return the configuration with all settings filled in.
+
+        Beside a list of models, the settings of the source and the target stay as they are.
+        """
         reads = self.reads
         if config.models is not None:
             reads = ("models", "measure")
         return completed(config, reads)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
+        """Return what decides the numbers, by name, for the key of the job.
+
+        For a list of models, these are the fingerprints of all, and the names that tables have.
+        """
         if config.models is None:
             return super().inputs(config)
         models = listed_models(config)
@@ -72,6 +79,7 @@ class LineageInstrument(
         return {"models": digests, "labels": ", ".join(distinct_labels(models))}
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
+        """Return the models of a job by name: of a list by its labels, else source and target."""
         if config.models is None:
             return super().models_of(config)
         models = listed_models(config)
@@ -82,6 +90,7 @@ class LineageInstrument(
         return []
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare the hidden units of two models, or of every two of several, block by block."""
         configs = [config.model, config.target]
         if config.models is not None:
             configs = listed_models(config)
@@ -92,12 +101,12 @@ class LineageInstrument(
 
         pairs = list(itertools.combinations(models, 2))
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
-        tests_of_heads = sum(len(source.heads) * len(target.heads) for source, target in pairs)
+        n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
         likeness = config.measure_as(LineageConfig).likeness
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(source, target, tests, likeness, max(tests_of_heads, 1))
+                compare_models(source, target, tests, likeness, max(n_head_tests, 1))
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
@@ -120,28 +129,32 @@ class LineageInstrument(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw the share of units in place for pairs of blocks, or a family of several models."""
         if "relations" in result.tables:
             figures.family(result.tables["relations"], folder)
             return
         blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]
-        value = blocks["in_place"] / blocks["units"]
+        share_in_place = blocks["in_place"] / blocks["units"]
         sides = ["source", "target", "source_layer", "target_layer"]
-        by_layer = blocks.assign(value=value).groupby(sides, sort=False)["value"]
-        shares: pd.DataFrame = by_layer.max().reset_index()
+        by_layers = blocks.assign(value=share_in_place).groupby(sides, sort=False)["value"]
+        # A block with experts has several groups of units, of which the largest share counts.
+        shares: pd.DataFrame = by_layers.max().reset_index()
         most_units = int(blocks["units"].max())
         about = f"of up to {most_units:,} hidden units of a block"
         label = "share of units in place"
         figures.layer_heatmaps(shares, folder, "units_in_place", label, about=about)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the blocks first that are most surely of one origin."""
+        """Return the pairs of blocks with the lowest p-value first."""
         return ranked_rows(table, "p", smallest_first=True)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the number of blocks with an origin, and the lowest p-value, as headlines."""
         names = ("blocks_with_origin", "lowest_p_corrected")
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
+        """Print which blocks have a common history: of two models, or of a family of several."""
         if "relations" in result.tables:
             show_family(result)
         else:
@@ -149,10 +162,10 @@ class LineageInstrument(
 
 
 def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
-    """Return the different models of `models=[...]`.
+    """Return the configurations of the different models that the setting `models=[...]` lists.
 
     Raises:
-        ConfigError: There are fewer than two, one is not known, or a model is also named apart.
+        ConfigError: There are fewer than two, one is not known, or `model=` is given as well.
     """
     # A measure of pairs stands for the jobs of every two models.
     jobs = asked_for(replace(config, measure=measure_schema("cka")()))
@@ -164,6 +177,12 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
 
 
 def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, float]:
+    """Return the headline numbers: blocks, how many have an origin, the lowest p, and the pairs.
+
+    Args:
+        comparisons: The comparisons of every two models; p-values of all are corrected alike.
+        origins: A row for each block of a target, with its origin.
+    """
     return {
         "blocks": float(len(origins)),
         "blocks_with_origin": float(origins["source_layer"].notna().sum()),
@@ -173,6 +192,10 @@ def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) ->
 
 
 def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
+    """Return a table row about two models: how their streams are compared, and their heads.
+
+    `heads` is the number of attention heads of the model with fewer, and 0 if it is not known.
+    """
     heads = 0
     if comparison.source.heads and comparison.target.heads:
         heads = min(comparison.source.heads[0].heads, comparison.target.heads[0].heads)
@@ -182,5 +205,5 @@ def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
         "basis": comparison.streams.basis,
         "tokens": comparison.streams.tokens,
         "heads": heads,
-        "pairs_of_heads": comparison.tests_of_heads,
+        "pairs_of_heads": comparison.n_head_tests,
     }

@@ -16,12 +16,12 @@ from thinkalike.models.units import UnitModel, Units
 
 
 def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """Return a row for each block of each merge and each of its parents.
+    """Return a row for each block of each merged model, and each of the block's parents.
 
-    The columns are target, target_layer, target_module, source, source_layer, weight (of the
-    parent) and explained (see `fit_merge`; blank where the block is the parent's, unchanged).
-    A model is a merge if a block is a mean of several models, or if blocks are those of different
-    models, unchanged.
+    A model is a merge if a block is a weighted mean of those of several models, or if its blocks
+    are unchanged blocks of different models. The columns are target, target_layer and
+    target_module (the merge), source and source_layer (a parent), weight (of the parent) and
+    explained (see `fit_merge`; NaN where the block is that of one parent, unchanged).
 
     Args:
         comparisons: The comparisons of every two models.
@@ -33,7 +33,7 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 
     rows: list[dict[str, object]] = []
     for target in models.values():
-        origins = _origins_by_block(target, comparisons)
+        origins = _shared_blocks_by_block(target, comparisons)
         rows_of_target = []
         for units in target.units:
             rows_of_target += _parents_of_block(target, units, origins.get(units, []))
@@ -42,12 +42,18 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _origins_by_block(
+def _shared_blocks_by_block(
     target: UnitModel, comparisons: Sequence[Comparison]
 ) -> dict[Units, list[tuple[UnitModel, Units]]]:
-    """Return, for each block of a model, the block of each other model that it has in common.
+    """Return for each block of a model the blocks of other models with a common history.
 
-    Models without a common residual stream have no common mean, and are left out.
+    At most one block of each other model is returned, that with the strongest evidence. Models
+    that do not share the residual stream cannot have been averaged, and are left out, and so are
+    blocks of a different shape.
+
+    Args:
+        target: The model.
+        comparisons: The comparisons of every two models.
     """
     origins: dict[Units, list[tuple[UnitModel, Units]]] = {}
     for comparison in comparisons:
@@ -73,14 +79,20 @@ def _origins_by_block(
 def _parents_of_block(
     target: UnitModel, units: Units, candidates: Sequence[tuple[UnitModel, Units]]
 ) -> list[dict[str, object]]:
-    """Return a row for each parent of a block; none if it is no mean of several models.
+    """Return a table row for each parent of a block, with its weight.
 
-    A block that equals that of one model alone has that model as its parent.
+    There are rows if the block is a weighted mean of several candidates, or equals one of them.
+    With fewer than two candidates there are none.
+
+    Args:
+        target: The model.
+        units: The block of the model.
+        candidates: Blocks with a common history, each with its model.
     """
     if len(candidates) < 2:
         return []
-    weights_of_candidates = [_weights_of_units(model, block) for model, block in candidates]
-    fit = fit_merge(_weights_of_units(target, units), torch.stack(weights_of_candidates))
+    weights_of_candidates = [_vector_of_weights(model, block) for model, block in candidates]
+    fit = fit_merge(_vector_of_weights(target, units), torch.stack(weights_of_candidates))
     is_of_one_model = math.isnan(fit.explained) and float(fit.weights.max()) == 1
     if not (fit.is_merge or is_of_one_model):
         return []
@@ -99,29 +111,46 @@ def _parents_of_block(
     return rows
 
 
-def _weights_of_units(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
-    """Return by what the units of a block read and write, as one vector."""
+def _vector_of_weights(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
+    """Return the input and output weights of a block's units as one vector."""
     return torch.cat([model.reading(units).flatten(), model.writing(units).flatten()])
 
 
 def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence for each merge: its parents with their weights, by runs of blocks."""
+    """Yield a sentence for each merged model, which names its parents with their weights.
+
+    Successive blocks with the same parents are named together.
+
+    Args:
+        merges: A row for each block of each merged model, and each of the block's parents.
+    """
     for target, of_target in merges.groupby("target", sort=False):
         blocks = of_target.groupby(["target_layer", "target_module"], sort=False)
         parents_of_block = blocks["source"].agg(tuple)
-        runs: list[tuple[tuple[str, ...], list[int]]] = []
+        runs: list[tuple[tuple[str, ...], list[int]]] = []  # the parents, and their blocks
         layers = parents_of_block.index.get_level_values("target_layer")
         for layer, parents in zip(layers, parents_of_block, strict=True):
             if runs and runs[-1][0] == parents:
-                runs[-1][1].append(int(layer))
+                _, layers_of_run = runs[-1]
+                layers_of_run.append(int(layer))
             else:
                 runs.append((parents, [int(layer)]))
-        clauses = [_run_in_words(of_target, parents, layers) for parents, layers in runs]
+        clauses = [
+            _parents_of_run_in_words(of_target, parents, layers) for parents, layers in runs
+        ]
         yield f"{target} is a merge: {'; '.join(clauses)}."
 
 
-def _run_in_words(of_target: pd.DataFrame, parents: tuple[str, ...], layers: list[int]) -> str:
-    """Return of what models the blocks of a run are the mean."""
+def _parents_of_run_in_words(
+    of_target: pd.DataFrame, parents: tuple[str, ...], layers: list[int]
+) -> str:
+    """Return in words of which models some successive blocks are the mean, with the weights.
+
+    Args:
+        of_target: The rows of the merged model.
+        parents: The names of the parents of these blocks.
+        layers: The numbers of the blocks.
+    """
     of_run = of_target[of_target["target_layer"].isin(layers)]
     blocks = f"block {layers[0]} is"
     if layers[-1] != layers[0]:

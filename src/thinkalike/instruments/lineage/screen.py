@@ -10,7 +10,7 @@ import pandas as pd
 
 from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import ALPHA, EMBEDDING_LAYER
-from thinkalike.instruments.lineage.family import groups_of
+from thinkalike.instruments.lineage.family import groups_of_related_models
 from thinkalike.instruments.lineage.merges import merges_in_words
 from thinkalike.measures.lineage import LEAST_P
 from thinkalike.screen import MOST_ROWS, Table, number_text, show_table, show_text, text_column
@@ -35,12 +35,14 @@ MEANING = (
 
 
 @dataclass
-class Run:
-    """Blocks of the target, one after the other, whose origins follow each other likewise.
+class BlockRun:
+    """Successive blocks of the target whose origins are successive blocks of the source.
+
+    Blocks without an origin that follow each other are a run, too.
 
     Attributes:
-        rows: Their rows of the table of origins.
-        shift: The number of the origin less that of the block; None: they have no origin.
+        rows: The rows of the blocks in the table of origins.
+        shift: The number of an origin less that of its block; None: they have no origin.
     """
 
     rows: list[pd.Series]
@@ -72,34 +74,37 @@ class Run:
 
     @property
     def units(self) -> str:
-        """How many units are in place in the block with the smallest share of them."""
-        least = min(self.rows, key=lambda row: float(row["in_place"] / row["units"]))
-        return counts_in_words(least)
+        """The units in place, such as "255 of 256", in the block with their smallest share."""
+        smallest = min(self.rows, key=lambda row: float(row["in_place"] / row["units"]))
+        return units_in_place_in_words(smallest)
 
     @property
     def p(self) -> float:
-        """The p-value of the block with the strongest evidence; of origins, with the weakest."""
+        """The p-value of the block with the weakest evidence; without an origin, the strongest."""
         values = [float(row["p_corrected"]) for row in self.rows]
         if self.shift is None:
             return min(values)
         return max(values)
 
     @property
-    def alike(self) -> float:
-        """The largest share of units that agree; NaN if they were not counted."""
+    def similar_share(self) -> float:
+        """The largest share of units with similar weights in a block; NaN if not counted."""
         shares = [float(row["similar_units"]) for row in self.rows]
         return max((share for share in shares if not math.isnan(share)), default=math.nan)
 
 
 def range_of_blocks(numbers: list[int]) -> str:
-    """Return ascending numbers in words: "3" or "3 to 5"."""
+    """Return the range of consecutive numbers, in ascending order: "3" or "3 to 5"."""
     if numbers[0] == numbers[-1]:
         return f"{numbers[0]}"
     return f"{numbers[0]} to {numbers[-1]}"
 
 
 def p_in_words(p: float) -> str:
-    """Return a p-value, such as "p = 0.034" or "p < 1e-300"."""
+    """Return a p-value in words: "p = 0.034", "p = 2e-07", "p = 1", or "p < 1e-300".
+
+    The last is for values that are smaller than `LEAST_P`.
+    """
     if p <= LEAST_P:
         return f"p < {LEAST_P:.0e}"
     if p < 0.001:
@@ -109,21 +114,29 @@ def p_in_words(p: float) -> str:
     return f"p = {p:.3f}"
 
 
-def counts_in_words(row: pd.Series) -> str:
+def units_in_place_in_words(row: pd.Series) -> str:
     """Return how many units are in place, such as "255 of 256"."""
     return f"{row['in_place']:,} of {row['units']:,}"
 
 
-def where(row: pd.Series) -> str:
-    """Return what is common to units that are in place."""
+def in_place_or_in_order(row: pd.Series) -> str:
+    """Return "in place", or "in order" for blocks with different numbers of units.
+
+    Args:
+        row: The row of a test, which says whether it was of positions or of their order.
+    """
     if row["test"] == "order":
         return "in order"
     return "in place"
 
 
-def runs_of(origins: pd.DataFrame) -> list[Run]:
-    """Return the blocks of the target in runs with origins that follow each other."""
-    runs: list[Run] = []
+def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
+    """Return the blocks of the target in runs: successive blocks with successive origins.
+
+    Args:
+        origins: A row for each block of the target, in order, with its origin in the source.
+    """
+    runs: list[BlockRun] = []
     for _, row in origins.iterrows():
         shift = None
         if not math.isnan(row["source_layer"]):
@@ -131,25 +144,34 @@ def runs_of(origins: pd.DataFrame) -> list[Run]:
         if runs and runs[-1].shift == shift:
             runs[-1].rows.append(row)
         else:
-            runs.append(Run([row], shift))
+            runs.append(BlockRun([row], shift))
     return runs
 
 
 def show_lineage(result: Result) -> None:
-    """Print which blocks of the target come from which blocks of the source."""
-    runs = runs_of(result.tables["origins"])
+    """Print which blocks of the target come from which blocks of the source, and what that means.
+
+    Args:
+        result: A result of two models.
+    """
+    runs = runs_of_blocks(result.tables["origins"])
     table = result.details
     source = str(table["source"].iloc[0])
     target = str(table["target"].iloc[0])
-    for sentence in sentences(result, runs, source, target):
+    for sentence in sentences_of_lineage(result, runs, source, target):
         show_text(sentence)
     if len(runs) > 1:
-        show_runs(runs[:MOST_ROWS], source, target)
+        show_table_of_runs(runs[:MOST_ROWS], source, target)
     show_text(MEANING)
 
 
-def show_runs(runs: list[Run], source: str, target: str) -> None:
-    """Print a row for each run of blocks."""
+def show_table_of_runs(runs: list[BlockRun], source: str, target: str) -> None:
+    """Print a table with a row for each run of successive blocks with successive origins.
+
+    Args:
+        runs: The runs.
+        source, target: The names of the models.
+    """
     columns = [
         text_column(f"blocks of {target}", [run.target for run in runs]),
         text_column(f"blocks of {source}", [run.source for run in runs]),
@@ -162,15 +184,25 @@ def show_runs(runs: list[Run], source: str, target: str) -> None:
     show_table(Table(f"Blocks of {target}, and of {source} with a common history", columns))
 
 
-def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iterator[str]:
-    """Yield what the tests say, in sentences."""
+def sentences_of_lineage(
+    result: Result, runs: list[BlockRun], source: str, target: str
+) -> Iterator[str]:
+    """Yield sentences about the origins of blocks and attention heads, and about the streams.
+
+    Args:
+        result: A result of two models.
+        runs: The blocks of the target in runs of successive origins.
+        source, target: The names of the models.
+    """
     without_origin = []
     for run in runs:
         if run.shift is None:
             without_origin.append(run)
         else:
             origin = origin_in_words(run, source)
-            evidence = f"{run.units} units {where(run.rows[0])}, {p_in_words(run.p)}"
+            evidence = (
+                f"{run.units} units {in_place_or_in_order(run.rows[0])}, {p_in_words(run.p)}"
+            )
             if len(run.rows) > 1:
                 evidence = f"of each, at least {evidence}"
             yield f"{run.blocks.capitalize()} of {target} {origin}: {evidence}."
@@ -182,9 +214,16 @@ def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iter
 
 
 def no_origin_in_words(
-    result: Result, runs: list[Run], source: str, target: str, all_runs: int
+    result: Result, runs: list[BlockRun], source: str, target: str, all_runs: int
 ) -> str:
-    """Return which blocks have no origin, and the lowest p-value among them."""
+    """Return in a sentence which blocks of the target have no origin, with the lowest p-value.
+
+    Args:
+        result: A result of two models.
+        runs: The runs of blocks without an origin.
+        source, target: The names of the models.
+        all_runs: How many runs there are, with those that have an origin.
+    """
     pairs = int((result.details["target_layer"] != EMBEDDING_LAYER).sum())
     which = f"No block of {target} is"
     if len(runs) < all_runs:
@@ -193,15 +232,15 @@ def no_origin_in_words(
             which = f"Block {blocks[0]} of {target} is not"
         else:
             which = f"Blocks {listed([run.target for run in runs])} of {target} are not"
-    least = p_in_words(min(run.p for run in runs))
+    lowest_p = p_in_words(min(run.p for run in runs))
     return (
         f"{which} shown to come from a block of {source}: no more units are in place than by "
-        f"chance (lowest {least}, corrected for {pairs:,} pairs of blocks)."
+        f"chance (lowest {lowest_p}, corrected for {pairs:,} pairs of blocks)."
     )
 
 
-def origin_in_words(run: Run, source: str) -> str:
-    """Return where the blocks of a run come from, as the end of a sentence."""
+def origin_in_words(run: BlockRun, source: str) -> str:
+    """Return where the blocks of a run come from, such as "are blocks 3 to 5 of a"."""
     is_one = " to " not in run.target
     if run.shift == 0:
         return f"is that of {source}" if is_one else f"are those of {source}"
@@ -210,12 +249,19 @@ def origin_in_words(run: Run, source: str) -> str:
     )
 
 
-def similarity_in_words(runs: list[Run]) -> Iterator[str]:
-    """Yield how many units agree where no units are in place."""
-    counted = [run for run in runs if not math.isnan(run.alike)]
+def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
+    """Yield a sentence about units with similar weights in any order, for blocks without origin.
+
+    Such a block may be a copy whose units were reordered. Nothing is yielded if they were not
+    counted.
+
+    Args:
+        runs: The runs of blocks without an origin.
+    """
+    counted = [run for run in runs if not math.isnan(run.similar_share)]
     if not counted:
         return
-    most = max(counted, key=lambda run: run.alike)
+    most = max(counted, key=lambda run: run.similar_share)
     row = max(most.rows, key=lambda row: float(row["similar_units"]))
     share = number_text(row["similar_units"], ".0%")
     sentence = (
@@ -230,7 +276,15 @@ def similarity_in_words(runs: list[Run]) -> Iterator[str]:
 
 
 def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
-    """Yield which blocks have the attention heads of the source, or why heads are not tested."""
+    """Yield sentences about blocks whose attention heads have an origin in the source.
+
+    If there are too few heads for a test, the sentence says so. Nothing is yielded if the number
+    of heads is not known.
+
+    Args:
+        result: A result of two models.
+        source, target: The names of the models.
+    """
     streams = result.tables["streams"].iloc[0]
     heads = int(streams.get("heads", 0))
     if heads == 0:
@@ -239,51 +293,63 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
     if "heads" not in result.tables:
         yield (
             f"Attention heads are not tested: {heads} heads (or groups that share keys) have "
-            f"{orders_in_words(heads)}, too few for p < {ALPHA:g} over {pairs}."
+            f"{number_of_orders_in_words(heads)}, too few for p < {ALPHA:g} over {pairs}."
         )
         return
 
     origins = origins_of_attention(result.tables["heads"])
-    runs = runs_of(origins)
+    runs = runs_of_blocks(origins)
     for run in runs:
         if run.shift is not None:
             origin = f"{run.blocks} of {target} {origin_in_words(run, source)}"
-            evidence = f"{run.units} heads {where(run.rows[0])}, {p_in_words(run.p)}"
+            evidence = (
+                f"{run.units} heads {in_place_or_in_order(run.rows[0])}, {p_in_words(run.p)}"
+            )
             yield f"Attention: {origin}: {evidence}."
     if all(run.shift is None for run in runs):
-        least = p_in_words(float(origins["p_corrected"].min())).removeprefix("p = ")
+        lowest_p = p_in_words(float(origins["p_corrected"].min())).removeprefix("p = ")
         yield (
             f"Attention: no block of {target} has heads in the positions of those of a block of "
-            f"{source}: the lowest p-value is {least}, corrected for {pairs}."
+            f"{source}: the lowest p-value is {lowest_p}, corrected for {pairs}."
         )
 
 
-def orders_in_words(count: int) -> str:
-    """Return how many orders some things have, such as "6 orders"."""
+def number_of_orders_in_words(count: int) -> str:
+    """Return in how many orders `count` things can be: "6 orders" for 3."""
     orders = math.factorial(count)
-    return f"{orders:,} order{'s' * (orders > 1)}"
+    plural = "s" if orders > 1 else ""
+    return f"{orders:,} order{plural}"
 
 
 def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return, for the attention of each target block, the best source, as `table_of_origins` does.
+    """Return a row for the attention of each target block: its origin in the source.
+
+    It is the block whose heads give the smallest p-value, and NaN if that is not below `ALPHA`
+    after correction.
 
     Args:
-        heads: The table of all pairs of blocks whose heads were compared.
+        heads: A row for each pair of blocks whose attention heads were compared.
     """
-    of_target = heads.groupby(["target_layer", "target_module"], sort=False)
-    best = heads.loc[of_target["p"].idxmin()].rename(columns={"heads": "units"})
-    best["source_layer"] = best["source_layer"].where(best["p_corrected"] < ALPHA)
-    return best
+    by_target = heads.groupby(["target_layer", "target_module"], sort=False)
+    # The column of the number of heads is called as in the table of blocks.
+    origins = heads.loc[by_target["p"].idxmin()].rename(columns={"heads": "units"})
+    origins["source_layer"] = origins["source_layer"].where(origins["p_corrected"] < ALPHA)
+    return origins
 
 
 def streams_in_words(result: Result, source: str, target: str) -> str:
-    """Return whether both models share a residual stream."""
+    """Return in a sentence whether the models share a residual stream, or how it was aligned.
+
+    Args:
+        result: A result of two models.
+        source, target: The names of the models.
+    """
     streams = result.tables["streams"].iloc[0]
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
         return f"Weights are compared as they are stored, as the vocabularies share {tokens}."
     row = result.details[result.details["target_layer"] == EMBEDDING_LAYER].iloc[0]
-    coordinates = f"{counts_in_words(row)} coordinates {where(row)}"
+    coordinates = f"{units_in_place_in_words(row)} coordinates {in_place_or_in_order(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
     if streams["basis"] == "shared":
         return (
@@ -298,15 +364,19 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
 
 
 def show_family(result: Result) -> None:
-    """Print which models share blocks, and which share a residual stream."""
+    """Print which of several models share blocks, which share a residual stream, and merges.
+
+    Args:
+        result: A result of a list of models.
+    """
     relations = result.tables["relations"]
     names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
     pairs = f"{result.scalars['pairs_of_blocks']:,.0f} pairs of blocks"
-    for related, what in (("shared_blocks", "Blocks"), ("same_stream", "A residual stream")):
-        groups = groups_of(relations, names, related)
+    for column, what in (("shared_blocks", "Blocks"), ("same_stream", "A residual stream")):
+        groups = groups_of_related_models(relations, names, column)
         groups_in_words = [", ".join(group) for group in groups]
         if groups:
-            verb = "are" if related == "shared_blocks" else "is"
+            verb = "are" if column == "shared_blocks" else "is"
             show_text(f"{what} {verb} shared by: {'; '.join(groups_in_words)}.")
         else:
             show_text(f"{what}: shared by no two of {len(names)} models.")

@@ -49,10 +49,11 @@ Columns: TypeAlias = dict[str, np.ndarray | float]
 """Columns of a table by name: an array with a value for each row, or one value for all."""
 
 
-def sentences_kept_together(config: AnalyzeConfig, stimuli: Stimuli) -> Int[Tensor, " n"] | None:
-    """Return the sentence of each stimulus, which folds keep together.
+def sentences_for_folds(config: AnalyzeConfig, stimuli: Stimuli) -> Int[Tensor, " n"] | None:
+    """Return the number of each stimulus's sentence, if folds keep sentences together.
 
-    None: folds divide stimuli, or pairs of them.
+    It is None if folds may divide a sentence: by `together=stimulus`, and by `recipe=paper`, whose
+    folds are of pairs of stimuli.
     """
     if config.recipe == "paper" or config.measure_as(MLEMConfig).together == "stimulus":
         return None
@@ -60,15 +61,18 @@ def sentences_kept_together(config: AnalyzeConfig, stimuli: Stimuli) -> Int[Tens
 
 
 def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) -> None:
-    """Check that stimuli are enough for folds, and that each feature can explain distances.
+    """Check that there are enough stimuli for folds, and that each feature can explain distances.
+
+    A feature that has a different value for every stimulus, and is not compared by size, cannot:
+    all pairs of stimuli differ alike in it.
 
     Args:
-        measure: The settings.
-        stimuli: The stimuli.
-        is_folded: Whether folds are of stimuli; those of the paper are of pairs.
+        measure: The settings of MLEM.
+        stimuli: The stimuli with their features.
+        is_folded: Whether folds are of stimuli; those of `recipe=paper` are of pairs.
 
     Raises:
-        DataError: There are too few stimuli, or all pairs of stimuli differ alike in a feature.
+        DataError: There are too few stimuli, or a feature cannot explain distances.
     """
     fewest = FEWEST_PER_FOLD * measure.folds
     if len(measure.alphas) > 1:
@@ -102,19 +106,22 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
 def fit_profiles(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
 ) -> tuple[MLEM, Importance]:
-    """Return an encoding model of all layers of all sides, and the importance of each feature.
+    """Return an encoding model of all layers, and the importance of each feature in each layer.
+
+    The model predicts the distances between stimuli from differences of their features. Importance
+    is the drop of held-out Spearman's ρ when a feature is permuted.
 
     Args:
         config: The job.
-        stimuli: The stimuli.
-        sides: Their states.
+        stimuli: The stimuli with their features.
+        sides: Their states in each model or recording.
 
     Raises:
         DataError: The model cannot be fitted to these stimuli.
     """
     measure = config.measure_as(MLEMConfig)
     names = stimuli.names
-    groups = sentences_kept_together(config, stimuli)
+    groups = sentences_for_folds(config, stimuli)
     model = MLEM(
         alpha=measure.alphas,
         kinds=[str(stimuli.kinds[name]) for name in names],
@@ -128,7 +135,7 @@ def fit_profiles(
         folds=measure.folds,
     )
     features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
-    layers = all_layers(sides)
+    layers = states_of_all_layers(sides)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -136,7 +143,7 @@ def fit_profiles(
         for warning in caught:
             log.warning("warning: %s", warning.message)
         with warnings.catch_warnings():
-            # The fits on folds have the same warnings again.
+            # The fits on folds would give the same warnings again.
             warnings.simplefilter("ignore")
             importance = feature_importance(
                 model,
@@ -160,8 +167,8 @@ def fit_profiles(
     return model, importance
 
 
-def all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, "n _"]]:
-    """Return the states of all layers of all sides, side after side."""
+def states_of_all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, "n _"]]:
+    """Return the states of all layers of all models and recordings, one after the other."""
     layers = []
     for side in sides:
         layers += side.states
@@ -169,7 +176,13 @@ def all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, "n _"]]:
 
 
 def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Importance) -> None:
-    """Warn if there are too few sentences for intervals or for p-values."""
+    """Log a warning if there are too few sentences for intervals, or also for p-values.
+
+    Args:
+        measure: The settings of MLEM, with the number of folds.
+        stimuli: The stimuli, whose source the warning names.
+        importance: The importances, which know the number of sentences (groups).
+    """
     fewest = fewest_groups(measure.folds)
     if importance.groups >= fewest:
         return
@@ -182,47 +195,49 @@ def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Im
 def importance_given_word(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
 ) -> Columns:
-    """Return columns of the importance, given the word, of features that go with words.
+    """Return columns of importance conditional on the word, for features confounded with words.
 
-    The identity of words is a feature of the model beside the others, and values move between
-    stimuli of one word. Nothing is left of a feature that the word determines. Other features have
-    NaN. There are no columns if no feature goes with words, or with recipe=paper, which permutes
-    pairs.
+    The model is fitted with the identity of the word as a further feature, and a confounded
+    feature is permuted only among stimuli of the same word. A feature that the word determines has
+    importance 0 with the interval [0, 0], and a feature that is not confounded has NaN.
+    There are no columns if no feature is confounded, or with `recipe=paper`, which permutes pairs.
 
     Args:
         config: The job.
-        stimuli: The stimuli.
-        sides: Their states.
+        stimuli: The stimuli with their features.
+        sides: Their states in each model or recording.
     """
     overlaps = stimuli.confounded_with_words()
     if not overlaps or config.recipe == "paper":
         return {}
-    layers = len(all_layers(sides))
-    values = np.full((len(GIVEN_WORD), layers, len(stimuli.names)), nan)
+    n_layers = len(states_of_all_layers(sides))
+    # (importance and the ends of its interval, layer, feature)
+    values = np.full((len(GIVEN_WORD), n_layers, len(stimuli.names)), nan)
     for overlap in overlaps:
         values[:, :, stimuli.names.index(overlap.feature)] = 0.0
 
-    varying = [overlap.feature for overlap in overlaps if overlap.differing > 0]
-    if varying:
-        stimuli_with_words, word = _with_words_as_feature(stimuli)
+    # Features in which some stimuli of the same word differ.
+    varying_features = [overlap.feature for overlap in overlaps if overlap.differing > 0]
+    if varying_features:
+        stimuli_with_words, word_feature = _with_words_as_feature(stimuli)
         measure = replace(
-            config.measure_as(MLEMConfig), conditional_on=word, null=0, interactions=[]
+            config.measure_as(MLEMConfig), conditional_on=word_feature, null=0, interactions=[]
         )
         config_given_word = replace(config, measure=measure)
         _, importance = fit_profiles(config_given_word, stimuli_with_words, sides)
         profile = importance.profile()
-        ends = torch.stack([profile.value, profile.low, profile.high])  # (3, layers, features)
-        for feature in varying:
+        fitted = torch.stack([profile.value, profile.low, profile.high])  # (3, layer, feature)
+        for feature in varying_features:
             index = stimuli.names.index(feature)
-            values[:, :, index] = ends[:, :, index].numpy()
+            values[:, :, index] = fitted[:, :, index].numpy()
     return {name: column.flatten() for name, column in zip(GIVEN_WORD, values, strict=True)}
 
 
 def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:
-    """Return stimuli with the identity of words as a further feature, and the name of it.
+    """Return the stimuli with the identity of their word as a further feature, and its name.
 
-    Words that differ in case alone are one. The name is "word", with "_" behind it as often as the
-    stimuli have such a feature already.
+    Upper and lower case do not differ. The name is "word", followed by as many "_" as it takes to
+    differ from the features that the stimuli have.
     """
     name = "word"
     while name in stimuli.names:
@@ -233,52 +248,56 @@ def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:
     return replace(stimuli, features=features, kinds=kinds), name
 
 
-def references(
+def split_half_references(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
 ) -> Columns:
-    """Return the split-half references of all features together, and of words, with intervals.
+    """Return columns of the split-half references of all features together, and of words.
 
-    They are NaN where they are not known.
+    A split-half reference is the held-out Spearman's ρ of mean distances between groups of
+    stimuli, computed in one half of the stimuli and compared with the other half. Groups have the
+    same combination of features, or the same word. There are no columns with `references=0`.
 
     Args:
         config: The job.
-        stimuli: The stimuli.
-        sides: Their states.
+        stimuli: The stimuli with their features.
+        sides: Their states in each model or recording.
     """
     if not config.measure_as(MLEMConfig).references:
         return {}
     combinations = [repr(row) for row in stimuli.features.itertuples(index=False)]
     return {
-        **_reference(REFERENCE, combinations, config, stimuli, sides),
-        **_reference(REFERENCE_OF_WORDS, stimuli.words, config, stimuli, sides),
+        **_split_half_columns(REFERENCE, combinations, config, stimuli, sides),
+        **_split_half_columns(REFERENCE_OF_WORDS, stimuli.words, config, stimuli, sides),
     }
 
 
-def _reference(
+def _split_half_columns(
     name: str,
     cells: Sequence[str],
     config: AnalyzeConfig,
     stimuli: Stimuli,
     sides: Sequence[StimulusStates],
 ) -> Columns:
-    """Return the columns of one split-half reference.
+    """Return the columns of one split-half reference: its value and the ends of its interval.
+
+    They are NaN, and a warning says why, where it cannot be computed.
 
     Args:
         name: The name of the first column.
-        cells: The cell of each stimulus; stimuli of one cell are not distinguished.
+        cells: A name for the group of each stimulus; mean distances are between groups.
         config: The job.
         stimuli: The stimuli.
-        sides: Their states.
+        sides: Their states in each model or recording.
     """
     measure = config.measure_as(MLEMConfig)
-    groups = sentences_kept_together(config, stimuli)
+    groups = sentences_for_folds(config, stimuli)
     title = name.replace("_", " ")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             reference = split_half_reference(
                 cells,
-                all_layers(sides),
+                states_of_all_layers(sides),
                 measure.distance,
                 groups=None if groups is None else groups.tolist(),
                 splits=measure.references,

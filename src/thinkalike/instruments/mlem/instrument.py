@@ -24,8 +24,8 @@ from thinkalike.instruments.mlem.fitting import (
     check_features,
     fit_profiles,
     importance_given_word,
-    references,
-    sentences_kept_together,
+    sentences_for_folds,
+    split_half_references,
 )
 from thinkalike.instruments.mlem.screen import (
     MEANING_OF_IMPORTANCE,
@@ -40,13 +40,13 @@ from thinkalike.instruments.mlem.table import (
     profile_table,
     score_table,
     similarity_table,
-    with_share,
+    with_share_of_reference,
 )
 from thinkalike.instruments.of_stimuli import (
     OfStimuli,
     rows_of_sides,
-    states_of_sides,
     stimuli_facts,
+    stimulus_states_to_compare,
     warn_of_words,
 )
 from thinkalike.job import Outcome, Work
@@ -67,7 +67,7 @@ class FeatureProfiles(
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if it differs.
 
-    Beside them stand held-out scores and split-half references in scores.csv, the likeness of
+    Beside them stand held-out scores and split-half references in scores.csv, the similarity of
     layers in similarity.csv, pair effects in interactions.csv, and weights of pairs of levels in
     levels.csv.
     """
@@ -81,11 +81,15 @@ class FeatureProfiles(
     }
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Read the stimuli, and check that they have the features and suit the folds.
+        """Return what decides the numbers, by name, for the key of the job.
+
+        The stimuli, which are read here, must have the features that settings name, and be enough
+        for the folds.
 
         Raises:
-            DataError: The stimuli lack a feature.
-            ConfigError: The null moves whole sentences, which folds would divide.
+            DataError: The stimuli lack a feature, there are too few, or a feature cannot explain
+                distances.
+            ConfigError: The null distribution moves whole sentences, which folds would divide.
         """
         inputs = super().inputs(config)
         measure = config.measure_as(MLEMConfig)
@@ -99,7 +103,7 @@ class FeatureProfiles(
         check_features(measure, stimuli, is_folded=config.recipe != "paper")
 
         has_sentences = len(stimuli.groups.unique()) < len(stimuli)
-        divides_sentences = sentences_kept_together(config, stimuli) is None
+        divides_sentences = sentences_for_folds(config, stimuli) is None
         if measure.null and has_sentences and divides_sentences:
             raise ConfigError(
                 "measure.null moves whole sentences: it needs measure.together=sentence, "
@@ -108,14 +112,16 @@ class FeatureProfiles(
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Fit the feature profiles of all layers of all sides.
+        """Fit the feature profiles of all layers of all models and recordings.
 
-        The result has a row for each layer and feature. Scores, similarities and levels are
-        further tables.
+        The table has a row for each layer and feature. Further tables are `scores`, `similarity`,
+        `interactions` and `levels`; those that are empty are left out.
         """
         measure = config.measure_as(MLEMConfig)
         with work.phase("states"):
-            compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
+            compared, with_massive = stimulus_states_to_compare(
+                config, work.input("stimuli", Stimuli)
+            )
         stimuli = compared.stimuli
         sides = compared.sides
         warn_of_words(stimuli)
@@ -124,16 +130,19 @@ class FeatureProfiles(
         rows = rows_of_sides(sides)
         profiles = profile_table(model, importance, stimuli, rows)
         scores = score_table(model, importance, rows)
-        scores = with_share(scores.assign(**references(config, stimuli, sides)))
+        scores = with_share_of_reference(
+            scores.assign(**split_half_references(config, stimuli, sides))
+        )
         tables = {"similarity": similarity_table(importance, rows)}
         if measure.interactions:
             tables["interactions"] = interaction_table(measure, importance, rows)
         tables["levels"] = level_table(model, stimuli, rows)
         profiles = profiles.assign(**importance_given_word(config, stimuli, sides))
         if with_massive:
-            brief = replace(measure, permutations=1, null=0, interactions=[])
+            # For comparison alone, so it may be less precise.
+            quick_measure = replace(measure, permutations=1, null=0, interactions=[])
             _, importance_with_massive = fit_profiles(
-                replace(config, measure=brief), with_massive.stimuli, with_massive.sides
+                replace(config, measure=quick_measure), with_massive.stimuli, with_massive.sides
             )
             profile = importance_with_massive.profile().value
             profiles["including_massive_activations"] = profile.flatten().numpy()
@@ -158,9 +167,9 @@ class FeatureProfiles(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
-        """Fit the profiles as `run` does, for a forecast of how long that takes."""
+        """Compute what `run` computes, for a forecast of how long that takes."""
         fit_profiles(config, stimuli, sides)
-        references(config, stimuli, sides)
+        split_half_references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)
 
     def beside(
@@ -171,17 +180,25 @@ class FeatureProfiles(
         profiles: pd.DataFrame,
         scores: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
-        """Return further tables by name, from the profiles and the scores of all sides.
+        """Return further tables of the result, by name; by default there are none.
 
-        There are none; instruments of several subjects add some.
+        An instrument of several participants overrides this.
+
+        Args:
+            config: The job.
+            stimuli: The stimuli with their features.
+            sides: Their states in each model or recording.
+            profiles: The importance of each feature in each layer.
+            scores: The held-out score of each layer.
         """
         return {}
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the profiles and the scores that the screen and the figure show."""
+        """Return the profiles (layer by feature) and scores (by layer) to show and draw."""
         return result.details, result.tables["scores"]
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw importances and scores by layer, and the similarity of layers if it is known."""
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
         about = f"{stimuli}\nbands: 95 % intervals over folds"
         profiles, scores = self.shown(result)
@@ -195,9 +212,9 @@ class FeatureProfiles(
         return ranked_rows(table, "importance")
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the held-out ρ, as the mean over layers and of the best layer.
+        """Return two headlines: the mean held-out score ρ over layers, and that of the best layer.
 
-        Intervals are over folds.
+        Their intervals are over folds, and infinite where there are too few sentences.
         """
         scores = result.tables["scores"]
         best = scores.iloc[int(scores["score"].argmax())]
@@ -211,6 +228,7 @@ class FeatureProfiles(
         ]
 
     def show(self, result: Result) -> None:
+        """Print what the features explain in each model, and what the numbers mean."""
         stimuli = result.provenance["stimuli"]
         profiles, scores = self.shown(result)
         show_scores(profiles, scores)

@@ -72,9 +72,9 @@ class ImportanceChange(NamedTuple):
         return bool(lower["high"] < higher["low"])
 
     def __str__(self) -> str:
-        """Return the change in words, with its intervals.
+        """Return the change in words, with intervals.
 
-        It is "PoS rises from 0.003 [-0.010, 0.016] at layer 3 to 0.265 [0.251, 0.279] at layer
+        Such as "PoS rises from 0.003 [-0.010, 0.016] at layer 3 to 0.265 [0.251, 0.279] at layer
         21".
         """
         verb = "rises"
@@ -89,11 +89,11 @@ class ImportanceChange(NamedTuple):
 
 
 def _importance_in_words(row: pd.Series) -> str:
-    """Return an importance with its interval."""
+    """Return an importance with its interval: "0.003 [-0.010, 0.016]"."""
     return span(row["importance"], row["low"], row["high"], ".3f")
 
 
-class Mentioned(NamedTuple):
+class NamedInSentences(NamedTuple):
     """What the sentences about a model name, which its table shows."""
 
     layers: list[int]
@@ -101,39 +101,46 @@ class Mentioned(NamedTuple):
 
 
 def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """Print for each model what the features explain, in words and in a table of its layers.
+    """Print for each model what the features explain, in words and in a table of some layers.
+
+    The table has some layers, evenly spaced, and those that the words name. More than
+    `MOST_MODELS_APART` models have one table together.
 
     Args:
         profiles: The importance of each feature in each layer.
         scores: The score of each layer.
     """
     models = scores["model"].unique()
-    rows = max(MOST_ROWS // len(models), FEWEST_ROWS)
-    is_apart = len(models) <= MOST_MODELS_APART
+    rows_per_model = max(MOST_ROWS // len(models), FEWEST_ROWS)
+    has_own_table = len(models) <= MOST_MODELS_APART
     most_changes = MOST_CHANGES
     if len(models) > 1:
-        most_changes = 1 if is_apart else 0
+        most_changes = 1 if has_own_table else 0
     rows_of_models = []
-    features: list[str] = []
+    named_features: list[str] = []
     for model in models:
         scores_of_model = scores[scores["model"] == model].reset_index(drop=True)
         profiles_of_model = profiles[profiles["model"] == model]
-        named = _show_model(model, profiles_of_model, scores_of_model, most_changes)
+        named = _show_sentences(model, profiles_of_model, scores_of_model, most_changes)
         is_named = scores_of_model["layer"].isin(named.layers)
-        shown = sorted({*few(len(scores_of_model), rows), *is_named[is_named].index})
-        rows_of_model = scores_of_model.iloc[shown]
-        if is_apart:
-            _show_layers(rows_of_model, profiles_of_model, named.features)
+        evenly_spaced = few(len(scores_of_model), rows_per_model)
+        row_indices = sorted({*evenly_spaced, *is_named[is_named].index})
+        rows_of_model = scores_of_model.iloc[row_indices]
+        if has_own_table:
+            _show_table_of_layers(rows_of_model, profiles_of_model, named.features)
         rows_of_models.append(rows_of_model)
-        features += named.features
-    if not is_apart:
-        _show_layers(pd.concat(rows_of_models), profiles, features)
+        named_features += named.features
+    if not has_own_table:
+        _show_table_of_layers(pd.concat(rows_of_models), profiles, named_features)
 
 
-def _show_model(
+def _show_sentences(
     model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_changes: int
-) -> Mentioned:
-    """Print what the features explain of one model; return what was named.
+) -> NamedInSentences:
+    """Print in sentences what the features explain of one model.
+
+    Returns:
+        The layers and features that the sentences name, so that a table can show them.
 
     Args:
         model: The name of the model.
@@ -144,28 +151,30 @@ def _show_model(
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
     changes = largest_changes(profiles)[:most_changes]
-    conditional = _rows_given_word(profiles)
+    rows_given_word = _rows_given_word(profiles)
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
     if changes:
         show_text(f"Over depth, importances change: {'; '.join(map(str, changes))}.")
-    for row in conditional:
+    for row in rows_given_word:
         show_text(_importance_given_word(row))
 
-    named_layers = [best["layer"], peak["layer"], *(row["layer"] for row in conditional)]
+    named_layers = [best["layer"], peak["layer"], *(row["layer"] for row in rows_given_word)]
     for change in changes:
         named_layers += [change.first["layer"], change.second["layer"]]
     named_features = [str(peak["feature"]), *(change.feature for change in changes)]
-    return Mentioned(named_layers, named_features)
+    return NamedInSentences(named_layers, named_features)
 
 
-def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -> None:
-    """Print the scores of layers of one model or several, and the importances of features there.
+def _show_table_of_layers(
+    rows: pd.DataFrame, profiles: pd.DataFrame, named_features: list[str]
+) -> None:
+    """Print a table of some layers with their score and the importance of some features.
 
     Args:
-        rows: The scores that are shown.
+        rows: The rows of the table of scores that are shown, of one model or several.
         profiles: The importance of each feature in each layer of these models.
-        named: The features that sentences name.
+        named_features: The features that sentences name, which come first.
     """
     title = "held-out Spearman's ρ, and the importance of features"
     models = rows["model"].unique()
@@ -175,23 +184,23 @@ def _show_layers(rows: pd.DataFrame, profiles: pd.DataFrame, named: list[str]) -
     else:
         columns.append(text_column("model", rows["model"]))
     columns.append(number_column("layer", rows["layer"]))
-    keys = len(columns)
+    n_key_columns = len(columns)  # they are repeated where the table is too wide for the screen
 
     columns.append(number_column("held-out ρ", rows["score"], ".3f"))
     importances = profiles.pivot(index=["model", "layer"], columns="feature", values="importance")
-    places = pd.MultiIndex.from_frame(rows[["model", "layer"]])
-    for name in _features_shown(importances, named):
-        values = [number_text(value, ".3f") for value in importances[name].loc[places]]
-        columns.append(number_column(name, values))
-    show_table(Table(capitalised(title), columns, keys=keys))
+    shown_layers = pd.MultiIndex.from_frame(rows[["model", "layer"]])
+    for feature in _features_of_table(importances, named_features):
+        values = [number_text(value, ".3f") for value in importances[feature].loc[shown_layers]]
+        columns.append(number_column(feature, values))
+    show_table(Table(capitalised(title), columns, keys=n_key_columns))
 
 
 def largest_changes(profiles: pd.DataFrame) -> list[ImportanceChange]:
-    """Return how the importances of features rise or fall between layers, the largest first.
+    """Return the `MOST_CHANGES` largest changes of a feature's importance over the layers.
 
-    A change is that between the smallest and the largest importance of a feature. It is left out
-    if the intervals at both layers overlap. Layers that have names, such as regions of a brain,
-    are in no order, and nothing rises or falls between them.
+    A change is from the smallest to the largest importance of a feature, in order of depth. It is
+    left out if the intervals at the two layers overlap or are not known. Layers that have names,
+    such as regions of a brain, have no order, and so no changes.
 
     Args:
         profiles: The importance of each feature in each layer of one model.
@@ -210,16 +219,30 @@ def largest_changes(profiles: pd.DataFrame) -> list[ImportanceChange]:
     return changes[:MOST_CHANGES]
 
 
-def _features_shown(importances: pd.DataFrame, named: list[str]) -> list[str]:
-    """Return the features of the table: those that sentences name, and the most important ones."""
-    by_importance = [
-        str(name) for name in importances.mean().nlargest(len(importances.columns)).index
-    ]
-    return list(dict.fromkeys([*named, *by_importance]))[:MOST_FEATURES]
+def _features_of_table(importances: pd.DataFrame, named_features: list[str]) -> list[str]:
+    """Return at most `MOST_FEATURES` features for a table, without repetition.
+
+    Those that sentences name come first, then those with the largest mean importance.
+
+    Args:
+        importances: A row for each layer, and a column for each feature.
+        named_features: The features that sentences name.
+    """
+    mean_importances = importances.mean()
+    ranked = mean_importances.nlargest(len(mean_importances)).index
+    ranked_features = [str(name) for name in ranked]
+    return list(dict.fromkeys([*named_features, *ranked_features]))[:MOST_FEATURES]
 
 
 def _best_in_words(best: pd.Series) -> str:
-    """Return in which layer the features predict distances best, and beside which references."""
+    """Return in which layer the features predict distances best, with the score there.
+
+    The split-half reference and the noise ceiling (of recordings of several participants) follow
+    where they are known.
+
+    Args:
+        best: The row of the table of scores with the highest score.
+    """
     score = span(best["score"], best["low"], best["high"], ".3f")
     sentence = f"the features predict distances best in layer {best['layer']}, with ρ {score}"
     if isfinite(best.get(SHARE, nan)):
@@ -231,7 +254,11 @@ def _best_in_words(best: pd.Series) -> str:
 
 
 def _peak_in_words(peak: pd.Series) -> str:
-    """Return which feature matters most, and in which layer."""
+    """Return which feature matters most, and in which layer.
+
+    Args:
+        peak: The row of the table of profiles with the highest importance.
+    """
     importance = _importance_in_words(peak)
     return (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
@@ -240,7 +267,13 @@ def _peak_in_words(peak: pd.Series) -> str:
 
 
 def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
-    """Return for each feature that goes with words the layer where most is left given the word."""
+    """Return for each feature the row of the layer where its importance given the word is highest.
+
+    Only features that are confounded with the identity of words have such an importance.
+
+    Args:
+        profiles: The rows of one model in the table of profiles.
+    """
     column, _, _ = GIVEN_WORD
     if column not in profiles:
         return []
@@ -251,7 +284,7 @@ def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
 
 
 def _importance_given_word(row: pd.Series) -> str:
-    """Return what is left of the importance of a feature conditional on word identity."""
+    """Return in words how important a feature is conditional on the identity of the word."""
     column, low, high = GIVEN_WORD
     importance = span(row[column], row[low], row[high], ".3f")
     return (

@@ -51,6 +51,7 @@ class MLEMConfig(StimulusDistanceConfig):
     references: int = setting(3, least=0, most=10**4)
 
     def __post_init__(self) -> None:
+        """Refuse interactions that are no pairs of two different features."""
         super().__post_init__()
         for pair in self.interactions:
             if len(pair) != 2 or pair[0] == pair[1]:
@@ -58,7 +59,7 @@ class MLEMConfig(StimulusDistanceConfig):
 
     @property
     def features_named(self) -> list[str]:
-        """The features that the settings name."""
+        """The features that the settings `conditional_on` and `interactions` name."""
         names = []
         if self.conditional_on is not None:
             names.append(self.conditional_on)

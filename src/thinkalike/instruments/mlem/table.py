@@ -1,4 +1,4 @@
-"""The tables of MLEM: profiles, scores, the likeness of layers, pairs of features and levels."""
+"""The tables of MLEM: profiles, scores, the similarity of layers, pairs of features and levels."""
 
 from __future__ import annotations
 
@@ -44,11 +44,14 @@ def profile_table(
 ) -> pd.DataFrame:
     """Return one row for each layer and feature: importance with its interval, weight, and p.
 
+    Where interactions of features have weights, the weight of a feature is that without them.
+    P-values are there only where a null distribution was computed.
+
     Args:
         model: The encoding model of all layers.
-        importance: The importance of each feature.
-        stimuli: The stimuli.
-        rows: The layers.
+        importance: The importance of each feature in each layer.
+        stimuli: The stimuli, which name the features.
+        rows: The model and layer of each row of the importances.
     """
     weights = model.weights_
     has_interactions = weights.dim() == 3  # (l, f, f)
@@ -70,13 +73,15 @@ def profile_table(
 def score_table(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each layer: held-out Spearman's ρ with its interval, and α of the fit.
 
+    α is the ridge penalty; it is NaN where it is infinite.
+
     Args:
         model: The encoding model of all layers.
-        importance: The scores on folds.
-        rows: The layers.
+        importance: Has the score of each layer on each fold.
+        rows: The model and layer of each row.
     """
     score = importance.score()
-    # Levels with one weight for each feature have α = ∞.
+    # With difference=levels, α = ∞ stands for one weight of all pairs of a feature's levels.
     alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
     return rows.assign(
         score=score.value.numpy(),
@@ -86,10 +91,10 @@ def score_table(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.D
     )
 
 
-def with_share(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores with the share of the split-half reference that they are.
+def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with a column score / split-half reference, if there is a reference.
 
-    The share is NaN where the reference is not above 0.
+    It is NaN where the reference is not above 0.
     """
     if REFERENCE not in scores:
         return scores
@@ -99,13 +104,14 @@ def with_share(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every two layers, with weighted Kendall's τ of their profiles.
+    """Return a row for every two layers, with weighted Kendall's τ of their importances.
 
-    The table is empty if a profile ranks no feature, and a warning says so.
+    The table is empty, and a warning says why, if a layer does not rank the features, as
+    where all have the same importance.
 
     Args:
         importance: The importance of each feature in each layer.
-        rows: The layers.
+        rows: The model and layer of each row of the importances.
     """
     try:
         similarity = weighted_tau(importance.profile().value)
@@ -118,12 +124,14 @@ def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame
 def interaction_table(
     measure: MLEMConfig, importance: Importance, rows: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return one row for each layer and pair of features that is permuted together.
+    """Return one row for each layer and pair of features: the effect of their interaction.
+
+    It is the drop of ρ when both are permuted together, less the drops when each is alone.
 
     Args:
         measure: The settings, which name the pairs.
-        importance: The scores with pairs permuted.
-        rows: The layers.
+        importance: Has the scores with both features of a pair permuted.
+        rows: The model and layer of each row of the importances.
     """
     effects = importance.pair_effects()
     names = [" x ".join(pair) for pair in measure.interactions]
@@ -133,30 +141,31 @@ def interaction_table(
 
 
 def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each layer and pair of levels of a feature, for difference=levels.
+    """Return one row for each layer and pair of levels of a feature: the weight of that pair.
 
-    The table is empty where features have no weights for levels.
+    Only with `difference=levels` do pairs of levels have weights; otherwise the table is empty.
 
     Args:
         model: The encoding model of all layers.
         stimuli: The stimuli, which name the levels.
-        rows: The layers.
+        rows: The model and layer of each row of the weights.
     """
-    levels_of_features = stimuli.codes().levels
+    levels_by_feature = stimuli.codes().levels
     tables = []
-    for feature, values, weights, _ in model.level_weights_:
-        name = stimuli.names[feature]
+    for feature_index, values, weights, _ in model.level_weights_:
+        feature = stimuli.names[feature_index]
         levels = []
-        for value in values.tolist():
+        for value in values.tolist():  # the index of each level; NaN where it is missing
             if np.isnan(value):
                 levels.append("missing")
             else:
-                levels.append(levels_of_features[name][int(value)])
+                levels.append(levels_by_feature[feature][int(value)])
         first, second = np.triu_indices(len(levels), 1)
         first_levels = [levels[index] for index in first]
         second_levels = [levels[index] for index in second]
-        table = repeated_rows(rows, "level", first_levels, weight=weights[:, first, second])
-        tables.append(table.assign(feature=name, other_level=second_levels * len(rows)))
+        weights_of_pairs = weights[:, first, second]  # (layer, pair of levels)
+        table = repeated_rows(rows, "level", first_levels, weight=weights_of_pairs)
+        tables.append(table.assign(feature=feature, other_level=second_levels * len(rows)))
     if not tables:
         return pd.DataFrame()
     columns = ["model", "layer", "feature", "level", "other_level", "weight"]

@@ -1,1 +1,1 @@
-"""measure=rsa: how alike the distances of stimuli are in every two layers."""
+"""measure=rsa: how similar the distances of stimuli are in every two layers."""

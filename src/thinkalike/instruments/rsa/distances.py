@@ -39,6 +39,7 @@ class RSAConfig(StimulusDistanceConfig):
     resamples: int = setting(1000, least=0, most=10**6)
 
     def __post_init__(self) -> None:
+        """Refuse to whiten Manhattan distances, which are not Euclidean."""
         super().__post_init__()
         if self.comparator in WHITENED and self.distance == "manhattan":
             raise ConfigError(
@@ -47,7 +48,7 @@ class RSAConfig(StimulusDistanceConfig):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of all settings; `noise` only of crossnobis distances."""
+        """Return the names of all settings; `noise` is read for crossnobis distances only."""
         settings = super().settings_read()
         if self.distance == "crossnobis":
             return settings
@@ -57,10 +58,10 @@ class RSAConfig(StimulusDistanceConfig):
 def layer_distances(
     side: StimulusStates, measure: StimulusDistanceConfig
 ) -> list[NeuralDistances]:
-    """Return the distances of stimuli in each layer.
+    """Return the distances between all pairs of stimuli in each layer.
 
-    A model has no runs, and so no noise: where crossnobis distances are asked for, it has
-    Euclidean ones.
+    Crossnobis distances need several runs of a recording, from which noise is estimated. A model
+    has none, and gets Euclidean distances in their place.
 
     Args:
         side: A model or a recording.
@@ -102,7 +103,7 @@ def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDist
 def distances_of_sides(
     sides: Sequence[StimulusStates], measure: RSAConfig
 ) -> list[NeuralDistances]:
-    """Return the distances of stimuli in each layer of all sides."""
+    """Return the distances between all pairs of stimuli: of each layer, side after side."""
     distances = []
     for side in sides:
         distances += layer_distances(side, measure)

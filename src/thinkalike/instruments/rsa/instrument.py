@@ -1,4 +1,4 @@
-"""measure=rsa: how alike the distances of stimuli are in every two layers.
+"""measure=rsa: how similar the distances of stimuli are in every two layers.
 
 The method is that of Salle et al. (2024), section 4.
 """
@@ -21,8 +21,8 @@ from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.of_stimuli import (
     OfStimuli,
     rows_of_sides,
-    states_of_sides,
     stimuli_facts,
+    stimulus_states_to_compare,
     warn_of_words,
 )
 from thinkalike.instruments.rsa.distances import RSAConfig, distances_of_sides
@@ -68,10 +68,11 @@ class RSA(
     smallest: ClassVar[Mapping[str, object]] = {"stimuli.sentences": 40}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return the configuration with all decided that was left to the recipe.
+        """Return the configuration with the settings filled in that are left to the recipe.
 
         Raises:
-            ConfigError: Crossnobis distances are asked for without a recording.
+            ConfigError: Crossnobis distances are asked for without a recording, whose runs they
+                need.
         """
         measure = config.measure_as(RSAConfig)
         if measure.distance == "crossnobis" and not config.activations:
@@ -81,10 +82,10 @@ class RSA(
         return super().completed(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that a job ignores.
+        """Return the settings that this job ignores, with the values that enter its key.
 
-        Resamples are of subjects. Where there are subjects, p-values come from these resamples and
-        not from permutations.
+        With subjects (participants), intervals and p-values come from resamples of these, and
+        permutations are ignored. Without them, resamples are.
         """
         unread = dict(super().unread(config))
         if config.subjects:
@@ -94,13 +95,15 @@ class RSA(
         return unread
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Compare the distances between stimuli in each two layers of all sides.
+        """Compare the distances between stimuli in every two layers of all models and recordings.
 
         Raises:
-            DataError: The distances of a layer cannot be compared.
+            DataError: The distances of a layer cannot be compared, such as those of equal states.
         """
         with work.phase("states"):
-            compared, with_massive = states_of_sides(config, work.input("stimuli", Stimuli))
+            compared, with_massive = stimulus_states_to_compare(
+                config, work.input("stimuli", Stimuli)
+            )
         stimuli = compared.stimuli
         warn_of_words(stimuli)
         try:
@@ -129,10 +132,11 @@ class RSA(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
-        """Compute the similarity as `run` does, for a forecast of how long that takes."""
+        """Compute what `run` computes, for a forecast of how long that takes."""
         _similarity(config, Compared(stimuli, list(sides)), None)
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw a map of the similarity of all layers."""
         sign = SIGNS[result.config["measure"]["comparator"]]
         about = f"{result.scalars['stimuli']:,.0f} stimuli"
         figures.similarity({f"{sign} of distances": result.details}, folder, about=about)
@@ -142,9 +146,9 @@ class RSA(
         return ranked_layer_pairs(table)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the mean and the highest similarity of different layers.
+        """Return the mean similarity of different layers and the highest one as headlines.
 
-        Where there is only one layer they are the headlines of any instrument.
+        A result of a single layer has the first headline number of the job instead.
         """
         pairs = _different_layers(result.details)
         if pairs.empty:
@@ -156,6 +160,10 @@ class RSA(
         ]
 
     def show(self, result: Result) -> None:
+        """Print the most and the least similar layers, a map, and what was compared.
+
+        Nothing is printed of a single layer.
+        """
         pairs = _different_layers(result.details)
         if pairs.empty:
             return
@@ -183,10 +191,13 @@ def _similarity(
 ) -> tuple[Estimate, dict[str, Tensor]]:
     """Return the similarity of every two layers, and further columns of the table by name.
 
+    These are its interval, its value with massive activations, p-values, and the similarity over
+    stimuli of the same word, each if it is asked for or applies.
+
     Args:
         config: The job.
         compared: The stimuli that are compared, with their states.
-        with_massive: All stimuli, if some are left out because of their long states.
+        with_massive: All stimuli; None if none are left out because of their long states.
 
     Raises:
         ValueError: A layer cannot be compared.
@@ -211,7 +222,12 @@ def _similarity(
 
 
 def _layers_and_similarity(row: pd.Series, sign: str) -> str:
-    """Return the layers of a row in words, their similarity, and its p-values if there are any."""
+    """Return the layers of a row in words, with their similarity and its p-values if known.
+
+    Args:
+        row: A row of the table of layer pairs.
+        sign: What the similarity is called, such as "Spearman's ρ".
+    """
     similarity = span(row["value"], row["low"], row["high"], ".3f")
     in_words = (
         f"layer {row['source_layer']} of {row['source']} and layer {row['target_layer']} of "
@@ -226,12 +242,14 @@ def _layers_and_similarity(row: pd.Series, sign: str) -> str:
 
 
 def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
-    """Print a map of the similarity of all pairs of layers of two models, or of one.
+    """Print a map of the similarity of all layers of two models, or of one with itself.
+
+    Nothing is printed where more than two models or recordings are compared.
 
     Args:
         result: The result.
-        pairs: The rows of any two layers of two models, or of one model if there is only one.
-        sign: What the comparator is called.
+        pairs: The rows of layer pairs of different models, or of one model if there is only one.
+        sign: What the similarity is called, such as "Spearman's ρ".
     """
     names = pairs[["source", "target"]].drop_duplicates()
     if len(names) > 1:
@@ -255,7 +273,13 @@ def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
 
 
 def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
-    """Return the range of similarities over pairs of one word, or why there are none."""
+    """Return the range of similarities over stimuli of the same word, or why it is not known.
+
+    Args:
+        similarities: The similarity of each layer pair over pairs of stimuli of the same word.
+        scalars: The headline numbers of the result, with the number of such pairs. Results of
+            earlier versions lack it.
+    """
     finite = similarities.dropna()
     count = scalars.get("pairs_of_one_word", FEWEST_PAIRS)
     if count < FEWEST_PAIRS:
@@ -268,19 +292,19 @@ def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]
 
 
 def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of any two layers of two models, or of one model if there is only one.
+    """Return the rows of pairs of different layers, one for each pair.
 
-    Of the two rows of a pair, this is the one in the order in which the layers were given.
+    Where there are several models, only pairs of layers of different models are returned. The
+    table has every pair twice, (a, b) and (b, a); the row is returned whose source comes first.
     """
     sources = list(zip(table["source"], table["source_layer"], strict=True))
     targets = list(zip(table["target"], table["target_layer"], strict=True))
-    number = {
-        layer: position for position, layer in enumerate(dict.fromkeys([*sources, *targets]))
-    }
-    source_numbers = [number[layer] for layer in sources]
-    target_numbers = [number[layer] for layer in targets]
-    in_order = table[np.less(source_numbers, target_numbers)]
-    is_across = in_order["source"] != in_order["target"]
+    different_layers = dict.fromkeys([*sources, *targets])
+    index_of_layer = {layer: index for index, layer in enumerate(different_layers)}
+    source_indices = [index_of_layer[layer] for layer in sources]
+    target_indices = [index_of_layer[layer] for layer in targets]
+    one_row_per_pair = table[np.less(source_indices, target_indices)]
+    is_across = one_row_per_pair["source"] != one_row_per_pair["target"]
     if is_across.any():
-        return in_order[is_across]
-    return in_order
+        return one_row_per_pair[is_across]
+    return one_row_per_pair

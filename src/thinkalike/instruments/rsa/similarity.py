@@ -35,13 +35,14 @@ def similarity_estimate(
 ) -> Estimate:
     """Return the similarity of every two layers, (l, l), with its interval over sentences.
 
-    The interval is (-∞, ∞) where there are few sentences.
+    It compares the distances between stimuli in one layer with those in the other. The interval is
+    (-∞, ∞), and a warning says why, where there are too few sentences.
 
     Args:
-        layers: The distances of stimuli in each layer.
-        measure: The settings of the measure.
-        seed: The seed of the folds.
-        stimuli: The stimuli.
+        layers: The distances between all pairs of stimuli in each layer.
+        measure: The settings of RSA, which say how distances are compared.
+        seed: The seed of the random division of sentences into parts, for the jackknife.
+        stimuli: The stimuli, each of which belongs to a sentence.
     """
     _, stimuli_per_sentence = stimuli.groups.unique(return_counts=True)
     sentences = len(stimuli_per_sentence)
@@ -64,13 +65,20 @@ def p_values(
 ) -> dict[str, Float[Tensor, "l l"]]:
     """Return the columns `p` and `p_corrected` of every two layers, by Mantel's test.
 
-    A warning says if there are too few sentences. For the arguments see `similarity_estimate`.
+    The test permutes sentences. `p_corrected` is corrected for the number of layer pairs. What the
+    test warns of, such as too few sentences, is logged.
+
+    Args:
+        layers: The distances between all pairs of stimuli in each layer.
+        measure: The settings of RSA, with the number of permutations.
+        seed: The seed of the permutations.
+        stimuli: The stimuli, each of which belongs to a sentence.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         test = mantel(
             layers,
-            None,
+            None,  # every two layers are compared
             "euclidean",
             measure.permutations,
             seed,
@@ -83,22 +91,27 @@ def p_values(
 
 
 def pairs_of_one_word(stimuli: Stimuli) -> Bool[Tensor, " pairs"]:
-    """Return which pairs of stimuli have the same word, in the order of distance vectors."""
-    word_numbers, _ = pd.factorize(pd.Series(stimuli.words).str.casefold())
-    words = torch.from_numpy(word_numbers)
-    first, second = torch.triu_indices(len(words), len(words), 1)
-    return words[first] == words[second]
+    """Return which pairs of stimuli have the same word, whatever its case.
+
+    Pairs are in the order of a vector of distances: the upper triangle of the matrix, row by row.
+    """
+    numbers, _ = pd.factorize(pd.Series(stimuli.words).str.casefold())
+    word_numbers = torch.from_numpy(numbers)
+    first, second = torch.triu_indices(len(word_numbers), len(word_numbers), 1)
+    return word_numbers[first] == word_numbers[second]
 
 
 def similarity_given_word(
     layers: Sequence[NeuralDistances], stimuli: Stimuli
 ) -> Float[Tensor, "l l"]:
-    """Return Spearman's ρ over pairs of stimuli of one word.
+    """Return Spearman's ρ of every two layers' distances, over pairs of stimuli of the same word.
 
-    It is NaN where there are few such pairs, or where they are equally far in some layer.
+    What two layers have in common because both tell words apart does not count here. It is NaN
+    where there are fewer than `FEWEST_PAIRS` such pairs, and for a layer in which they are all
+    equally far apart.
 
     Args:
-        layers: The distances of stimuli in each layer.
+        layers: The distances between all pairs of stimuli in each layer.
         stimuli: The stimuli.
     """
     have_one_word = pairs_of_one_word(stimuli)
@@ -109,7 +122,7 @@ def similarity_given_word(
 
     ranks = mid_ranks(distances, TIE_TOLERANCE)
     centred = ranks - ranks.mean(1, keepdim=True)
-    # Of distances that are all equal, this is 0 / 0, which is NaN.
+    # Spearman's ρ is the cosine of centred ranks. Equal distances give 0 / 0, which is NaN.
     norms: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-    unit = centred / norms
-    return unit @ unit.T
+    normalised = centred / norms
+    return normalised @ normalised.T

@@ -1,1 +1,1 @@
-"""measure=ruler: the likeness of two models in bits, on a ruler of rounded copies of both."""
+"""measure=ruler: the similarity of two models in bits, on a scale of rounded copies of both."""

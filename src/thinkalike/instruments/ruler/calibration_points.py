@@ -1,4 +1,4 @@
-"""The calibration points of a ruler: known changes of a model itself, and how alike it they are.
+"""The calibration points of a ruler: known changes of a model, and how similar to it they are.
 
 Both models are rounded to fewer and fewer bits, in memory, and read the same text. Networks that
 only mix earlier tokens (`thinkalike.states.mixing`) say what is shared without training.
@@ -33,10 +33,12 @@ States = list[Tensor]
 """The states of rows of text, at each layer that is compared."""
 
 Values = Float[Tensor, "l 2 replicates"]
-"""The likeness of layer pairs, there and back, of all documents and without each part of them."""
+"""The similarity of l layer pairs, in both directions. Replicate 0 is that of all documents, and
+each further one leaves out one part of the documents."""
 
 UNTRAINED = "untrained"
-"""The point of the same architecture with new initial weights and the model's own embedding."""
+"""The calibration point of the same architecture with new initial weights and the model's own
+embedding."""
 
 TEXT = "other text"
 """The calibration point of the model's own states of other text."""
@@ -74,80 +76,87 @@ class RulerComparison(ABC):
     keeps_massive: bool
 
     @abstractmethod
-    def read(self, side: int, point: str) -> States:
-        """Return the states of a calibration point of one side."""
+    def calibration_states(self, side: int, calibration_point: str) -> States:
+        """Return the states of all rows at a calibration point of one side's model."""
 
     @abstractmethod
-    def prepare(self) -> None:
-        """Prepare what depends on which rows are compared."""
+    def prepare_compared_rows(self) -> None:
+        """Prepare what depends on which rows are compared, whenever rows are left out."""
 
     @abstractmethod
-    def value(self) -> Values:
-        """Return the likeness of both models."""
+    def similarity_of_models(self) -> Values:
+        """Return the similarity of the two models at each layer pair."""
 
     @abstractmethod
-    def shared(self, side: int, point: str, states: States) -> Values:
-        """Return the likeness of one side's model and a calibration point.
+    def similarity_to_point(self, side: int, calibration_point: str, states: States) -> Values:
+        """Return the similarity of one side's model to one of its calibration points.
 
         Args:
-            side: The side.
-            point: The name of the point.
-            states: The states of the calibration point, see `read`.
+            side: 0 for the source, 1 for the target.
+            calibration_point: The name of the calibration point, such as "4" for a copy that is
+                rounded to 4 bits.
+            states: The states of the calibration point, see `calibration_states`.
         """
 
     def leave_out_massive(self, states: States) -> bool:
-        """Leave out the rows whose long states decide some layer.
+        """Leave out the rows whose states are so long that they alone decide some layer.
+
+        The rows are added to `is_massive`, so that they are left out of all later values.
 
         Args:
-            states: The states of a calibration point.
+            states: The states of all rows, by layer, at a calibration point.
 
         Returns:
-            Whether rows are left out that were compared so far.
+            Whether rows are left out now that were compared so far. It is False where the setting
+            `massive=keep` keeps all rows.
         """
         if self.keeps_massive:
             return False
-        outliers = massive(states)
-        if outliers is None or not (outliers & ~self.is_massive).any():
+        massive_rows = massive(states)  # None: there are none
+        if massive_rows is None:
             return False
-        self.is_massive |= outliers
-        self.prepare()
+        newly_massive = massive_rows & ~self.is_massive
+        if not newly_massive.any():
+            return False
+        self.is_massive |= massive_rows
+        self.prepare_compared_rows()
         return True
 
 
-def changed_copy(model: StateSource, point: str) -> FrozenModel:
-    """Return a changed copy of a model.
+def changed_copy(model: StateSource, calibration_point: str) -> FrozenModel:
+    """Return the rounded or the untrained copy of a model that is a calibration point.
 
     Args:
-        model: The model.
-        point: The number of bits that its weights are rounded to, or `UNTRAINED` for a twin with
-            new weights.
+        model: The model. It has weights, as `_next_calibration_point` asks for no copies of a
+            folder of states.
+        calibration_point: The number of bits, as digits, to which the weights are rounded; or
+            `UNTRAINED` for the same architecture with new initial weights.
     """
-    # A folder of states has no such calibration points, see `_next_point`.
     assert isinstance(model, FrozenModel)
-    if point == UNTRAINED:
+    if calibration_point == UNTRAINED:
         return twin(model, TWIN_SEED)
-    return rounded_copy(model, int(point))
+    return rounded_copy(model, int(calibration_point))
 
 
-def point_in_words(point: str) -> str:
-    """Return what tables call a point: "4 bits" for "4", and its name for any other."""
-    if point.isdigit():
-        return f"{point} bits"
-    return point
+def calibration_point_in_words(name: str) -> str:
+    """Return what tables call a calibration point: "4 bits" for the name "4", else its name."""
+    if name.isdigit():
+        return f"{name} bits"
+    return name
 
 
 class RulerValues(NamedTuple):
-    """The values of a comparison and of its rulers."""
+    """The similarity of two models, and of each model to its calibration points."""
 
     value: Values
-    """The likeness of both models."""
+    """The similarity of the two models."""
 
     points: list[dict[str, Values]]
-    """For each side, the likeness of its model and each of its calibration points, by name."""
+    """For each side, the similarity of its model to each calibration point, by its name."""
 
 
 def _no_further_points(model: StateSource) -> Sequence[str]:
-    """Return no names: a model has no points besides copies of fewer bits and local mixing."""
+    """Return no names: by default a model has only the calibration points of every ruler."""
     return ()
 
 
@@ -157,114 +166,122 @@ def measure_calibration_points(
     work: Work,
     further: Callable[[StateSource], Sequence[str]] = _no_further_points,
 ) -> RulerValues:
-    """Return the likeness of two models, and the points of both models' rulers around it.
+    """Return the similarity of two models, and of each model to its calibration points.
 
-    A model that is compared with itself has one ruler. A folder of states has no weights that
-    could be rounded, so that local mixing is the only calibration point of its side.
+    A model that is compared with itself has one set of calibration points. A folder of states has
+    no weights that could be rounded, so that local mixing is the only one of its side.
 
-    Rows that decide some layer of one calibration point are left out of all of them. So states of
-    points are kept, and all values are computed once more at the end if rows were left out on the
-    way. What was read is also kept when the job stops.
+    Rows that decide some layer of one calibration point are left out of all of them. So the
+    states of all points stay in memory, and all values are computed once more at the end if rows
+    were left out on the way. States are also saved, so that a job that is stopped resumes.
 
     Args:
-        comparison: The comparison.
+        comparison: Reads the text with both models and computes similarities.
         models: The source and the target.
         work: The context of the running job.
-        further: Returns the points of a model that are neither copies of fewer bits nor local
-            mixing.
+        further: Returns the names of a model's further calibration points, those other than
+            rounded copies, the untrained copy and local mixing.
     """
     states: list[dict[str, States]] = [{}, {}]
     points: list[dict[str, Values]] = [{}, {}]
-    value = comparison.value()
+    value = comparison.similarity_of_models()
     is_outdated = False
     sides = range(len(dict.fromkeys(models)))
     for side in sorted(sides, key=lambda number: models[number].parameters()):
         model = models[side]
         with work.phase(f"calibration points of {model.name}"):
-            point = _next_point(model, value.mean(1), points[side], further(model))
+            point = _next_calibration_point(model, value.mean(1), points[side], further(model))
             while point:
-                log.info("%s beside %s", model.name, point_in_words(point))
-                states[side][point] = _read_or_resumed(comparison, side, point, work)
+                log.info("%s beside %s", model.name, calibration_point_in_words(point))
+                states[side][point] = _resumed_or_new_states(comparison, side, point, work)
                 free_cached_memory(model.device)
                 if point != MIXING and comparison.leave_out_massive(states[side][point]):
                     is_outdated = True
-                points[side][point] = comparison.shared(side, point, states[side][point])
-                point = _next_point(model, value.mean(1), points[side], further(model))
+                points[side][point] = comparison.similarity_to_point(
+                    side, point, states[side][point]
+                )
+                point = _next_calibration_point(model, value.mean(1), points[side], further(model))
 
     if is_outdated:
-        value = comparison.value()
+        value = comparison.similarity_of_models()
         for side, states_by_point in enumerate(states):
             for point, states_of_point in states_by_point.items():
-                points[side][point] = comparison.shared(side, point, states_of_point)
+                points[side][point] = comparison.similarity_to_point(side, point, states_of_point)
     source_points, target_points = points
     return RulerValues(value, [source_points, target_points or source_points])
 
 
-def _read_or_resumed(comparison: RulerComparison, side: int, point: str, work: Work) -> States:
-    """Return the states of a point, which an earlier run of the job may have kept.
+def _resumed_or_new_states(
+    comparison: RulerComparison, side: int, calibration_point: str, work: Work
+) -> States:
+    """Return the states of a calibration point that a stopped run of the job saved, or read them.
 
-    States that are read now are kept for a later run.
+    States that are read now are saved, so that the job can resume.
 
     Args:
-        comparison: What reads the states.
+        comparison: Reads the text with a model's calibration point.
         side: 0 for the source, 1 for the target.
-        point: The name of the point.
-        work: The job.
+        calibration_point: The name of the calibration point.
+        work: The context of the running job, which saves and resumes.
     """
-    digest = hashlib.sha256(point.encode()).hexdigest()
-    name = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
-    resumed = work.resume(name)
+    # Names of calibration points may be paths of models, which no name of a file can hold.
+    digest = hashlib.sha256(calibration_point.encode()).hexdigest()
+    name_of_saved = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
+    resumed = work.resume(name_of_saved)
     if resumed is not None:
         return cast(States, resumed["states"])
-    states = comparison.read(side, point)
-    work.keep(name, {"states": states})
+    states = comparison.calibration_states(side, calibration_point)
+    work.keep(name_of_saved, {"states": states})
     return states
 
 
-def _next_point(
+def _next_calibration_point(
     model: StateSource,
     value: Float[Tensor, "l replicates"],
-    points: Mapping[str, Values],
+    measured: Mapping[str, Values],
     further: Sequence[str],
 ) -> str | None:
-    """Return the calibration point to measure next; None: there are enough.
+    """Return the name of the calibration point to measure next; None: there are enough.
 
-    There are enough copies once each layer that shares more than local mixing does lies between
-    two of them.
+    Local mixing comes first, then rounded copies, the untrained copy, and what `further` names.
+    There are enough rounded copies once the value of each layer that is more similar than local
+    mixing lies between those of two neighbouring copies, or beyond those of the outermost ones.
 
     Args:
-        model: The model of the side.
-        value: The likeness of both models, the mean of there and back.
-        points: The calibration points that are measured already.
-        further: Calibration points that are neither copies of fewer bits nor local mixing.
+        model: The model of the side. A folder of states has no weights, and so no copies.
+        value: The similarity of the two models, the mean of both directions. Replicate 0 is that
+            of all documents.
+        measured: The similarity of the model to the calibration points measured so far, by name.
+        further: The names of further calibration points that the job asks for.
     """
-    if MIXING not in points:
+    if MIXING not in measured:
         return MIXING
     if not isinstance(model, FrozenModel):
         return None
 
-    beyond = is_beyond(difference_interval(value - points[MIXING].mean(1)))
-    known_bits = {}
-    for point, shared in points.items():
-        if point.isdigit():
-            known_bits[int(point)] = shared.mean(1)[beyond, 0].tolist()
-    bits = next_bits(value[beyond, 0].tolist(), known_bits)
+    of_mixing = measured[MIXING].mean(1)  # (l, replicates)
+    is_above_mixing = is_above_zero(difference_interval(value - of_mixing))
+    values_of_copies = {}
+    for name, similarity in measured.items():
+        if name.isdigit():
+            values_of_copies[int(name)] = similarity.mean(1)[is_above_mixing, 0].tolist()
+    bits = next_bits(value[is_above_mixing, 0].tolist(), values_of_copies)
     if bits:
         return str(bits)
-    for point in (UNTRAINED, *further):
-        if point not in points:
-            return point
+    for name in (UNTRAINED, *further):
+        if name not in measured:
+            return name
     return None
 
 
 def check_has_ruler(models: Sequence[StateSource]) -> None:
-    """Warn if one side has no weights, and so no copies of fewer bits.
+    """Warn if one side is a folder of states: without weights it has no rounded copies.
 
     Args:
         models: The source and the target, which may be one model.
 
     Raises:
-        DataError: No side has weights.
+        DataError: Neither side has weights.
     """
     without_weights = []
     for model in dict.fromkeys(models):
@@ -285,29 +302,35 @@ def check_has_ruler(models: Sequence[StateSource]) -> None:
     )
 
 
-def greatest_by_layer(values: Sequence[Values]) -> Values:
-    """Return at each layer the greatest of several values, by the mean of both ways.
+def greatest_at_each_layer(values: Sequence[Values]) -> Values:
+    """Return at each layer the greatest of several similarities, with all its replicates.
 
-    The value of all documents decides; its replicates come along.
+    The greatest is that whose value on all documents, replicate 0, is greatest in the mean of
+    both directions.
     """
-    stacked = torch.stack(list(values))
-    greatest = stacked[..., 0].mean(-1).argmax(0)
+    stacked = torch.stack(list(values))  # (value, layer, direction, replicate)
+    index_of_greatest = stacked[..., 0].mean(-1).argmax(0)  # (layer)
     layers = torch.arange(stacked.shape[1])
-    return stacked[greatest, layers]
+    return stacked[index_of_greatest, layers]
 
 
 def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:
-    """Return differences of values of the same rows with their 90 % intervals.
+    """Return the differences of two similarities of the same rows, with 90 % intervals.
 
-    The interval of a difference that is 0 lies wholly above 0 in 5 % of the cases.
+    If a difference is 0 in truth, its interval lies wholly above 0 in 5 % of the cases.
 
     Args:
-        difference: The differences of all rows, and then without each part of the documents.
+        difference: The difference at each layer: replicate 0 is that of all documents, and each
+            further replicate leaves one part of the documents out (the jackknife).
     """
     return jackknife(difference[:, 0], difference[:, 1:].T, level=DIFFERENCE_LEVEL)
 
 
-def is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
-    """Return whether a difference is above 0: by its interval where there is one."""
+def is_above_zero(difference: Estimate) -> Bool[Tensor, " l"]:
+    """Return at each layer whether a difference is above 0.
+
+    The low end of its interval must be above 0. Where there are too few documents for an interval,
+    the value must be.
+    """
     has_interval = difference.low.isfinite()
     return torch.where(has_interval, difference.low, difference.value) > 0

@@ -1,6 +1,6 @@
-"""measure=ruler: how alike the layers of two models are, in bits.
+"""measure=ruler: how similar the layers of two models are, in bits.
 
-Two layers that read 4 bits are as alike as a model and its copy that is rounded to 4 bits.
+Two layers of 4 bits are as similar as a model and its copy that is rounded to 4 bits.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from thinkalike.instruments.ruler.screen import (
     MEANING_OF_RESIDUAL_R2,
     RESIDUAL_R2,
     sentence_of_ruler,
+    show_bit_widths,
     show_further_points,
-    show_readings,
-    sides_with_readings,
+    sides_with_bit_widths,
 )
 from thinkalike.instruments.ruler.table import blank_columns, calibration_points_table, ruler_table
 from thinkalike.instruments.ruler.words import (
     LEAST_WORDS,
     WORDS,
-    compare_words,
+    comparison_at_words,
+    estimated_tokens_of_words,
     facts_of_words,
-    fewest_words,
-    say_left_out,
+    fewest_words_for_r2,
+    log_left_out_words,
     seconds_of_maps,
-    tokens_of_words,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
@@ -105,9 +105,9 @@ class RulerConfig(MeasureConfig):
     calibration_points: list[str] = field(default_factory=lambda: ["bits"])
 
     def __post_init__(self) -> None:
+        """Add rounded copies ("bits") to the calibration points, and drop repeated ones."""
         super().__post_init__()
-        # Copies of fewer bits are always calibration points, and a point is measured once. So
-        # other spellings of the same list are the same job.
+        # Different spellings of the same list must be the same job, with one key.
         self.calibration_points = list(dict.fromkeys(["bits", *self.calibration_points]))
 
     @property
@@ -116,15 +116,17 @@ class RulerConfig(MeasureConfig):
         return [name for name in self.calibration_points if name not in OWN_POINTS]
 
     def further_of(self, model: StateSource) -> list[str]:
-        """Return the names of a model's calibration points that are not copies of fewer bits.
+        """Return the names of a model's further calibration points, besides rounded copies.
 
-        Layers are so many blocks away only if the model has at least twice as many blocks, so that
-        each of its layers has such a one.
+        "k blocks away" is left out if the model has fewer than 2k blocks, as some of its layers
+        then have no layer that is k blocks away.
         """
         points = []
-        for name in self.calibration_points:
-            for point in OWN_POINTS.get(name, (name,)):
-                if 2 * BLOCKS_AWAY.get(point, 0) <= model.n_layers:
+        for word in self.calibration_points:
+            # A word that stands for no points, such as "bits", adds none; a model is its own.
+            for point in OWN_POINTS.get(word, (word,)):
+                blocks_away = BLOCKS_AWAY.get(point, 0)
+                if 2 * blocks_away <= model.n_layers:
                     points.append(point)
         return points
 
@@ -135,7 +137,7 @@ class RulerInstrument(
     version=10,
     reads=("model", "target", "layers", "data", "measure"),
 ):
-    """Says how alike two models are at pairs of layers, in bits of each of them."""
+    """Says how similar two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192, "layers": "[[2,2]]"}
@@ -145,17 +147,26 @@ class RulerInstrument(
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return the fingerprints of both models, the text, and each further model."""
+        """Return what decides the numbers, by name, for the key of the job.
+
+        To the fingerprints of both models and of the text come those of the models that are
+        calibration points.
+        """
         inputs = dict(super().inputs(config))
         for name in config.measure_as(RulerConfig).further_models:
             model = configured(name, {})
+            # Keys of stored results have the word "rung" for a calibration point.
             inputs[f"rung {model.called}"] = checkpoint_fingerprint(model)
         return inputs
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models and of all their copies."""
-        models_and_copies = 2 + len(BITS_OF_COPIES)
-        tokens = tokens_of_words(config.measure_as(RulerConfig).words) * models_and_copies
+        """Return the forward passes for a forecast: of each model, and of its changed copies.
+
+        Each model runs once itself, once for each rounded copy, and once for its untrained copy.
+        """
+        runs_of_each_model = 2 + len(BITS_OF_COPIES)
+        words = config.measure_as(RulerConfig).words
+        tokens = estimated_tokens_of_words(words) * runs_of_each_model
         passes = []
         for shape in dict.fromkeys(shapes.values()):
             passes.append(
@@ -164,28 +175,38 @@ class RulerInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds of the maps between the models, and between each and its copies."""
+        """Return the seconds that linear maps take, for a forecast.
+
+        At each layer pair there are maps between the two models, and between each model and each
+        of its rounded copies.
+        """
         layer_pairs = DEPTHS
         if config.layers not in ("same", "all"):
             layer_pairs = len(config.layers)
         width = max(shape.width for shape in shapes.values())
-        of_layer, of_pair = seconds_of_maps(config.measure_as(RulerConfig).words, width)
-        copies = 2 * len(BITS_OF_COPIES)
-        return layer_pairs * ((2 + copies) * of_layer + (1 + copies) * of_pair)
+        words = config.measure_as(RulerConfig).words
+        seconds_of_layer, seconds_of_pair = seconds_of_maps(words, width)
+        copies = 2 * len(BITS_OF_COPIES)  # of both models
+        seconds_of_layers = (2 + copies) * seconds_of_layer
+        seconds_of_pairs = (1 + copies) * seconds_of_pair
+        return layer_pairs * (seconds_of_layers + seconds_of_pairs)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield all words, and then fewer of them, but never fewer than R² needs."""
+        """Yield settings that take ever less time, for `budget=`: all words, a half, a quarter...
+
+        There are never fewer words than R² needs, unless the job asks for fewer.
+        """
         words = config.measure_as(RulerConfig).words
-        fewest = fewest_words(shape.width for shape in shapes.values())
-        fewest = min(fewest, words)
-        numbers = [max(words // 2**halvings, fewest) for halvings in range(MOST_HALVINGS + 1)]
-        for number in dict.fromkeys(numbers):
-            yield {"measure.words": number}
+        needed = fewest_words_for_r2(shape.width for shape in shapes.values())
+        fewest = min(needed, words)
+        word_counts = [max(words // 2**halvings, fewest) for halvings in range(MOST_HALVINGS + 1)]
+        for word_count in dict.fromkeys(word_counts):
+            yield {"measure.words": word_count}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Compare pairs of layers on words, beside all rungs of the ruler."""
+        """Compare pairs of layers at words, and each model with its calibration points."""
         measure = config.measure_as(RulerConfig)
         with work.phase("loading"):
             models = load_sources(config.model, config.target)
@@ -200,7 +221,7 @@ class RulerInstrument(
         names = [model.name for model in models]
         described = [model.describe() for model in models]
         with work.phase("models"):
-            comparison = compare_words(
+            comparison = comparison_at_words(
                 config.data,
                 models,
                 [source_layers, target_layers],
@@ -209,7 +230,7 @@ class RulerInstrument(
                 keeps_massive=measure.massive == "keep",
             )
         values = measure_calibration_points(comparison, models, work, measure.further_of)
-        say_left_out(comparison)
+        log_left_out_words(comparison)
 
         scalars = comparison.numbers()
         effective_documents = scalars["effective_sample_size"]
@@ -228,6 +249,7 @@ class RulerInstrument(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw residual R² by layer pair beside that of each model's calibration points."""
         documents = result.scalars["documents"]
         figures.ruler(
             result.details, result.tables["calibration_points"], documents, folder, "residual R²"
@@ -238,17 +260,20 @@ class RulerInstrument(
         return ranked_rows(table.drop(columns=FURTHER_COLUMNS, errors="ignore"), "value")
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return what the middle layer pair shares, and its reading in bits of each side."""
+        """Return the residual R² and the equivalent bit widths of the middle layer pair.
+
+        A side without rounded copies (a folder of states) has no bit width.
+        """
         row = result.details.iloc[len(result.details) // 2]
-        shared = Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])
-        headlines = [shared]
-        for side, _ in sides_with_readings(row):
+        headlines = [Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])]
+        for side, _ in sides_with_bit_widths(row):
             name = f"{side}_equivalent_bits"
             bits, low, high = row[[name, f"{name}_low", f"{name}_high"]]
             headlines.append(Headline.with_ends(f"equivalent_bits_of_{side}", bits, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
+        """Print the answer in a sentence, the table of layer pairs, and what its terms mean."""
         table = result.details
         source = table["source"].iloc[0]
         target = table["target"].iloc[0]
@@ -257,14 +282,22 @@ class RulerInstrument(
             f"Residual R² (mean of both directions) of {source} and {target}, with the equivalent "
             "bit width by residual R²"
         )
-        show_readings(table, title, RESIDUAL_R2)
+        show_bit_widths(table, title, RESIDUAL_R2)
         show_note(MEANING_OF_RESIDUAL_R2)
         show_layer_note(result)
         show_further_points(result.tables["calibration_points"])
 
 
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
-    """Return the pairs of `layers=`; by default some of equal relative depth with states."""
+    """Return the layer pairs that are compared.
+
+    For "same", the default, these are at most `DEPTHS` pairs of equal relative depth, of layers
+    whose states both sides have: a folder of states may lack some.
+
+    Args:
+        layers: The setting `layers=`.
+        models: The source and the target.
+    """
     source, target = models
     if layers != "same":
         return pairs_of_layers(layers, source.n_layers, target.n_layers)

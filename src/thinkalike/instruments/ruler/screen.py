@@ -8,7 +8,7 @@ from typing import overload
 import pandas as pd
 
 from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
-from thinkalike.instruments.stitching.screen import arrows, in_bits
+from thinkalike.instruments.stitching.screen import bit_width_in_words, layer_pair_labels
 from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
     Column,
@@ -39,21 +39,23 @@ NO_MORE_SIMILAR = (
 """What follows where a layer pair is not above its control."""
 
 
-def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
-    """Print the values of layer pairs, their equivalent bit widths, and the local-mixing control.
+def show_bit_widths(table: pd.DataFrame, title: str, label: str) -> None:
+    """Print the similarity of layer pairs, their equivalent bit widths, and the control.
+
+    Lines below the table say what an equivalent bit width and the local-mixing control are.
 
     Args:
         table: The table of layer pairs.
-        title: The title.
-        label: The header of the column of values.
+        title: The title above it.
+        label: What the measure of similarity is called, such as "residual R²".
     """
     values = [span(row.value, row.low, row.high, ".2f") for row in table.itertuples()]
-    columns = [Column("layers", arrows(table)), Column(label, values)]
-    sides = sides_with_readings(table.iloc[0])
+    columns = [Column("layers", layer_pair_labels(table)), Column(label, values)]
+    sides = sides_with_bit_widths(table.iloc[0])
     for side, name in sides:
-        columns.append(Column(f"equivalent bit width of {name}", bits_in_words(table, side)))
+        columns.append(Column(f"equivalent bit width of {name}", bit_width_cells(table, side)))
     # Without its hyphen the header wraps, and the table is at most 80 columns wide.
-    columns.append(number_column("local mixing control", local_mixing(table), ".2f"))
+    columns.append(number_column("local mixing control", local_mixing_control(table), ".2f"))
     show_table(Table(title, columns))
     if sides:
         show_note(_meaning_of_bits(table, [side for side, _ in sides]))
@@ -67,7 +69,14 @@ def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
 
 
 def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
-    """Return what an equivalent bit width is, and what stands where there is no number."""
+    """Return what an equivalent bit width is, and what words in place of a number mean.
+
+    Only the words that occur in the table are explained.
+
+    Args:
+        table: The table of layer pairs.
+        sides: The sides that have bit widths: "source", "target" or both.
+    """
     sentence = (
         "A model's equivalent bit width is the number of bits to which its weights are rounded in "
         "a copy that is as similar to it as the second model is"
@@ -75,22 +84,26 @@ def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
     bits = table[[f"{side}_equivalent_bits" for side in sides]]
     least = BITS_OF_COPIES[0]
     most = BITS_OF_COPIES[-1]
-    is_above = shares_more(table)
-    ends = []
+    is_above = is_above_local_mixing(table)
+    meanings_of_words = []
     if not is_above.all():
-        ends.append("none: the layers are not above the local-mixing control")
+        meanings_of_words.append("none: the layers are not above the local-mixing control")
     if (bits[is_above] <= least).any(axis=None):
-        ends.append(f"below {least}: less similar than the copy of {least} bits")
+        meanings_of_words.append(f"below {least}: less similar than the copy of {least} bits")
     if (bits >= most).any(axis=None):
-        ends.append(f"{most} or more: at least as similar as the copy of {most} bits")
-    text = "; ".join([sentence, *ends]) + "."
+        meanings_of_words.append(f"{most} or more: at least as similar as the copy of {most} bits")
+    text = "; ".join([sentence, *meanings_of_words]) + "."
     if len(table) > 1:
         text += " Each layer is compared with its own copies, so bits may order layers otherwise."
     return text
 
 
 def show_further_points(points: pd.DataFrame) -> None:
-    """Print the calibration points of each model that are not rounded copies, by layer."""
+    """Print for each model a table of its further calibration points, by layer.
+
+    Further ones are all but rounded copies, the untrained copy and local mixing. Without any,
+    nothing is printed.
+    """
     is_further = points["bits"].isna() & ~points["calibration_point"].isin([MIXING, UNTRAINED])
     for model, rows in points[is_further].groupby("model", sort=False):
         cells = rows.pivot(index="calibration_point", columns="layer", values="value")
@@ -102,17 +115,17 @@ def show_further_points(points: pd.DataFrame) -> None:
 
 
 def sentence_of_ruler(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
-    """Return what a ruler's table says, in words.
+    """Return the answer of a ruler in words: how similar the models are, and over what intervals.
 
     Args:
         table: The table of layer pairs.
-        scalars: The headline numbers of the result.
+        scalars: The headline numbers of the result, which count its documents.
     """
-    answer = sentence_of_readings(table, RESIDUAL_R2)
+    answer = sentence_of_similarity(table, RESIDUAL_R2)
     return f"{answer} 95 % intervals are over {number_of_documents(scalars)}."
 
 
-def sentence_of_readings(table: pd.DataFrame, label: str) -> str:
+def sentence_of_similarity(table: pd.DataFrame, label: str) -> str:
     """Return at which layer pairs models are similar beyond the control, and how similar at most.
 
     Args:
@@ -124,7 +137,7 @@ def sentence_of_readings(table: pd.DataFrame, label: str) -> str:
         return _sentence_of_only_pair(first, label)
 
     of_models = f"{capitalised(label)} of {first['source']} and {first['target']}"
-    is_above = shares_more(table)
+    is_above = is_above_local_mixing(table)
     above = table[is_above]
     control = "above the local-mixing control"
     if above.empty:
@@ -137,7 +150,7 @@ def sentence_of_readings(table: pd.DataFrame, label: str) -> str:
     if len(above) == len(table):
         how_many = f"all {len(table)}"
     else:
-        below = ", ".join(arrows(table[~is_above]))
+        below = ", ".join(layer_pair_labels(table[~is_above]))
         exception = f" At {below} it is not above: the layers are {NO_MORE_SIMILAR}."
 
     most = above.iloc[int(above["value"].argmax())]
@@ -151,9 +164,10 @@ def sentence_of_readings(table: pd.DataFrame, label: str) -> str:
             f"of {most['target']}"
         )
     value = span(most["value"], most["low"], most["high"], ".2f")
+    value_of_control = number_text(local_mixing_control(most), ".2f")
     return (
         f"{of_models} is {control} at {how_many} layer pairs. {which} {layers}: {label} {value}, "
-        f"control {number_text(local_mixing(most), '.2f')}.{_copies_sentence(most)}{exception}"
+        f"control {value_of_control}.{_copies_sentence(most)}{exception}"
     )
 
 
@@ -164,9 +178,9 @@ def _sentence_of_only_pair(row: pd.Series, label: str) -> str:
         f"{row['target']}"
     )
     value = span(row["value"], row["low"], row["high"], ".2f")
-    control = number_text(local_mixing(row), ".2f")
+    control = number_text(local_mixing_control(row), ".2f")
     of_layers = f"{capitalised(label)} of {layers} is {value}"
-    if not shares_more(row):
+    if not is_above_local_mixing(row):
         return (
             f"{of_layers}, not above the local-mixing control of {control}: the layers are "
             f"{NO_MORE_SIMILAR}."
@@ -175,7 +189,10 @@ def _sentence_of_only_pair(row: pd.Series, label: str) -> str:
 
 
 def _copies_sentence(row: pd.Series) -> str:
-    """Return a sentence of the copies that are as similar; "" if no side has copies."""
+    """Return a sentence that names rounded copies as similar to their models as these layers are.
+
+    It is "" if neither side has rounded copies.
+    """
     copies = copies_in_words(row)
     if not copies:
         return ""
@@ -183,16 +200,17 @@ def _copies_sentence(row: pd.Series) -> str:
 
 
 @overload
-def local_mixing(table: pd.DataFrame) -> pd.Series: ...
+def local_mixing_control(table: pd.DataFrame) -> pd.Series: ...
 @overload
-def local_mixing(table: pd.Series) -> float: ...
-def local_mixing(table: pd.DataFrame | pd.Series) -> pd.Series | float:
-    """Return the value of local mixing with the source or with the target, whichever is more.
+def local_mixing_control(table: pd.Series) -> float: ...
+def local_mixing_control(table: pd.DataFrame | pd.Series) -> pd.Series | float:
+    """Return the local-mixing control: the greater of its values with the source and the target.
 
-    Results of earlier versions have an untrained twin in its place.
+    Tables of earlier versions have no such control, but that of an untrained copy of each model,
+    which takes its place.
 
     Args:
-        table: A table of layer pairs, or one of its rows.
+        table: A table of layer pairs, which gives one control per row, or one of its rows.
     """
     control = "local_mixing" if "source_local_mixing" in table else "random_control"
     of_sides = table[[f"source_{control}", f"target_{control}"]]
@@ -202,37 +220,43 @@ def local_mixing(table: pd.DataFrame | pd.Series) -> pd.Series | float:
 
 
 @overload
-def shares_more(rows: pd.DataFrame) -> pd.Series: ...
+def is_above_local_mixing(rows: pd.DataFrame) -> pd.Series: ...
 @overload
-def shares_more(rows: pd.Series) -> bool: ...
-def shares_more(rows: pd.DataFrame | pd.Series) -> pd.Series | bool:
-    """Return whether a layer pair shares more than local mixing does.
+def is_above_local_mixing(rows: pd.Series) -> bool: ...
+def is_above_local_mixing(rows: pd.DataFrame | pd.Series) -> pd.Series | bool:
+    """Return whether a layer pair is more similar than the local-mixing control.
 
-    Where there is an interval, it must lie above 0.
+    Where the difference has an interval, it must lie above 0 as a whole.
 
     Args:
-        rows: A table, or one of its rows.
+        rows: A table of layer pairs, which gives an answer per row, or one of its rows.
     """
-    is_more = rows["above_local_mixing"] > 0
-    interval_holds_zero = rows["above_local_mixing_low"] <= 0
+    is_greater = rows["above_local_mixing"] > 0
+    # Without an interval the low end is NaN, so that the value alone decides.
+    reaches_zero = rows["above_local_mixing_low"] <= 0
     if isinstance(rows, pd.DataFrame):
-        return is_more & ~interval_holds_zero
-    return bool(is_more and not interval_holds_zero)
+        return is_greater & ~reaches_zero
+    return bool(is_greater and not reaches_zero)
 
 
 def copies_in_words(row: pd.Series) -> str:
-    """Return which rounded copies are as similar to their model as a layer pair is, in words."""
+    """Return which rounded copies are as similar to their models as the layers of a pair are.
+
+    Such as "a is to its copy rounded to 4.2 bits, and as b is to its copy rounded to 3.9 bits";
+    "" where no side has copies.
+    """
     clauses = []
-    for side, name in sides_with_readings(row):
-        bits = in_bits(row[f"{side}_equivalent_bits"])
+    for side, name in sides_with_bit_widths(row):
+        bits = bit_width_in_words(row[f"{side}_equivalent_bits"])
         clauses.append(f"{name} is to its copy rounded to {bits} bits")
     return ", and as ".join(clauses)
 
 
-def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
-    """Return the sides that have readings, each with the name of its model.
+def sides_with_bit_widths(row: pd.Series) -> list[tuple[str, str]]:
+    """Return the sides that have equivalent bit widths, each with the name of its model.
 
-    A model that is compared with itself is one side.
+    A side without rounded copies (a folder of states) has none. A model that is compared with
+    itself is one side, "source".
     """
     sides = ["source"]
     if row["source"] != row["target"]:
@@ -240,29 +264,29 @@ def sides_with_readings(row: pd.Series) -> list[tuple[str, str]]:
     return [(side, row[side]) for side in sides if not pd.isna(row[f"{side}_equivalent_bits"])]
 
 
-def bits_in_words(table: pd.DataFrame, side: str) -> list[str]:
-    """Return the equivalent bit widths of one side's model by layer pair, with their intervals.
+def bit_width_cells(table: pd.DataFrame, side: str) -> list[str]:
+    """Return the cells of a table's column: one side's equivalent bit widths with intervals.
 
-    They have two decimals where an interval is so narrow that one decimal shows no width. A layer
-    pair that is not above the local-mixing control has none, whatever its copies share.
+    All have two decimals if in some row both ends of the interval are the same at one decimal. A
+    bit width at an end of the scale is in words, such as "below 2". A layer pair that is not above
+    the local-mixing control has the cell "none", whatever its bit width.
     """
     column = f"{side}_equivalent_bits"
     bits = table[[column, f"{column}_low", f"{column}_high"]]
-    has_number = (bits[column] > BITS_OF_COPIES[0]) & (bits[column] < BITS_OF_COPIES[-1])
-    form = ".1f"
-    for _, low, high in bits[has_number].itertuples(index=False):
+    is_within_scale = (bits[column] > BITS_OF_COPIES[0]) & (bits[column] < BITS_OF_COPIES[-1])
+    number_format = ".1f"
+    for _, low, high in bits[is_within_scale].itertuples(index=False):
         if f"{low:.1f}" == f"{high:.1f}":
-            form = ".2f"
+            number_format = ".2f"
 
     cells = []
-    is_above = shares_more(table)
-    for (value, low, high), is_above_control in zip(
-        bits.itertuples(index=False), is_above, strict=True
-    ):
+    is_above = is_above_local_mixing(table)
+    rows = bits.itertuples(index=False)
+    for (value, low, high), is_above_control in zip(rows, is_above, strict=True):
         if not is_above_control:
             cells.append("none")
         elif BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
-            cells.append(span(value, low, high, form))
+            cells.append(span(value, low, high, number_format))
         else:
-            cells.append(in_bits(value))
+            cells.append(bit_width_in_words(value))
     return cells

@@ -1,4 +1,4 @@
-"""The tables of a ruler: what layer pairs share, their readings in bits, and its points."""
+"""The tables of a ruler: similarity, equivalent bit widths, and calibration points."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thinkalike.instruments.ruler.calibration_points import (
     UNTRAINED,
     RulerValues,
     Values,
+    calibration_point_in_words,
     difference_interval,
-    greatest_by_layer,
-    is_beyond,
-    point_in_words,
+    greatest_at_each_layer,
+    is_above_zero,
 )
 from thinkalike.measures.bit_readings import BITS_OF_COPIES, reading_interval
 from thinkalike.measures.estimates import Estimate
@@ -43,7 +43,7 @@ all calibration points has no upper end."""
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the names of the columns of a ruler's table that may have empty cells.
 
-    Among them are those of a side without copies.
+    Among them are those of a side that has no rounded copies because it is a folder of states.
     """
     columns = list(BLANK)
     for side in ("source", "target"):
@@ -55,12 +55,15 @@ def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
 def ruler_table(
     names: Sequence[str], pairs: Sequence[tuple[int, int]], values: RulerValues
 ) -> pd.DataFrame:
-    """Return one row for each layer pair: what it shares, and its readings in bits of each side.
+    """Return one row for each layer pair: its similarity and its equivalent bit widths.
+
+    There is a bit width for the source and one for the target. Both are NaN for a folder of
+    states, which has no rounded copies.
 
     Args:
         names: The names of the source and of the target.
         pairs: The layer pairs.
-        values: What they share, and what the points of both sides share with their models.
+        values: The similarity of the two models, and of each to its calibration points.
     """
     columns: dict[str, object] = {
         "source": names[0],
@@ -68,16 +71,16 @@ def ruler_table(
         "source_layer": [source_layer for source_layer, _ in pairs],
         "target_layer": [target_layer for _, target_layer in pairs],
     }
-    shared = shared_columns(values.value, [points[MIXING] for points in values.points])
-    columns |= {name: column.numpy() for name, column in shared.items()}
-    difference = Estimate(
-        shared["above_local_mixing"],
-        shared["above_local_mixing_low"],
-        shared["above_local_mixing_high"],
+    similarity = similarity_columns(values.value, [points[MIXING] for points in values.points])
+    columns |= {name: column.numpy() for name, column in similarity.items()}
+    above_mixing = Estimate(
+        similarity["above_local_mixing"],
+        similarity["above_local_mixing_low"],
+        similarity["above_local_mixing_high"],
     )
-    beyond = is_beyond(difference).tolist()
+    is_above_mixing = is_above_zero(above_mixing).tolist()
 
-    both_ways = values.value.mean(1)
+    mean_of_directions = values.value.mean(1)  # (pair, replicate)
     for side, points in zip(("source", "target"), values.points, strict=True):
         columns[f"{side}_local_mixing"] = points[MIXING].mean(1)[:, 0].numpy()
         if UNTRAINED not in points:  # a folder of states has no copies
@@ -86,27 +89,32 @@ def ruler_table(
             continue
 
         columns[f"{side}_random_control"] = points[UNTRAINED].mean(1)[:, 0].numpy()
-        readings = []
-        for layer in range(len(pairs)):
-            readings.append(
-                _reading_in_bits(both_ways[layer], points, layer, is_beyond=beyond[layer])
+        bit_widths = []
+        for index, value in enumerate(mean_of_directions):
+            bit_widths.append(
+                _equivalent_bit_width(value, points, index, is_above_mixing=is_above_mixing[index])
             )
-        columns[f"{side}_equivalent_bits"] = [float(reading.value) for reading in readings]
-        columns[f"{side}_equivalent_bits_low"] = [float(reading.low) for reading in readings]
-        columns[f"{side}_equivalent_bits_high"] = [float(reading.high) for reading in readings]
+        columns[f"{side}_equivalent_bits"] = [float(bits.value) for bits in bit_widths]
+        columns[f"{side}_equivalent_bits_low"] = [float(bits.low) for bits in bit_widths]
+        columns[f"{side}_equivalent_bits_high"] = [float(bits.high) for bits in bit_widths]
     return pd.DataFrame(columns)
 
 
-def shared_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[Tensor, " l"]]:
-    """Return columns of what layer pairs share, and of how much more that is than mixing shares.
+def similarity_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[Tensor, " l"]]:
+    """Return the columns of similarity, and of how far it is above that of local mixing.
+
+    Similarities have the axes (layer pair, direction, replicate). Replicate 0 is of all documents,
+    and each further one leaves a part of them out, which gives the intervals.
 
     Args:
-        value: What layer pairs share, there and back.
-        mixing: What local mixing shares with each of the models.
+        value: The similarity of the two models.
+        mixing: The similarity of each model to networks that only mix earlier tokens. The greater
+            one counts.
     """
-    both_ways = value.mean(1)
-    interval = with_interval(both_ways)
-    above = difference_interval(both_ways - greatest_by_layer(mixing).mean(1))
+    mean_of_directions = value.mean(1)
+    interval = with_interval(mean_of_directions)
+    control = greatest_at_each_layer(mixing).mean(1)
+    above = difference_interval(mean_of_directions - control)
     return {
         "value": interval.value,
         "low": interval.low,
@@ -119,40 +127,48 @@ def shared_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[T
     }
 
 
-def _reading_in_bits(
+def _equivalent_bit_width(
     value: Float[Tensor, " replicates"],
     points: Mapping[str, Values],
-    layer: int,
+    pair_index: int,
     *,
-    is_beyond: bool,
+    is_above_mixing: bool,
 ) -> Estimate:
-    """Return the reading of a layer pair in bits, with its interval.
+    """Return the equivalent bit width of a layer pair, with its interval.
+
+    This is the number of bits to which a model's weights are rounded in a copy that is as similar
+    to the model as the second model is. It is interpolated between the copies that were made.
 
     Args:
-        value: What the layer pair shares, the mean of there and back.
-        points: What the calibration points of one side share with their model, by name.
-        layer: The index of the layer pair.
-        is_beyond: Whether the pair shares more than local mixing does. Otherwise its reading is
-            the lowest.
+        value: The similarity of the layer pair, the mean of both directions.
+        points: The similarity of one side's model to its calibration points, by name.
+        pair_index: The index of the layer pair.
+        is_above_mixing: Whether the pair is more similar than local mixing. Otherwise, and where
+            no copy was made, the bit width is the lowest.
     """
     lowest = torch.tensor(float(BITS_OF_COPIES[0]), dtype=torch.float64)
-    bits = sorted(int(point) for point in points if point.isdigit())
-    if not bits:
+    bits_of_copies = sorted(int(name) for name in points if name.isdigit())
+    if not bits_of_copies:
         return Estimate(lowest, lowest, lowest * math.nan)
-    of_copies = torch.stack([points[str(count)].mean(1)[layer] for count in bits])
-    reading = reading_interval(fisher_z(value), bits, fisher_z(of_copies))
-    if not is_beyond:
-        return Estimate(lowest, lowest, reading.high)
-    return reading
+    values_of_copies = []
+    for bits in bits_of_copies:
+        values_of_copies.append(points[str(bits)].mean(1)[pair_index])
+    interpolated = reading_interval(
+        fisher_z(value), bits_of_copies, fisher_z(torch.stack(values_of_copies))
+    )
+    if not is_above_mixing:
+        return Estimate(lowest, lowest, interpolated.high)
+    return interpolated
 
 
 def fisher_z(similarity: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Return the Fisher transform, artanh(R), of a similarity R² between 0 and 1.
+    """Return the Fisher transform, artanh(√R²), of a similarity R² between 0 and 1.
 
-    Values below 0 count as 0. The transform rises by nearly the same amount with every half bit of
-    a copy, where the similarity itself falls ever faster towards few bits. Interpolated between
-    copies of whole bits, it reads copies of 2.5 to 4.5 bits within a tenth of a bit, by R², CKA
-    and mutual neighbours alike.
+    Values below 0 count as 0, and those above 1 - `EXACT` as 1 - `EXACT`, so that the result is
+    finite. Linear interpolation between rounded copies needs this scale: it rises by nearly the
+    same amount with every half bit, where R² itself falls ever faster towards few bits.
+    Interpolated between copies of whole bits, copies of 2.5 to 4.5 bits are found within a tenth
+    of a bit, by R², CKA and mutual neighbours alike.
     """
     correlation = similarity.clamp(0, 1 - EXACT).sqrt()
     return correlation.atanh()
@@ -167,19 +183,20 @@ def calibration_points_table(
 
     Args:
         names: The names of the source and of the target.
-        layers: The layers of each, pair by pair.
-        points: What the calibration points of each share with their model, by name.
+        layers: The layers of each, pair by pair. A layer that stands in several pairs has one row.
+        points: The similarity of each model to its calibration points, by name.
     """
     rows = []
     for name, layers_of_model, values_by_point in zip(names, layers, points, strict=True):
         for point, values in values_by_point.items():
             for layer, value in zip(layers_of_model, values, strict=True):
+                # The axes of `value` are (direction, replicate).
                 interval = with_interval(value.mean(0))
                 rows.append(
                     {
                         "model": name,
                         "layer": layer,
-                        "calibration_point": point_in_words(point),
+                        "calibration_point": calibration_point_in_words(point),
                         "bits": float(point) if point.isdigit() else math.nan,
                         "value": float(interval.value),
                         "low": float(interval.low),

@@ -28,7 +28,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     States,
     Values,
     changed_copy,
-    greatest_by_layer,
+    greatest_at_each_layer,
 )
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.massive_rows import massive
@@ -66,8 +66,8 @@ MORE_WORDS = "raise measure.words, or give more text"
 """What an error about too few words tells the user to do."""
 
 WORDS_PER_ROW = 2
-"""So many words are read for each word that is compared: the others stand once in their fifth of
-the documents."""
+"""So many words are read for each word that is compared: the others occur only once in their
+fifth of the documents, and have no mean state."""
 
 TOKENS_PER_WORD = 1.5
 """About how many tokens a word has."""
@@ -79,19 +79,23 @@ TIMED_DOCUMENTS = 50
 """The random states of a forecast are of so many documents."""
 
 
-def tokens_of_words(words: int) -> float:
+def estimated_tokens_of_words(words: int) -> float:
     """Return about how many tokens a model reads for so many words."""
     return TOKENS_PER_WORD * words
 
 
-def fewest_words(widths: Iterable[int]) -> int:
-    """Return about how many words of text R² needs, given the widths of both models.
+def fewest_words_for_r2(widths: Iterable[int]) -> int:
+    """Return about how many words of text R² needs, given the widths of the models.
 
     More words are needed the wider the models are, and the more covariates are regressed out.
+    These are principal components of each model's bags (weighted sums of earlier embeddings), and
+    functions of the position in each model but the first, whose positions are removed as means.
     """
     widths = list(widths)
     components = sum(min(width, COMPONENTS_OF_BAG) for width in widths)
-    covariates = len(BAGS) * components + POSITION_FUNCTIONS * (len(widths) - 1)
+    position_covariates = POSITION_FUNCTIONS * (len(widths) - 1)
+    covariates = len(BAGS) * components + position_covariates
+    # About half of the words that are read are compared.
     return WORDS_PER_ROW * fewest_rows(max(widths), covariates)
 
 
@@ -120,6 +124,7 @@ class Words:
         words: int,
         remedy: str = MORE_WORDS,
     ):
+        """Draw pieces of text that hold at least `words` words, and number their documents."""
         self.remedy = remedy
         self.text: Pieces = drawn_pieces(data, models, words)
         documents = len(set(self.text.documents))
@@ -135,20 +140,22 @@ class Words:
     def states(
         self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]
     ) -> list[Float[Tensor, "words d"]]:
-        """Return the states of a model at all words, by layer.
+        """Return the states of a model at all words, one tensor for each entry of `layers`.
+
+        A layer that is given twice is read once, and its tensor is returned twice.
 
         Args:
-            model: The model, or another reader of the text.
-            layers: Its layers, of which several may be the same.
+            model: The model, or a reader that only mixes the embeddings of earlier tokens.
+            layers: What the reader calls its layers.
 
         Raises:
             DataError: A state is not finite.
         """
         different_layers = list(dict.fromkeys(layers))
-        pieces = torch.arange(len(self.text.texts))
+        piece_indices = torch.arange(len(self.text.texts))
         batches = []
-        for numbers in counted(pieces.split(PIECES_PER_PASS), "batch"):
-            text = self.text.select(numbers)
+        for indices in counted(piece_indices.split(PIECES_PER_PASS), "batch"):
+            text = self.text.select(indices)
             batches.append(word_states(model, text, different_layers))
 
         states_of_layer = {}
@@ -162,16 +169,17 @@ class Words:
             states_of_layer[layer] = states
         return [states_of_layer[layer] for layer in layers]
 
-    def named(self, rows: Bool[Tensor, " words"]) -> list[str]:
-        """Return the words of these rows in writing, in quotes."""
+    def quoted(self, is_chosen: Bool[Tensor, " words"]) -> list[str]:
+        """Return the chosen words as they stand in the text, in quotes."""
         written = self.text.written_words()
-        return [repr(written[row]) for row in rows.nonzero()[:, 0].tolist()]
+        chosen_indices = is_chosen.nonzero()[:, 0].tolist()
+        return [repr(written[index]) for index in chosen_indices]
 
 
 class WordComparison(RulerComparison):
     """Compares two models at words, beyond what local mixing of tokens explains.
 
-    The likeness is R², held out, of ridge regression both ways.
+    The similarity is held-out R² of ridge regression, in both directions.
 
     Args:
         words: The words.
@@ -192,6 +200,7 @@ class WordComparison(RulerComparison):
         layers: Sequence[Sequence[Layer]],
         keeps_massive: bool = False,
     ):
+        """Read the words with both models, and prepare what is regressed out of the states."""
         self.words = words
         self.models = list(models)
         self.layers = [list(layers_of_model) for layers_of_model in layers]
@@ -199,7 +208,7 @@ class WordComparison(RulerComparison):
         self.keeps_massive = keeps_massive
 
         self._mixing_of_model: dict[StateSource, TokenMixing] = {}
-        for model in dict.fromkeys(models):
+        for model in dict.fromkeys(models):  # once where a model is compared with itself
             self._mixing_of_model[model] = TokenMixing(model)
         self._positions = []
         self._bags: list[Tensor] = []
@@ -214,13 +223,19 @@ class WordComparison(RulerComparison):
             self.states.append(words.states(model, layers_of_model))
         if not keeps_massive:
             source_states, target_states = self.states
-            outliers = massive([*source_states, *target_states])
-            if outliers is not None:
-                self.is_massive = outliers
-        self.prepare()
+            massive_rows = massive([*source_states, *target_states])  # None: there are none
+            if massive_rows is not None:
+                self.is_massive = massive_rows
+        self.prepare_compared_rows()
 
-    def prepare(self) -> None:
-        """Prepare what words, positions and mixing explain, for the words that are compared."""
+    def prepare_compared_rows(self) -> None:
+        """Prepare to regress word, position and local mixing out of the states.
+
+        This is done anew whenever words with massive states are left out.
+
+        Raises:
+            DataError: No word repeats often enough for a mean state of the word.
+        """
         is_compared = ~self.is_massive
         try:
             self.residual = ResidualStates(
@@ -238,22 +253,26 @@ class WordComparison(RulerComparison):
         self._predictors: dict[int, list[Predictor]] = {}
 
     def predictors(self, side: int) -> list[Predictor]:
-        """Return the predictors from one model's states, by layer.
+        """Return a ridge predictor from each layer of one model, made at the first call.
 
-        For wide models they take as much memory as weights.
+        For wide models they take as much memory as the weights.
+
+        Args:
+            side: 0 for the source, 1 for the target.
         """
         if side not in self._predictors:
             self._predictors[side] = self._predictors_from(self.states[side])
         return self._predictors[side]
 
     def _predictors_from(self, states: States) -> list[Predictor]:
-        """Return the predictor of each layer, from what is left of its states."""
+        """Return a ridge predictor from each layer, with word, position and mixing removed."""
         return [self.residual.predictor(layer) for layer in states]
 
     def numbers(self) -> dict[str, float]:
-        """Return how many documents and words are compared, and their share of all words.
+        """Return the headline numbers of the sample: documents, words, and `words_used`.
 
-        Words with massive states do not belong to that share.
+        `words_used` is the share of words that are compared. Words that are left out because of
+        massive activations count neither as compared nor among all words.
         """
         words_of_documents = torch.bincount(self.residual.documents)
         return {
@@ -262,8 +281,8 @@ class WordComparison(RulerComparison):
             "words_used": self.share_compared,
         }
 
-    def check_number(self) -> None:
-        """Check that there are enough words for R²; maps of few rows predict nothing.
+    def check_enough_words(self) -> None:
+        """Check that there are enough words for R²; maps that are fitted on few predict nothing.
 
         Raises:
             DataError: There are too few words.
@@ -272,71 +291,90 @@ class WordComparison(RulerComparison):
         fewest = fewest_rows(width, self.residual.covariates)
         compared = len(self.residual.rows)
         if compared < fewest:
-            words = len(self.words.forms)
-            words_needed = math.ceil(fewest * words / compared / 100) * 100
+            words_read = len(self.words.forms)
+            hundreds_of_words = math.ceil(fewest * words_read / compared / 100)
             raise DataError(
-                f"R² needs about {words_needed:,} words for models of width {width:,}, and has "
-                f"{words:,}: {self.words.remedy}"
+                f"R² needs about {100 * hundreds_of_words:,} words for models of width {width:,}, "
+                f"and has {words_read:,}: {self.words.remedy}"
             )
 
-    def read(self, side: int, point: str) -> States:
+    def calibration_states(self, side: int, calibration_point: str) -> States:
+        """Read the words with what a calibration point names: the states at each layer pair.
+
+        This is a changed copy of the side's model, other layers of it, or another model. Local
+        mixing has a tensor for each way of mixing instead. Other text has none: its states are
+        those of the model itself, shifted over the words, see `similarity_to_point`.
+        """
         model = self.models[side]
         layers = self.layers[side]
-        if point == TEXT:
-            return []  # the states of both models are known
-        if point == MIXING:
+        if calibration_point == TEXT:
+            return []
+        if calibration_point == MIXING:
             return self.words.states(self._mixing_of_model[model], CONTROLS)
-        if point in BLOCKS_AWAY:
-            away = BLOCKS_AWAY[point]
-            return self.words.states(model, [_layer_away(layer, away) for layer in layers])
-        if point == UNTRAINED or point.isdigit():
-            return self.words.states(changed_copy(model, point), layers)
+        if calibration_point in BLOCKS_AWAY:
+            blocks = BLOCKS_AWAY[calibration_point]
+            layers_away = [_layer_blocks_away(layer, blocks) for layer in layers]
+            return self.words.states(model, layers_away)
+        if calibration_point == UNTRAINED or calibration_point.isdigit():
+            return self.words.states(changed_copy(model, calibration_point), layers)
 
-        further = load_model(point)
-        last = max(model.n_layers - 1, 1)
-        last_of_further = further.n_layers - 1
-        at_equal_depth = [round(int(layer) * last_of_further / last) for layer in layers]
-        return self.words.states(further, at_equal_depth)
+        # Any other calibration point is the name or folder of a model.
+        other_model = load_model(calibration_point)
+        last_layer = max(model.n_layers - 1, 1)
+        last_layer_of_other = other_model.n_layers - 1
+        layers_at_equal_depth = []
+        for layer in layers:
+            layers_at_equal_depth.append(round(int(layer) * last_layer_of_other / last_layer))
+        return self.words.states(other_model, layers_at_equal_depth)
 
-    def value(self) -> Values:
+    def similarity_of_models(self) -> Values:
+        """Return the residual R² of the two models at each layer pair."""
         return r2_of_layers(self.predictors(0), self.predictors(1))
 
-    def shared(self, side: int, point: str, states: States) -> Values:
+    def similarity_to_point(self, side: int, calibration_point: str, states: States) -> Values:
+        """Return the residual R² of one side's model with a calibration point, at each layer pair.
+
+        For local mixing it is the greatest over the ways of mixing. For other text, each word is
+        paired with the one half the text away, so that nothing but chance is shared.
+        """
         predictors = self.predictors(side)
-        if point == TEXT:
-            shifted = []
+        if calibration_point == TEXT:
+            shifted_predictors = []
             for predictor in predictors:
-                rows = predictor.states.roll(len(predictor.states) // 2, 0)
-                shifted.append(Predictor(rows, self.residual.documents))
-            return r2_of_layers(predictors, shifted)
-        if point == MIXING:
+                half = len(predictor.states) // 2
+                shifted_states = predictor.states.roll(half, 0)
+                shifted_predictors.append(Predictor(shifted_states, self.residual.documents))
+            return r2_of_layers(predictors, shifted_predictors)
+        if calibration_point == MIXING:
             values = []
             for control in self._predictors_from(states):
+                # A way of mixing has no layers: it is compared with every layer of the model.
                 values.append(r2_of_layers(predictors, [control] * len(predictors)))
-            return greatest_by_layer(values)
+            return greatest_at_each_layer(values)
         # One predictor at a time: those of all layers need much memory.
         return r2_of_layers(predictors, map(self.residual.predictor, states))
 
 
-def _layer_away(layer: Layer, away: int) -> int:
-    """Return the layer `away` blocks before a layer, or after it where there is none before."""
+def _layer_blocks_away(layer: Layer, blocks: int) -> int:
+    """Return the layer so many blocks before a layer, or after it where there is none before."""
     number = int(layer)
-    if number >= away:
-        return number - away
-    return number + away
+    if number >= blocks:
+        return number - blocks
+    return number + blocks
 
 
 def r2_of_layers(sources: Iterable[Predictor], targets: Iterable[Predictor]) -> Values:
-    """Return for each layer the R² of the target's states from the source's, and back.
+    """Return the held-out R² of each layer pair in both directions, (pair, direction, replicate).
 
     Args:
-        sources, targets: The predictors of each layer of both; they may come one at a time.
+        sources, targets: A ridge predictor for each layer pair. An iterator that makes them one
+            at a time saves memory.
     """
     pairs = zip(sources, targets, strict=True)
     return torch.stack([both_ways(source, target) for source, target in pairs])
 
 
-def compare_words(
+def comparison_at_words(
     data: DataConfig,
     models: Sequence[StateSource],
     layers: Sequence[Sequence[Layer]],
@@ -346,14 +384,14 @@ def compare_words(
     keeps_massive: bool = False,
     remedy: str = MORE_WORDS,
 ) -> WordComparison:
-    """Return the comparison of two models at words of held-out text.
+    """Return the comparison of two models by residual R² at the words of held-out text.
 
     Args:
         data: The text.
         models: The source and the target.
         layers: The layers of each model, pair by pair.
         words: How many words are read, at least.
-        readers: What else reads the same text later.
+        readers: Models that read the same text later, so that it must fit their tokenizers too.
         keeps_massive: Whether words stay whose long states decide some layer.
         remedy: What an error about too few words tells the user to do.
 
@@ -363,57 +401,60 @@ def compare_words(
     text = Words(data, [*dict.fromkeys(models), *readers], words, remedy)
     free_cached_memory(models[0].device)
     comparison = WordComparison(text, models, layers, keeps_massive)
-    comparison.check_number()
+    comparison.check_enough_words()
     return comparison
 
 
 def facts_of_words(data: DataConfig) -> dict[str, object]:
-    """Return what the provenance of a result says of the text whose words it compares."""
+    """Return what the provenance of a result says of its text: a name, and that rows are words."""
     return {"data": {"name": data.name, "level": "word"}}
 
 
-def say_left_out(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
-    """Log which words are left out, if any are.
+def log_left_out_words(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
+    """Log which words are left out because of massive activations, if any are.
 
     Args:
-        comparison: The comparison.
-        remedy: How to keep them.
+        comparison: The comparison, which knows the words.
+        remedy: What the message tells the user to do to keep them.
     """
     is_left_out = comparison.is_massive
     if is_left_out.any():
-        say_massive(is_left_out, comparison.words.named(is_left_out), "words", remedy)
+        say_massive(is_left_out, comparison.words.quoted(is_left_out), "words", remedy)
 
 
 def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
-    """Return the seconds of preparing the maps of a layer, and of those of a layer pair both ways.
+    """Return the seconds for preparing a layer's ridge predictor, and for R² of a layer pair.
 
-    They are timed with random states.
+    They are timed with random states, of few words at most, and extrapolated to all words. The
+    second time is of both directions, without the preparation of the two layers.
 
     Args:
         words: How many words are read.
         width: The width of the states.
     """
 
-    def predictors(rows: int, count: int) -> list[Predictor]:
-        """Return predictors from so many layers of random states."""
+    def random_predictors(rows: int, n_layers: int) -> list[Predictor]:
+        """Return a predictor for each of several layers of random states."""
         generator = torch.Generator().manual_seed(0)
         documents = torch.arange(rows) % TIMED_DOCUMENTS
-        prepared = []
-        for _ in range(count):
+        predictors = []
+        for _ in range(n_layers):
             states = torch.randn(rows, width, generator=generator)
-            prepared.append(Predictor(states, documents))
-        return prepared
+            predictors.append(Predictor(states, documents))
+        return predictors
 
     def prepare_layer(rows: int) -> None:
-        predictors(rows, 1)
+        """Prepare one layer."""
+        random_predictors(rows, 1)
 
     def compare_layers(rows: int) -> None:
-        source, target = predictors(rows, 2)
+        """Prepare two layers and compare them in both directions."""
+        source, target = random_predictors(rows, 2)
         both_ways(source, target)
 
-    rows = words // WORDS_PER_ROW
+    rows = words // WORDS_PER_ROW  # the words that are compared, of those that are read
     name = f"maps of width {width}"
-    of_layer = seconds_of_rows(f"{name}, a layer", prepare_layer, rows, TIMED_ROWS)
-    of_both = seconds_of_rows(f"{name}, a pair", compare_layers, rows, TIMED_ROWS)
-    of_pair = max(of_both - 2 * of_layer, 0.0)
-    return of_layer, of_pair
+    seconds_of_layer = seconds_of_rows(f"{name}, a layer", prepare_layer, rows, TIMED_ROWS)
+    seconds_of_both = seconds_of_rows(f"{name}, a pair", compare_layers, rows, TIMED_ROWS)
+    seconds_of_pair = max(seconds_of_both - 2 * seconds_of_layer, 0.0)
+    return seconds_of_layer, seconds_of_pair

@@ -18,7 +18,7 @@ from thinkalike.instruments.stitching.direction import Direction
 from thinkalike.instruments.stitching.table import (
     BITS_PER_NAT,
     bytes_as_counts,
-    losses_of_seeds,
+    loss_sums_of_seeds,
 )
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.closed_forms import AffineMap
@@ -37,18 +37,19 @@ ROUND_TRIP_BACK = 3
 
 
 def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
-    """Return the penalty of each φ minus that of the φ back, by the name of a column.
+    """Return penalty(source→target) - penalty(target→source) of each layer pair, by column name.
 
-    It is in nats per token, over documents and seeds. Where the tokenizers differ, it is in bits
-    per byte of each direction's own text. Nothing is returned where the directions report on
-    different tokens of one tokenizer, because the models begin their rows differently.
+    It is in nats per token, with an interval over documents and seeds. Where the tokenizers
+    differ, it is in bits per byte of the text that each direction predicts. The result is {} where
+    the tokenizers are the same but the directions were evaluated on different tokens, because the
+    models begin their rows differently.
 
     Args:
-        onward, back: The sums by document of both directions, see `table_of_penalties`. Their
-            layer pairs are in the same order.
+        onward, back: For each direction the losses summed over documents, by name: of φ for each
+            seed, and of its target. Layer pairs are in the same order in both.
     """
-    penalty = losses_of_seeds(onward) - onward["target"]
-    penalty_back = losses_of_seeds(back) - back["target"]
+    penalty = loss_sums_of_seeds(onward) - onward["target"]
+    penalty_back = loss_sums_of_seeds(back) - back["target"]
     if "target_bytes" in onward:
         bits = documents_and_seeds_interval(
             penalty * BITS_PER_NAT, bytes_as_counts(onward["target_bytes"])
@@ -64,9 +65,9 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
 
 def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
-    """Return the difference of two estimates, with its interval as if they were independent.
+    """Return the difference of two independent estimates with its interval.
 
-    The interval joins both intervals by MOVER (Zou & Donner 2008, eq. 4). With R = R₁ - R₂,
+    Their intervals are combined by MOVER (Zou & Donner 2008, eq. 4). With R = R₁ - R₂,
 
         low = R - √((R₁ - low₁)² + (high₂ - R₂)²),    high = R + √((high₁ - R₁)² + (R₂ - low₂)²)
     """
@@ -77,9 +78,9 @@ def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def add_asymmetries(onward: Direction, back: Direction) -> None:
-    """Add to the details of both directions how much more each costs than the other.
+    """Add a column to the details of both directions: how much more each costs than the other.
 
-    Where the directions report on different tokens, a warning says that there is no such column.
+    Where the directions were evaluated on different tokens, a warning is logged instead.
     """
     columns = asymmetries(onward.sums, back.sums)
     if not columns:
@@ -93,19 +94,20 @@ def add_asymmetries(onward: Direction, back: Direction) -> None:
 
 
 def add_unexplained(onward: Direction, back: Direction) -> None:
-    """Add to both details the shares of the variance of the report's states that maps leave.
+    """Add columns to the details of both directions: the unexplained variance of states.
 
-    `unexplained` is of the target's states and the map, and `round_trip_unexplained` of the
-    source's states and the map with the map back after it. Variance is about the mean of the rows
-    that were fitted on.
+    `unexplained` is the share of the variance of the target's states that the map from the source
+    does not explain. `round_trip_unexplained` is the share of the source's states that is lost by
+    the map and then the map back. Both are on the evaluation text, with the variance about the
+    mean of the fitting text.
     """
     setting = onward.forms.setting
     rows = setting.corpus.report
     device = setting.target.device
     maps = []
-    for number in range(len(setting.layer_pairs)):
-        phi = _affine_map(onward.weights, number, device)
-        phi_back = _affine_map(back.weights, number, device)
+    for pair_index in range(len(setting.layer_pairs)):
+        phi = _affine_map(onward.weights, pair_index, device)
+        phi_back = _affine_map(back.weights, pair_index, device)
         maps.append((phi, phi_back))
     batch_rows = batch_rows_of_moments(
         setting.source, setting.target, setting.layer_pairs, rows, setting.budget
@@ -126,28 +128,32 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
         (onward, "round_trip_unexplained", ROUND_TRIP),
         (back, "round_trip_unexplained", ROUND_TRIP_BACK),
     ]
-    for direction, name, number in columns:
-        share = _shares(sums["left"][:, number], sums["whole"][:, number])
+    for direction, name, map_index in columns:
+        share = _unexplained_shares(sums["left"][:, map_index], sums["whole"][:, map_index])
         direction.details = direction.details.assign(**interval_columns(name, share))
 
 
-def _affine_map(weights: Mapping[str, Tensor], number: int, device: torch.device) -> AffineMap:
-    """Return the map of a layer pair from the weights of a direction, in float64.
+def _affine_map(weights: Mapping[str, Tensor], pair_index: int, device: torch.device) -> AffineMap:
+    """Return the affine map of a layer pair, in float64.
 
     Args:
-        weights: The stitches that the result of the direction keeps.
-        number: The index of the layer pair.
-        device: Where the map goes.
+        weights: The weights of all stitches of a direction, by name.
+        pair_index: The index of the layer pair.
+        device: The device of the returned map.
     """
-    weight = weights[f"{number}.map.weight"]
-    bias = weights[f"{number}.map.bias"]
+    weight = weights[f"{pair_index}.map.weight"]
+    bias = weights[f"{pair_index}.map.bias"]
     return AffineMap(weight.to(device).double(), bias.to(device).double())
 
 
-def _shares(
+def _unexplained_shares(
     unexplained: Float[Tensor, "pairs documents"], total: Float[Tensor, "pairs documents"]
 ) -> Estimate:
-    """Return the share of the total that is unexplained for each layer pair, over documents."""
+    """Return unexplained / total for each layer pair, with intervals over documents.
+
+    Args:
+        unexplained, total: Sums of squares over each document's tokens.
+    """
     estimates = []
     for unexplained_of_pair, total_of_pair in zip(unexplained, total, strict=True):
         estimates.append(bootstrap_interval(unexplained_of_pair, total_of_pair))
@@ -168,19 +174,20 @@ def residual_sums(
     rows: TokenRows,
     batch_rows: int,
 ) -> DocumentSums:
-    """Run rows through both models, and sum by document the squares that maps leave.
+    """Run rows of text through both models, and sum squared residuals of maps over documents.
 
     Args:
         source, target: The models.
         layer_pairs: Their layer pairs.
-        maps: The map and the map back of each layer pair.
-        moments: The moments of the rows that the maps were fitted on. Variance is about the means
-            of these rows.
-        rows: The rows.
-        batch_rows: How many rows are read together.
+        maps: For each layer pair, the map and the map back.
+        moments: The moments of the rows that the maps were fitted on, whose means are subtracted
+            from the states.
+        rows: The rows of text.
+        batch_rows: How many rows are read together; this changes no value.
 
     Returns:
-        `left` and `whole`, (pairs, maps, documents), with the maps `MAP` to `ROUND_TRIP_BACK`.
+        `left`, the squared residuals, and `whole`, the squared states, (pairs, maps, documents).
+        The axis of maps has `MAP`, `MAP_BACK`, `ROUND_TRIP` and `ROUND_TRIP_BACK`.
     """
     sums = DocumentSums(rows.documents)
     source_layers = [layer for layer, _ in layer_pairs]
@@ -198,7 +205,7 @@ def residual_sums(
             statistics = moments.of(pair)
             x = source_state.flatten(0, 1).to(target.device).double() - statistics.mean_x
             y = target_state.flatten(0, 1).double() - statistics.mean_y
-            residuals, states = _squares(maps_of_pair, x, y)
+            residuals, states = _residual_and_state_squares(maps_of_pair, x, y)
             residual_squares.append(residuals.cpu())
             state_squares.append(states.cpu())
         totals = {"left": torch.stack(residual_squares), "whole": torch.stack(state_squares)}
@@ -206,23 +213,24 @@ def residual_sums(
     return sums
 
 
-def _squares(
+def _residual_and_state_squares(
     maps: tuple[AffineMap, AffineMap], x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]
 ) -> tuple[Float[Tensor, "maps n"], Float[Tensor, "maps n"]]:
-    """Return the squares that maps leave of states, and the squares of the states.
+    """Return the squared norms of what maps do not explain of states, and of the states.
 
-    Biases only lead from one mean to the other, so that they have no part in this.
+    The axis of maps is: the map, the map back, the round trip from the source and back, and the
+    round trip from the target. Biases are not needed: they only carry one mean to the other, and
+    means are subtracted.
 
     Args:
         maps: The map and the map back.
-        x, y: The states of the source and of the target, about the fitted means.
+        x, y: The states of the source and of the target, less the means of the fitting text.
     """
     phi, phi_back = maps
     mapped = x @ phi.weight.T
     mapped_back = y @ phi_back.weight.T
     x_squares = _row_squares(x)
     y_squares = _row_squares(y)
-    # in the order of MAP, MAP_BACK, ROUND_TRIP and ROUND_TRIP_BACK
     residual_squares = torch.stack(
         [
             _row_squares(y - mapped),
@@ -236,5 +244,5 @@ def _squares(
 
 
 def _row_squares(states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """Return the sum of squares of each row."""
+    """Return the squared norm of each row."""
     return states.square().sum(1)

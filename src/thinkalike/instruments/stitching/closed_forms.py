@@ -32,7 +32,10 @@ class ClosedForms:
 
     @cached_property
     def moments(self) -> HalvedMoments:
-        """The moments of both models' states."""
+        """The second moments of both models' states on the fitting text.
+
+        The text is read when they are first needed, unless they were given.
+        """
         if self._known_moments:
             return self._known_moments
         setting = self.setting
@@ -45,11 +48,11 @@ class ClosedForms:
         )
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
-        """Return a closed form of every layer pair.
+        """Return the closed-form map of every layer pair.
 
         Args:
-            kind: "least_squares", "reduced_rank", "procrustes" or "bias".
-            bias: Whether it is fitted with a constant.
+            kind: "least_squares", "reduced_rank", "procrustes" or "bias" (a constant alone).
+            bias: Whether the map has a constant; kind "bias" always has.
         """
         moments = self.moments
         config = self.setting.config
@@ -70,14 +73,18 @@ class ClosedForms:
 
     @cached_property
     def starts(self) -> list[AffineMap]:
-        """The maps that training starts from; those of stitch=linear have no constant."""
+        """The maps that training starts from, one per layer pair.
+
+        Those of `stitch=linear`, which has no constant, are fitted without one.
+        """
         has_constant = self.setting.config.kind != "linear"
         return self.maps(self.setting.config.init, bias=has_constant)
 
     def statistics_read_by(self, fit: Fit) -> PairStatistics:
-        """Return the statistics of the states that a stitch reads, as those of the source.
+        """Return the statistics of the states that a stitch reads, in the role of the source.
 
-        A stitch of the target into itself reads a target layer of some layer pair.
+        A stitch of the target into itself reads the target layer of some layer pair, whose
+        statistics are then returned with the two sides exchanged.
         """
         for pair in self.setting.layer_pairs:
             if fit.reads is self.setting.source and fit.layer == pair[0]:
@@ -99,16 +106,18 @@ class FitStatistics(NamedTuple):
 
 
 def gather_statistics(setting: StitchSetting) -> FitStatistics:
-    """Read the text to fit on, for closed forms and for the mean states of tokens.
+    """Read the fitting text, for closed forms and for the target's mean states of tokens.
 
-    The target reads what both need once, and the source reads what closed forms need.
+    In rows that both need, the same pass of the target serves both. Without closed forms, the
+    source reads nothing.
     """
     target = setting.target
     tokens = setting.corpus.fit.tokens
-    kind_of_means = TokenMeans
+    means_class = TokenMeans
     if setting.config.controls:
-        kind_of_means = BigramMeans
-    means = kind_of_means(target, setting.target_layers, tokens[:0], setting.corpus.report.tokens)
+        means_class = BigramMeans
+    # Empty at first; only the tokens of the evaluation text need a mean.
+    means = means_class(target, setting.target_layers, tokens[:0], setting.corpus.report.tokens)
 
     moments = None
     rows_read = 0
@@ -119,6 +128,7 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
         )
         rows_read = len(rows.tokens)
     rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
-    means.read(target, tokens[rows_read : max(rows_read, rows_of_means)])
+    rows_left = tokens[rows_read : max(rows_read, rows_of_means)]
+    means.read(target, rows_left)
     free_cached_memory(target.device)
     return FitStatistics(moments, means)

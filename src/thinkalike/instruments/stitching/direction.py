@@ -13,10 +13,14 @@ from torch import Tensor
 
 from thinkalike.data.rows import PairedRows
 from thinkalike.instruments.stitching.closed_forms import ClosedForms, gather_statistics
-from thinkalike.instruments.stitching.fitting import FittedStitches, fitted
-from thinkalike.instruments.stitching.reporting import DocumentTotals, losses_of_copies, reported
+from thinkalike.instruments.stitching.fitting import FittedStitches, fit_stitches
+from thinkalike.instruments.stitching.reporting import (
+    DocumentTotals,
+    losses_of_copies,
+    report_sums,
+)
 from thinkalike.instruments.stitching.setting import StitchSetting
-from thinkalike.instruments.stitching.table import penalty_readings, table_of_penalties
+from thinkalike.instruments.stitching.table import bit_width_columns, table_of_penalties
 from thinkalike.job import Work
 from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.models.variants import randomised
@@ -45,24 +49,24 @@ class Direction:
 
 
 def with_prefixes(entries: Mapping[str, Mapping[str, Value]], mark: str) -> dict[str, Value]:
-    """Return all entries in one dictionary.
+    """Return the entries of several dictionaries in one, such as "back_tokens" for "tokens".
 
     Args:
-        entries: Entries by the name of their part; those of the part "" keep their names.
-        mark: What stands between the name of a part and that of an entry.
+        entries: The dictionaries by the prefix that their names get; "" adds nothing.
+        mark: What stands between the prefix and the name, such as "_".
     """
     joined = {}
-    for name_of_part, entries_of_part in entries.items():
-        prefix = f"{name_of_part}{mark}" if name_of_part else ""
-        for name, value in entries_of_part.items():
-            joined[f"{prefix}{name}"] = value
+    for prefix, entries_with_prefix in entries.items():
+        for name, value in entries_with_prefix.items():
+            joined_name = f"{prefix}{mark}{name}" if prefix else name
+            joined[joined_name] = value
     return joined
 
 
-def stitched(
+def stitches_of_direction(
     setting: StitchSetting, run: TrainingRun, loggers: Sequence[Logger], work: Work
 ) -> Direction:
-    """Fit the stitches of one direction with every seed, and report on them.
+    """Fit the stitches of one direction with every seed, and evaluate them on held-out text.
 
     Args:
         setting: The models, their layer pairs and the text.
@@ -80,11 +84,11 @@ def stitched(
             del random_source
     forms = ClosedForms(setting, statistics.moments)
     with work.phase("fit"):
-        first = fitted(forms, run, loggers, untrained)
+        first = fit_stitches(forms, run, loggers, untrained)
         further_seeds = _further_seeds(setting, statistics.moments, run)
     with work.phase("report"):
         maps_of_seeds = {name: fits.maps for name, fits in further_seeds.items()}
-        sums = reported(forms, first, untrained, maps_of_seeds, statistics.means)
+        sums = report_sums(forms, first, untrained, maps_of_seeds, statistics.means)
         report = setting.corpus.report
         if isinstance(report, PairedRows):
             sums["target_bytes"] = report.target_bytes
@@ -94,7 +98,7 @@ def stitched(
     untrained = None  # the random source makes room for rounded copies
     with work.phase("ruler"):
         sums |= losses_of_copies(setting, sums)
-    details = table_of_penalties(setting, sums).assign(**penalty_readings(sums))
+    details = table_of_penalties(setting, sums).assign(**bit_width_columns(sums))
 
     weights_of_seeds = {name: fits.weights for name, fits in further_seeds.items()}
     weights = with_prefixes({"": first.weights, **weights_of_seeds}, ".")
@@ -107,13 +111,14 @@ def stitched(
 def _further_seeds(
     setting: StitchSetting, moments: HalvedMoments | None, run: TrainingRun
 ) -> dict[str, FittedStitches]:
-    """Return the stitches of all seeds but the first, by name.
+    """Train the stitches with all seeds but the first, and return them by name ("seed_1", ...).
 
-    They are trained without other rates and without the floor.
+    Only φ itself is trained, at one learning rate, and no floor or untrained source. There are
+    none if stitches are not trained.
 
     Args:
         setting: The models, their layer pairs and the text.
-        moments: The moments of both models' states, if they are known.
+        moments: The moments of both models' states; None: they are gathered if they are needed.
         run: Where and how stitches are trained.
     """
     if not setting.config.trained:
@@ -126,5 +131,5 @@ def _further_seeds(
             training_name = f"{run.name}-{training_name}"
         setting_of_seed = replace(setting, config=config, seed=setting.seed + number)
         forms = ClosedForms(setting_of_seed, moments)
-        fits[f"seed_{number}"] = fitted(forms, replace(run, name=training_name))
+        fits[f"seed_{number}"] = fit_stitches(forms, replace(run, name=training_name))
     return fits

@@ -61,20 +61,20 @@ class FittedStitches:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def fitted(
+def fit_stitches(
     forms: ClosedForms,
     run: TrainingRun,
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
 ) -> FittedStitches:
-    """Train the φ of every layer pair, or solve for them.
+    """Train the φ of every layer pair, or solve for them if they have a closed form.
 
     Args:
         forms: The closed forms of the setting.
         run: Where and how stitches are trained.
         loggers: What gets the learning curves.
-        untrained: The closed forms of the same setting with a source that was never trained. Its
-            stitches are fitted likewise.
+        untrained: The closed forms of the same setting with a source that was never trained, whose
+            stitches are fitted as well; None: there is no such control.
     """
     setting = forms.setting
     kind = setting.config.kind
@@ -85,9 +85,9 @@ def fitted(
 
     maps = forms.maps(kind)
     weights = {}
-    for number, phi in enumerate(maps):
-        weights[f"{number}.map.weight"] = phi.weight.cpu()
-        weights[f"{number}.map.bias"] = phi.bias.cpu()
+    for index, phi in enumerate(maps):
+        weights[f"{index}.map.weight"] = phi.weight.cpu()
+        weights[f"{index}.map.bias"] = phi.bias.cpu()
     beside = {}
     if untrained:
         beside[RANDOM_SOURCE] = untrained.maps(kind)
@@ -95,7 +95,7 @@ def fitted(
 
 
 def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
-    """Return the identity for each layer pair."""
+    """Return the identity map for each layer pair, one object for all of them."""
     return [StitchModule("identity", model.d_model, model.d_model)] * len(pairs)
 
 
@@ -113,7 +113,7 @@ def _trained_stitches(
     setting = forms.setting
     config = setting.config
     pairs = setting.layer_pairs
-    fits_beside = _fits_beside(setting, untrained)
+    fits_beside = _further_fits(setting, untrained)
     further_fits = [stitch for fits in fits_beside.values() for stitch in fits]
     rows = setting.corpus.fit
     module = StitchTraining(
@@ -130,7 +130,7 @@ def _trained_stitches(
     if config.init != "identity":
         _start_from_closed_forms(module, forms, untrained)
     if config.whiten:
-        _whiten(module, forms, untrained)
+        _whiten_coordinates(module, forms, untrained)
     data = StepData(
         rows.packed(),
         config.tokens_per_step,
@@ -146,7 +146,7 @@ def _trained_stitches(
     maps = list(islice(stitches, len(pairs)))
     beside = {name: list(islice(stitches, len(fits))) for name, fits in fits_beside.items()}
     if config.floor:
-        beside[FLOOR] = _floor_of_pairs(setting, maps, fits_beside[FLOOR], beside[FLOOR])
+        beside[FLOOR] = _floor_by_pair(setting, maps, fits_beside[FLOOR], beside[FLOOR])
     else:
         del beside[FLOOR]
     weights = nn.ModuleList(maps).state_dict()
@@ -160,11 +160,16 @@ def _trained_stitches(
     )
 
 
-def _fits_beside(setting: StitchSetting, untrained: ClosedForms | None) -> dict[str, list[Fit]]:
-    """Return the further stitches to train, by name.
+def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict[str, list[Fit]]:
+    """Return the stitches to train besides φ, by name.
 
-    There is one for each layer pair, but for the floor one for each layer of the target that is
-    not stitched to itself already.
+    For each layer pair there is one at each other learning rate and, as a control, one from an
+    untrained source. For the floor, the target into itself, there is one for each layer of the
+    target, unless φ itself is a stitch of that layer into itself.
+
+    Args:
+        setting: The models and their layer pairs.
+        untrained: The closed forms of an untrained source; None: there is no such control.
     """
     source = setting.source
     fits = {}
@@ -179,53 +184,55 @@ def _fits_beside(setting: StitchSetting, untrained: ClosedForms | None) -> dict[
         ]
     fits[FLOOR] = []
     if setting.config.floor:
-        layers = set(setting.target_layers) - set(_pairs_into_itself(setting))
+        layers = set(setting.target_layers) - set(_pair_indices_of_floor(setting))
         fits[FLOOR] = [Fit(setting.target, layer, layer) for layer in sorted(layers)]
     return fits
 
 
-def _pairs_into_itself(setting: StitchSetting) -> dict[int, int]:
-    """Return which layer pairs are one layer of one model, by the number of the layer.
+def _pair_indices_of_floor(setting: StitchSetting) -> dict[int, int]:
+    """Return the index of each layer pair that is a layer of the target into itself, by layer.
 
-    Their φ already are stitches of the target into itself.
+    The φ of these pairs are the floor. There are none unless a model is stitched to itself.
     """
     if setting.source is not setting.target:
         return {}
-    pairs = {}
+    index_of_layer = {}
     for index, (layer, target_layer) in enumerate(setting.layer_pairs):
         if layer == target_layer:
-            pairs[target_layer] = index
-    return pairs
+            index_of_layer[target_layer] = index
+    return index_of_layer
 
 
-def _floor_of_pairs(
+def _floor_by_pair(
     setting: StitchSetting,
     maps: Sequence[nn.Module],
     fits: Sequence[Fit],
     stitches: Sequence[nn.Module],
 ) -> list[nn.Module]:
-    """Return for each layer pair the stitch of the target into itself at the target's layer.
+    """Return for each layer pair the stitch of the target into itself, at the pair's target layer.
+
+    It was trained separately, or it is the φ of a pair where a model is stitched to itself.
 
     Args:
         setting: The models and their layer pairs.
         maps: The φ of every layer pair.
-        fits: The layers of the target that were stitched to themselves.
-        stitches: The stitches of these layers.
+        fits: The stitches into itself that were trained, with their layers.
+        stitches: The trained maps of `fits`, in the same order.
     """
-    into_itself = {}
-    for layer, index in _pairs_into_itself(setting).items():
-        into_itself[layer] = maps[index]
+    stitch_of_layer = {}
+    for layer, index in _pair_indices_of_floor(setting).items():
+        stitch_of_layer[layer] = maps[index]
     for stitch_fit, stitch in zip(fits, stitches, strict=True):
-        into_itself[stitch_fit.layer] = stitch
-    return [into_itself[layer] for layer in setting.target_layers]
+        stitch_of_layer[stitch_fit.layer] = stitch
+    return [stitch_of_layer[layer] for layer in setting.target_layers]
 
 
 def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -> None:
     """Warn if there are few tokens for each parameter of φ, or if they are read repeatedly.
 
     Args:
-        module: The training.
-        fit_tokens: How many tokens there are to fit on.
+        module: The training, with its steps and stitches.
+        fit_tokens: How many different tokens there are to fit on.
         context: How many tokens a row has.
     """
     config = module.config
@@ -249,36 +256,43 @@ def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -
 def _start_from_closed_forms(
     module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None
 ) -> None:
-    """Let stitches begin with a closed form.
+    """Replace the initial weights of stitches by a closed form of their layer pair.
 
-    Those of the target into itself begin with the identity.
+    Stitches of the target into itself have none, and begin with the identity.
 
     Args:
         module: The training, whose stitches are changed.
         forms: The closed forms of the source's states.
-        untrained: Those of an untrained source's states; None: no stitch reads one.
+        untrained: The closed forms of an untrained source's states; None: no stitch reads one.
     """
-    start_of_fit: dict[tuple[object, int, int], AffineMap] = {}
+    # By the model whose states are read, its layer, and the target's layer.
+    start_by_fit: dict[tuple[object, int, int], AffineMap] = {}
     for closed_forms in (forms, untrained):
         if closed_forms is None:
             continue
-        for pair, start in zip(closed_forms.setting.layer_pairs, closed_forms.starts, strict=True):
-            start_of_fit[closed_forms.setting.source, pair[0], pair[1]] = start
+        source = closed_forms.setting.source
+        pairs = closed_forms.setting.layer_pairs
+        for (layer, target_layer), start in zip(pairs, closed_forms.starts, strict=True):
+            start_by_fit[source, layer, target_layer] = start
     starts = []
-    for number, stitch in enumerate(module.fits):
-        key = (stitch.reads, stitch.layer, stitch.depth)
-        if key in start_of_fit:
-            starts.append((number, start_of_fit[key]))
+    for index, stitch_fit in enumerate(module.fits):
+        key = (stitch_fit.reads, stitch_fit.layer, stitch_fit.depth)
+        if key in start_by_fit:
+            starts.append((index, start_by_fit[key]))
     module.start_from(starts)
 
 
-def _whiten(module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None) -> None:
+def _whiten_coordinates(
+    module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None
+) -> None:
     """Let SGD step in coordinates in which the states that each stitch reads are white.
 
+    White states have the identity as covariance, so that steps are equally fast in all directions.
+
     Args:
-        module: The training, which keeps the coordinates.
-        forms: Statistics of the source's states, and of the target's.
-        untrained: Those of an untrained source's states; None: no stitch reads one.
+        module: The training, which gets the statistics of states.
+        forms: Has the statistics of the source's states and of the target's.
+        untrained: Has those of an untrained source's states; None: no stitch reads one.
     """
     statistics = []
     for stitch in module.fits:
@@ -296,9 +310,11 @@ def _train(
     run: TrainingRun,
     loggers: Sequence[Logger],
 ) -> None:
-    """Train all stitches of a module, with the models as the trainer's settings want them.
+    """Train all stitches of a module together.
 
-    In the end the module is on the device of the target.
+    The settings of the trainer say whether models are compiled, run in bfloat16 or recomputed in
+    the backward pass; these changes of the models are undone at the end. The module is then in
+    evaluation mode, on the device of the target.
 
     Args:
         module: The stitches with the models that they are between.
@@ -312,11 +328,11 @@ def _train(
         "%d stitches, %d steps, peak rate %g", len(module.stitches), module.config.steps, rate
     )
     models_read = list(dict.fromkeys(stitch.reads for stitch in module.fits))
-    with contextlib.ExitStack() as changes:
+    with contextlib.ExitStack() as undone_changes:
         for model in models_read:
-            changes.enter_context(model.compiled(run.trainer.compile))
+            undone_changes.enter_context(model.compiled(run.trainer.compile))
         for model in (*models_read, target):
-            changes.enter_context(model.cast(run.trainer.precision == "bf16-mixed"))
-        changes.enter_context(target.recomputed(run.trainer.recompute))
+            undone_changes.enter_context(model.cast(run.trainer.precision == "bf16-mixed"))
+        undone_changes.enter_context(target.recomputed(run.trainer.recompute))
         fit(module, data, run, loggers)
     module.to(target.device).eval()

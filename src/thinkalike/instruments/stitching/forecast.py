@@ -61,7 +61,15 @@ CLOSED_FORM = {"stitch.kind": "least_squares"}
 
 
 def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
-    """Return the passes of all directions of a job, and of similarity."""
+    """Return the passes of the models that a job will take.
+
+    They are those of one or both directions, and, with `similarity=true`, those over the words at
+    which states are compared.
+
+    Args:
+        config: The job.
+        shapes: The shapes of the models, "model" (the source) and "target".
+    """
     source = shapes["model"]
     target = shapes["target"]
     pairs = pairs_of_layers(config.layers, source.layers, target.layers)
@@ -70,10 +78,10 @@ def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
         reversed_pairs = [(target_layer, layer) for layer, target_layer in pairs]
         passes += _passes_of_direction(config, target, source, reversed_pairs)
     if config.similarity:
-        from thinkalike.instruments.ruler.words import tokens_of_words
-        from thinkalike.instruments.stitching.similarity import words_read
+        from thinkalike.instruments.ruler.words import estimated_tokens_of_words
+        from thinkalike.instruments.stitching.similarity import words_for_similarity
 
-        tokens = tokens_of_words(words_read([source.width, target.width]))
+        tokens = estimated_tokens_of_words(words_for_similarity([source.width, target.width]))
         for shape in dict.fromkeys([source, target]):
             passes.append(shape.passes("similarity", tokens, SHORT_ROW, full=False))
     return passes
@@ -142,72 +150,75 @@ def _passes_of_direction(
     return [entry for entry in passes if entry.tokens]
 
 
-def smaller_jobs(
+def settings_of_smaller_jobs(
     config: StitchJob, shapes: Shapes, chosen: Collection[str]
 ) -> Iterator[dict[str, object]]:
-    """Yield settings of less and less work: fewer layers, and then closed forms of less text.
+    """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
 
-    Where a command line names the kind of map or its training, that stays, and there are fewer
-    steps, but never fewer than `left_to_gain` needs: a φ that has not settled says nothing of
-    either model.
+    There are fewer layers, and then closed forms that are fitted on less text. Where the user has
+    chosen the kind of map or its training, it stays, and there are fewer steps instead. They are
+    never fewer than `left_to_gain` needs: a φ that has not settled says nothing of either model.
 
     Args:
         config: The job.
-        shapes: The shapes of its models.
-        chosen: The settings that a command line has.
+        shapes: The shapes of its models, "model" (the source) and "target".
+        chosen: The names of the settings that the user has given.
     """
     source_layers = shapes["model"].layers
     target_layers = shapes["target"].layers
     shortest_context = min(shape.context for shape in shapes.values())
-    row = config.data.context or shortest_context
+    row_length = config.data.context or shortest_context
     evaluation_tokens = config.data.evaluation_tokens or REPORT_TOKENS
-    names_training = not TRAINING_SETTINGS.isdisjoint(chosen)
-    for layers, share in REDUCTIONS:
-        tokens = evaluation_tokens // share
+    is_training_chosen = not TRAINING_SETTINGS.isdisjoint(chosen)
+    for layers, divisor in REDUCTIONS:
+        tokens = evaluation_tokens // divisor
         settings: dict[str, object] = {}
         if layers < max(source_layers, target_layers):
             settings["layers"] = layers_at_depths(layers, source_layers, target_layers)
-        if share > 1:
-            if names_training and config.stitch.trained:
-                settings |= _less_training(config.stitch, share, row, chosen)
+        if divisor > 1:
+            if is_training_chosen and config.stitch.trained:
+                settings |= _settings_of_less_training(config.stitch, divisor, row_length, chosen)
             else:
-                if not names_training:
+                if not is_training_chosen:
                     settings |= CLOSED_FORM
                 settings["data.fit_tokens"] = tokens
             settings["data.evaluation_tokens"] = tokens
         if tokens < LITTLE_REPORT and shortest_context > SHORT_ROW:
-            # Little text is then of more documents.
+            # With short rows, little text comes from more documents.
             settings["data.context"] = SHORT_ROW
             settings["data.aligned"] = True
         yield settings
 
 
-def _less_training(
-    stitch: StitchConfig, share: int, row: int, chosen: Collection[str]
+def _settings_of_less_training(
+    stitch: StitchConfig, divisor: int, row_length: int, chosen: Collection[str]
 ) -> dict[str, int]:
-    """Return settings of one part of the training.
+    """Return settings of a training that reads fewer tokens, in fewer steps.
+
+    Steps are not fewer than it takes to settle, unless the job asks for fewer. Then each step
+    reads fewer tokens instead, but at least one row and `FEWEST_TOKENS_PER_STEP`.
 
     Args:
         stitch: The map φ and its training.
-        share: The training is divided by this.
-        row: How many tokens a row has; a step reads one row at least.
-        chosen: The settings that a command line has.
+        divisor: The tokens and steps are divided by this.
+        row_length: How many tokens a row has.
+        chosen: The names of the settings that the user has given.
     """
-    tokens = stitch.steps * stitch.tokens_per_step // share
+    tokens = stitch.steps * stitch.tokens_per_step // divisor
     warmup = None
     if "stitch.warmup" in chosen:
         warmup = stitch.warmup
-    steps = max(stitch.steps // share, fewest_steps(warmup))
-    steps = min(steps, stitch.steps)
-    tokens_per_step = max(tokens // steps, FEWEST_TOKENS_PER_STEP, row)
+    enough_to_settle = max(stitch.steps // divisor, fewest_steps(warmup))
+    steps = min(enough_to_settle, stitch.steps)
+    tokens_per_step = max(tokens // steps, FEWEST_TOKENS_PER_STEP, row_length)
     return {"stitch.steps": steps, "stitch.tokens_per_step": tokens_per_step}
 
 
-def bytes_needed(config: StitchJob, shapes: Shapes) -> float:
-    """Return the bytes of what needs most memory beside the models.
+def most_bytes_of_phase(config: StitchJob, shapes: Shapes) -> float:
+    """Return the bytes that the phase of a job needs that needs most memory besides the models.
 
-    That is one direction's stitches in training, the moments of states with a chunk of logits, or
-    a rounded copy of the target.
+    This is the phase that trains one direction's stitches, the one that holds second moments of
+    states and some logits, or the one that holds a rounded copy of the target.
     """
     from thinkalike.instruments.stitching.setting import bytes_of_moments, bytes_trained
     from thinkalike.measures.losses import bytes_of_logits
@@ -220,5 +231,5 @@ def bytes_needed(config: StitchJob, shapes: Shapes) -> float:
     rounded_copy = 0.0
     if config.ruler is not None:
         rounded_copy = target.bytes
-    trained = bytes_trained(config.stitch, source.width, target.width, pairs)
-    return max(trained, closed_forms, rounded_copy)
+    training = bytes_trained(config.stitch, source.width, target.width, pairs)
+    return max(training, closed_forms, rounded_copy)

@@ -18,13 +18,13 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.stitching import forecast
 from thinkalike.instruments.stitching.screen import (
-    cut_models,
     details_of,
     interval_of_mean_penalty,
     layer_pairs_in_words,
-    note_of_columns,
+    meaning_of_columns,
+    models_cut_inside_blocks,
     show_asymmetry,
-    show_direction,
+    show_penalties_of_direction,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
@@ -80,11 +80,11 @@ class Stitching(
     # ---- the settings of a job
 
     def inputs(self, config: StitchJob) -> Inputs:
-        """Return the fingerprints of models and text, after checks of the settings.
+        """Check the settings, and return what decides the numbers, by name, for the job's key.
 
         Raises:
-            ConfigError: A model is to be cut where it cannot be, or compiled or recomputed though
-                it is cut inside a block.
+            ConfigError: A model is to be cut where it cannot be, or it is cut inside a block and
+                is to be compiled or recomputed, which works with whole blocks only.
         """
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
@@ -102,38 +102,38 @@ class Stitching(
         return super().inputs(config)
 
     def unread(self, config: StitchJob) -> SettingValues:
-        """Return the settings of Lightning that a job without training ignores.
+        """Return the settings that this job ignores, with the values that enter its key.
 
-        It reads only those of memory and processes.
+        A job that trains nothing ignores the trainer's settings, but for memory and processes.
         """
         if config.stitch.trained:
             return {}
         defaults = vars(TrainerConfig())
-        of_training = defaults.keys() - {"memory", *PROCESSES}
-        return {f"trainer.{name}": defaults[name] for name in of_training}
+        names_of_training = defaults.keys() - {"memory", *PROCESSES}
+        return {f"trainer.{name}": defaults[name] for name in names_of_training}
 
     # ---- what a job will take
 
     def model_passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of all directions, and of similarity if it is asked for."""
+        """Return the passes of the models for a forecast, see `forecast.passes_of_job`."""
         return forecast.passes_of_job(config, shapes)
 
     def reductions(
         self, config: StitchJob, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield settings that make the job smaller, see `forecast.smaller_jobs`."""
-        return forecast.smaller_jobs(config, shapes, chosen)
+        """Yield settings that take ever less time, see `forecast.settings_of_smaller_jobs`."""
+        return forecast.settings_of_smaller_jobs(config, shapes, chosen)
 
     def bytes_beside_models(self, config: StitchJob, shapes: Shapes) -> float:
-        """Return the bytes of what needs most memory beside the models."""
-        return forecast.bytes_needed(config, shapes)
+        """Return the bytes that the job needs besides the models, for a forecast."""
+        return forecast.most_bytes_of_phase(config, shapes)
 
     # ---- the run
 
     def run(self, config: StitchJob, work: Work) -> Outcome:
-        """Train all stitches, in one or both directions, and report their penalties.
+        """Fit all stitches, in one or both directions, and compute their penalties.
 
-        The result has a row for each pair of layers and direction; `details` has all columns.
+        The table has a row for each layer pair and direction, and `details` has further columns.
         """
         import pandas as pd
 
@@ -146,14 +146,15 @@ class Stitching(
             setting = load_setting(config)
         directions = _stitch_directions(config, setting, work)
         if config.similarity:
-            _add_similarity(config, setting, directions, work)
-        _keep_stitches(config, setting, directions, work)
+            _add_columns_of_similarity(config, setting, directions, work)
+        _store_stitches(config, setting, directions, work)
 
         details_of_directions = [direction.details for direction in directions.values()]
         details = pd.concat(details_of_directions, ignore_index=True)
         scalars = {
             "mean_penalty": float(details["penalty"].mean()),
             "worst_penalty": float(details["penalty"].max()),
+            # The direction from source to target has the name "".
             **document_counts(directions[""].sums["tokens"]),
         }
         corpus = setting.corpus
@@ -173,20 +174,22 @@ class Stitching(
     # ---- figures and screen
 
     def draw(self, result: Result, folder: Path) -> None:
-        directions = details_of(result).groupby(["source", "target"], sort=False)
-        files = {"penalty": "tokens", "penalty_back": "back_tokens"}
-        for (file, tokens), ((source, target), table) in zip(
-            files.items(), directions, strict=False
+        """Draw the penalties of each direction: a map if all layers are paired, else bars."""
+        table_by_direction = details_of(result).groupby(["source", "target"], sort=False)
+        # The file of each direction, and the array with the tokens of each of its documents.
+        array_by_file = {"penalty": "tokens", "penalty_back": "back_tokens"}
+        for (file, array), ((source, target), table) in zip(
+            array_by_file.items(), table_by_direction, strict=False
         ):
-            count = result.arrays[tokens].sum()
+            tokens = result.arrays[array].sum()
             documents = f"{result.scalars['documents']:.0f} documents"
-            about = f"{count:,.0f} tokens of {documents}"
-            if cut_models(result):
-                about += f"; {cut_models(result)}"
-            cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
-            has_all_pairs = cells.notna().all(axis=None)
-            if min(cells.shape) > 1 and has_all_pairs:
-                figures.penalty_map(cells, str(source), str(target), folder, about, file)
+            about = f"{tokens:,.0f} tokens of {documents}"
+            if models_cut_inside_blocks(result):
+                about += f"; {models_cut_inside_blocks(result)}"
+            penalties = table.pivot(index="source_layer", columns="target_layer", values="penalty")
+            has_all_pairs = penalties.notna().all(axis=None)
+            if min(penalties.shape) > 1 and has_all_pairs:
+                figures.penalty_map(penalties, str(source), str(target), folder, about, file)
             else:
                 about += "\nbars: 95 % intervals over documents"
                 figures.penalties(table, folder, about, file)
@@ -196,11 +199,14 @@ class Stitching(
         return ranked_rows(table, "penalty", smallest_first=True)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean penalty and the worst one, with the layers that it is of."""
+        """Return the mean penalty of all stitches, and the worst one with its layers.
+
+        The mean has no interval if there are two directions, as their documents differ.
+        """
         table = result.details
         mean_penalty = result.scalars["mean_penalty"]
-        has_two_directions = len(table) > len(result.arrays["stitch"])
-        if has_two_directions:  # whose documents are not the same
+        has_two_directions = len(table) > len(result.arrays["stitch"])  # rows of the first alone
+        if has_two_directions:
             mean = Headline("mean_penalty", mean_penalty)
         else:
             low, high = interval_of_mean_penalty(result.arrays)
@@ -218,17 +224,21 @@ class Stitching(
         return [mean, worst]
 
     def show(self, result: Result) -> None:
+        """Print what the stitches of each direction cost, and what the columns mean.
+
+        The asymmetry of two directions and the similarity of states follow if they are known.
+        """
         by_direction = details_of(result).groupby(["source", "target"], sort=False)
         directions = [table for _, table in by_direction]
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         for table in directions:
-            show_direction(table, few(len(table), rows))
-        show_note(note_of_columns(directions[0]))
+            show_penalties_of_direction(table, few(len(table), rows))
+        show_note(meaning_of_columns(directions[0]))
         show_layer_note(result)
         documents = number_of_documents(result.scalars)
         show_text(f"95 % intervals are over {documents}; text: {name_of_text(result)}.")
-        if cut_models(result):
-            show_text(f"Stitched before the MLP of a layer: {cut_models(result)}.")
+        if models_cut_inside_blocks(result):
+            show_text(f"Stitched before the MLP of a layer: {models_cut_inside_blocks(result)}.")
         first = directions[0]
         show_asymmetry(first)
         if "residual_r2" in first:
@@ -240,24 +250,33 @@ class Stitching(
 def _stitch_directions(
     config: StitchJob, setting: StitchSetting, work: Work
 ) -> dict[str, Direction]:
-    """Return the directions of a job by name: from source to target, and `BACK` if asked for."""
-    from thinkalike.instruments.stitching.direction import stitched
+    """Fit the stitches of a job, and return its directions by name.
+
+    "" is the name of that from source to target, and `BACK` that of the reverse, which is fitted
+    only if the job asks for both.
+
+    Args:
+        config: The job.
+        setting: The models, their layer pairs and the text.
+        work: The context of the running job.
+    """
+    from thinkalike.instruments.stitching.direction import stitches_of_direction
     from thinkalike.training.curves import loggers_of
     from thinkalike.training.run import TrainingRun
 
-    partial = None
+    folder_of_states = None
     if work.job.keeps_states:
-        partial = work.job.partial
-    run = TrainingRun(partial, setting.target.device, config.trainer, work.tracker)
+        folder_of_states = work.job.partial
+    run = TrainingRun(folder_of_states, setting.target.device, config.trainer, work.tracker)
     loggers = loggers_of(run, config.logger.kind)
-    onward = stitched(setting, run, loggers, work)
+    onward = stitches_of_direction(setting, run, loggers, work)
     if not config.stitch.both:
         return {"": onward}
 
     from thinkalike.instruments.stitching.asymmetry import add_asymmetries, add_unexplained
 
     reversed_setting = setting.reversed(config.data)
-    back = stitched(reversed_setting, replace(run, name=BACK), (), work)
+    back = stitches_of_direction(reversed_setting, replace(run, name=BACK), (), work)
     add_asymmetries(onward, back)
     if config.stitch.kind == "least_squares":
         with work.phase("report"):
@@ -265,22 +284,38 @@ def _stitch_directions(
     return {"": onward, BACK: back}
 
 
-def _add_similarity(
+def _add_columns_of_similarity(
     config: StitchJob, setting: StitchSetting, directions: Mapping[str, Direction], work: Work
 ) -> None:
-    """Add to the details of all directions whether the states of stitched layers are similar."""
-    from thinkalike.instruments.stitching.similarity import similarity_of, with_similarity
+    """Add columns of residual R² of the stitched layers to the details of all directions.
+
+    Residual R² says whether states are similar, which the cost of a stitch does not.
+
+    Args:
+        config: The job, which names the text.
+        setting: The models and their layer pairs.
+        directions: The directions by name, whose `details` are replaced.
+        work: The context of the running job.
+    """
+    from thinkalike.instruments.stitching.similarity import columns_of_similarity, with_similarity
 
     with work.phase("similarity"):
-        columns = similarity_of(setting, config.data)
+        columns = columns_of_similarity(setting, config.data)
     for name, direction in directions.items():
         direction.details = with_similarity(direction.details, columns, is_back=name == BACK)
 
 
-def _keep_stitches(
+def _store_stitches(
     config: StitchJob, setting: StitchSetting, directions: Mapping[str, Direction], work: Work
 ) -> None:
-    """Add the stitches of all directions to the result, if there are any with weights."""
+    """Store the weights of all stitches in the folder of the result; the identity has none.
+
+    Args:
+        config: The job.
+        setting: The models and their layer pairs.
+        directions: The directions by name, with their stitches.
+        work: The context of the running job, whose folder gets the weights.
+    """
     from thinkalike.instruments.stitching.direction import with_prefixes
     from thinkalike.stitches.stitch import NAME, facts_of_stitches
 

@@ -53,45 +53,49 @@ class ShuffledMap:
     seed: int
 
     def __call__(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t e"]:
-        """Return φ of the states, with all b t tokens in a random order, the same each time."""
+        """Return φ of the states, where each token gets the mapped state of a random token.
+
+        The order is the same in every batch of the same size.
+        """
         mapped = self.phi(states)
-        rows = mapped.flatten(0, 1)
+        mapped_rows = mapped.flatten(0, 1)  # (b t, e)
         generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(rows), generator=generator)
-        return rows[order.to(rows.device)].view_as(mapped)
+        order = torch.randperm(len(mapped_rows), generator=generator)
+        return mapped_rows[order.to(mapped_rows.device)].view_as(mapped)
 
 
-def reported(
+def report_sums(
     forms: ClosedForms,
     fits: FittedStitches,
     untrained: ClosedForms | None,
     further_seeds: Mapping[str, StateMaps],
     means: TokenMeans,
 ) -> DocumentTotals:
-    """Return the sums by document of φ and its controls, see `document_sums`.
+    """Return what φ and its controls lose on the evaluation text, summed over each document.
 
     Args:
         forms: The closed forms of the setting.
-        fits: The φ of every layer pair, and what was trained beside them.
-        untrained: The closed forms of a source that was never trained, if the job has controls.
+        fits: The φ of every layer pair, and the stitches that were trained with them.
+        untrained: The closed forms of a source that was never trained; None: there is no such
+            control.
         further_seeds: The φ of further seeds, by name.
-        means: The target's mean states of tokens.
+        means: The target's mean states of tokens, a baseline.
     """
     setting = forms.setting
     target = setting.target
     floor = fits.beside.get(FLOOR)
     # Where a model is stitched to itself, layer by layer, its φ are the floor.
-    maps_are_floor = floor == fits.maps
+    phi_is_floor = floor == fits.maps
 
     maps = _maps_of_source(forms, fits, further_seeds)
     controls: dict[str, Control] = {}
-    if floor and not maps_are_floor:
+    if floor and not phi_is_floor:
         controls[FLOOR] = Control(target, floor, "target")
-    controls |= _controls(forms, fits, untrained, means)
+    controls |= _controls_of_other_models(forms, fits, untrained, means)
 
     free_cached_memory(target.device)
     rows = setting.corpus.report
-    batch = largest_report_batch(
+    batch_size = largest_report_batch(  # in rows and in layer pairs
         setting.source,
         target,
         setting.layer_pairs,
@@ -105,10 +109,10 @@ def reported(
         setting.layer_pairs,
         maps,
         rows,
-        *batch,
+        *batch_size,
         controls=controls,
     )
-    if maps_are_floor:
+    if phi_is_floor:
         sums[FLOOR] = sums["stitch"]
     return sums
 
@@ -116,12 +120,15 @@ def reported(
 def _maps_of_source(
     forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
-    """Return all maps of the source's states, by name: φ, its variants, and closed forms.
+    """Return all maps of the source's states that are evaluated, by name.
+
+    These are φ of every seed, φ after half of the steps and at other learning rates, the identity,
+    and, with controls, closed forms and φ with shuffled tokens. Each has a map per layer pair.
 
     Args:
         forms: The closed forms of the source's states.
-        fits: The trained stitches.
-        further_seeds: Stitches that were trained with further seeds, by name.
+        fits: The φ of every layer pair, and the stitches that were trained with them.
+        further_seeds: The φ of further seeds, by name.
     """
     setting = forms.setting
     maps: dict[str, StateMaps] = {"stitch": fits.maps, **further_seeds}
@@ -141,22 +148,25 @@ def _maps_of_source(
     return maps
 
 
-def _controls(
+def _controls_of_other_models(
     forms: ClosedForms, fits: FittedStitches, untrained: ClosedForms | None, means: TokenMeans
 ) -> dict[str, Control]:
-    """Return the maps of the states of other models than the source, by name.
+    """Return controls by name that put states into the target which are not the source's.
+
+    These are mean states of tokens, with controls also those of pairs of tokens, and the mapped
+    states of an untrained source.
 
     Args:
         forms: The closed forms of the source's states, with their setting.
         fits: The trained stitches, of which some may read an untrained source.
-        untrained: The closed forms of an untrained source's states, if there is one.
-        means: The target's mean states of each bigram, and of each token.
+        untrained: The closed forms of an untrained source's states; None: there is no such source.
+        means: The target's mean states of each token, and of each pair of tokens.
     """
     setting = forms.setting
-    unchanged = identity_maps(setting.target, setting.layer_pairs)
-    controls = {"token_mean": Control(means.tokens, unchanged, "target")}
+    identity = identity_maps(setting.target, setting.layer_pairs)
+    controls = {"token_mean": Control(means.tokens, identity, "target")}
     if setting.config.controls:
-        controls["bigram_mean"] = Control(means, unchanged, "target")
+        controls["bigram_mean"] = Control(means, identity, "target")
     if untrained:
         maps = fits.beside.get(RANDOM_SOURCE) or untrained.maps("least_squares")
         controls[RANDOM_SOURCE] = Control(untrained.setting.source, maps, "source")
@@ -164,26 +174,27 @@ def _controls(
 
 
 def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> DocumentTotals:
-    """Return the losses by document of copies of the target that are rounded to some bits.
+    """Return the loss of rounded copies of the target, summed over each document, by name.
 
-    They are called `rung_4` and so on, and are those around each penalty. Weights that are
-    integers already, or on several devices, have no calibration points.
+    A copy of 4 bits is called `rung_4`. Copies are made until the cost of each stitch lies between
+    those of two of them. There are none if the job does not ask for them, or if the target's
+    weights cannot be rounded: they are integers already, or on several devices.
 
     Args:
-        setting: The models, and whether there are calibration points.
-        sums: The sums by document of φ and of the target.
+        setting: The models, the text, and whether copies are asked for.
+        sums: Losses summed over documents of φ and of the target, and the number of tokens.
     """
     target = setting.target
     if setting.ruler is None or not can_be_rounded(target):
         return {}
     tokens = sums["tokens"].sum()
     target_loss = sums["target"]
-    # A ladder rises with the bits, so that its values are gains: the negated costs per token.
+    # `next_bits` takes values that rise with the bits: the negated costs per token of each stitch.
     gains = ((target_loss - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
 
     losses: DocumentTotals = {}
-    known_gains: dict[int, list[float]] = {}
-    bits = next_bits(gains, known_gains)
+    gains_of_copies: dict[int, list[float]] = {}
+    bits = next_bits(gains, gains_of_copies)
     while bits:
         log.info("%s at %d bits", target.name, bits)
         with doing(f"rounding to {bits} bits"):
@@ -191,7 +202,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
         loss = target_losses(copy, setting.corpus.report)
         del copy  # there is room for one copy
         gain = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
-        known_gains[bits] = [gain] * len(gains)
+        gains_of_copies[bits] = [gain] * len(gains)  # the same copy for all stitches
         losses[f"rung_{bits}"] = loss
-        bits = next_bits(gains, known_gains)
+        bits = next_bits(gains, gains_of_copies)
     return losses

@@ -50,17 +50,23 @@ def details_of(result: Result) -> pd.DataFrame:
 
 def layer_pairs_in_words(table: pd.DataFrame) -> str:
     """Return the layer pairs of a table in words: "0→0, 1→1"."""
-    return listed(arrows(table))
+    return listed(layer_pair_labels(table))
 
 
-def arrows(table: pd.DataFrame) -> list[str]:
+def layer_pair_labels(table: pd.DataFrame) -> list[str]:
     """Return the layer pair of each row: "0→0"."""
     pairs = zip(table["source_layer"], table["target_layer"], strict=True)
     return [f"{source_layer}→{target_layer}" for source_layer, target_layer in pairs]
 
 
 def _stitched_layers_in_words(table: pd.DataFrame) -> str:
-    """Return which layers of the source are stitched into which of the target."""
+    """Return in words which layers of the source are stitched into which of the target.
+
+    Such as "layers 0 to 5 of a into b", where all pairs have the same number in both models.
+
+    Args:
+        table: A row for each stitch of one direction.
+    """
     source = table["source"].iloc[0]
     target = table["target"].iloc[0]
     sources = table["source_layer"].tolist()
@@ -87,38 +93,48 @@ def _listed_layers(layers: Sequence[int]) -> str:
 
 
 def _range_of_column(table: pd.DataFrame, column: str) -> str:
-    """Return the least and the greatest number of a column, once if they round to the same.
+    """Return the range of a column in words, such as "0.10 to 0.25", or one number if both agree.
 
-    Both have the two decimals of the tables, but very small numbers have two digits.
+    Numbers have two decimals as in tables, but two significant digits if all of them are small.
     """
-    form = ".2f"
+    number_format = ".2f"
     if table[column].abs().max() < LEAST_OF_TWO_DECIMALS:
-        form = ".2g"
-    return range_text(table[column].min(), table[column].max(), form)
+        number_format = ".2g"
+    return range_text(table[column].min(), table[column].max(), number_format)
 
 
-def _range_of_bits(readings: pd.Series) -> str:
-    """Return the least and the greatest equivalent bit width, once if they round to the same."""
-    least = in_bits(readings.min())
-    greatest = in_bits(readings.max())
+def _range_of_bit_widths(bit_widths: pd.Series) -> str:
+    """Return the range of equivalent bit widths: "3.5 to 8 or more", or one if both ends agree."""
+    least = bit_width_in_words(bit_widths.min())
+    greatest = bit_width_in_words(bit_widths.max())
     if least == greatest:
         return least
     return f"{least} to {greatest}"
 
 
 def sentence_of_direction(table: pd.DataFrame) -> str:
-    """Return what the stitches of one direction cost, in nats and in equivalent bits."""
+    """Return in a sentence what the stitches of one direction cost, in nats per token.
+
+    Where it is known, the bit width follows to which the target's weights must be rounded to lose
+    as much.
+
+    Args:
+        table: The details of the direction, a row for each stitch.
+    """
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
     cost = f"Stitching {layers} costs {_range_of_column(table, 'penalty')} nats per token"
     if "equivalent_bits" not in table:
         return f"{cost}."
-    bits = _range_of_bits(table["equivalent_bits"])
+    bits = _range_of_bit_widths(table["equivalent_bits"])
     return f"{cost}, as much as rounding the weights of {target} to {bits} bits."
 
 
 def sentence_of_floor(table: pd.DataFrame) -> str:
-    """Return what it costs to stitch the target into itself; "" if that was not measured."""
+    """Return in a sentence what it costs to stitch the target into itself (the floor).
+
+    It is "" if that was not measured, or if the direction itself is from a model into itself.
+    """
     first = table.iloc[0]
     if first["source"] == first["target"] or "floor_penalty" not in table:
         return ""
@@ -128,8 +144,8 @@ def sentence_of_floor(table: pd.DataFrame) -> str:
     )
 
 
-def note_of_columns(table: pd.DataFrame) -> str:
-    """Return what the columns of the tables of stitches are."""
+def meaning_of_columns(table: pd.DataFrame) -> str:
+    """Return in a sentence what the columns mean that a table of stitches has."""
     meanings = ["The penalty is the loss of the stitched model minus that of the target alone"]
     for name, column in BASELINES.items():
         if column in table:
@@ -140,30 +156,33 @@ def note_of_columns(table: pd.DataFrame) -> str:
     return note
 
 
-def in_bits(reading: float) -> str:
-    """Return a reading in bits, in words where it is at an end of the scale."""
+def bit_width_in_words(bits: float) -> str:
+    """Return an equivalent bit width: "3.7", or "below 2" or "8 or more" at an end of the scale.
+
+    The scale ends with the coarsest and with the finest rounded copy.
+    """
     from thinkalike.measures.bit_readings import BITS_OF_COPIES
 
-    if reading <= BITS_OF_COPIES[0]:
+    if bits <= BITS_OF_COPIES[0]:
         return f"below {BITS_OF_COPIES[0]}"
-    if reading >= BITS_OF_COPIES[-1]:
+    if bits >= BITS_OF_COPIES[-1]:
         return f"{BITS_OF_COPIES[-1]} or more"
-    return f"{reading:.1f}"
+    return f"{bits:.1f}"
 
 
 def _gain_in_words(left_to_gain: float) -> str:
-    """Return what is left to gain, "?" where there is no bound."""
+    """Return what longer training would gain at most; "?" where that is not known (NaN)."""
     if math.isnan(left_to_gain):
         return "?"
     return f"{max(left_to_gain, 0.0):.2f}"
 
 
-def show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
-    """Print what each stitch of one direction costs, its baselines, and what is left to gain.
+def show_penalties_of_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
+    """Print what the stitches of one direction cost, with baselines and what is left to gain.
 
     Args:
-        table: The details of the direction.
-        rows: The rows that are shown.
+        table: The details of the direction, a row for each stitch.
+        rows: The indices of the rows that the printed table shows.
     """
     first = table.iloc[0]
     unit = "nats per token"
@@ -179,11 +198,16 @@ def show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
 
 
 def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
+    """Return the columns of the printed table of one direction, those that its details have.
+
+    Args:
+        rows: The rows of the details that are shown.
+    """
     penalties = []
     for row in rows.itertuples():
         penalties.append(span(row.penalty, row.penalty_low, row.penalty_high, ".2f"))
     columns = [
-        number_column("layers", arrows(rows)),
+        number_column("layers", layer_pair_labels(rows)),
         number_column("loss", rows["stitching_loss"], ".2f"),
         number_column("penalty", penalties),
     ]
@@ -191,7 +215,7 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
         if name in rows:
             columns.append(number_column(label, rows[name], ".2f"))
     if "equivalent_bits" in rows:
-        bits = [in_bits(reading) for reading in rows["equivalent_bits"]]
+        bits = [bit_width_in_words(bit_width) for bit_width in rows["equivalent_bits"]]
         columns.append(number_column("bits by loss", bits))
     if "upper_bound_of_gain" in rows:
         gains = [_gain_in_words(gain) for gain in rows["upper_bound_of_gain"]]
@@ -200,7 +224,10 @@ def _columns_of_direction(rows: pd.DataFrame) -> list[Column]:
 
 
 def _show_convergence(table: pd.DataFrame) -> None:
-    """Say what longer training would gain, or where that is unknown; closed forms gain nothing."""
+    """Print what longer training would gain at most, and where that is unknown.
+
+    Nothing is printed for closed forms, which are not trained.
+    """
     if "upper_bound_of_gain" not in table:
         return
     has_no_bound = table["upper_bound_of_gain"].isna()
@@ -218,10 +245,13 @@ def _show_convergence(table: pd.DataFrame) -> None:
 
 
 def show_asymmetry(table: pd.DataFrame) -> None:
-    """Say where one direction costs most beyond the other.
+    """Print at which layers the costs of the two directions differ most, and by how much.
+
+    Nothing is printed for a job with one direction.
 
     Args:
-        table: The details of the first direction.
+        table: The details of the first direction, where the asymmetry is its penalty minus that of
+            the reverse.
     """
     for name, unit in ASYMMETRIES.items():
         if name not in table:
@@ -244,8 +274,11 @@ def show_asymmetry(table: pd.DataFrame) -> None:
         )
 
 
-def cut_models(result: Result) -> str:
-    """Return which models are cut before the MLP of a layer, "" if none is."""
+def models_cut_inside_blocks(result: Result) -> str:
+    """Return which models are cut inside blocks, before the MLP: "a at resid_mid".
+
+    It is "" if both are cut between blocks.
+    """
     names = [model["name"] for model in result.provenance["models"] if "site" in model]
     if not names:
         return ""
@@ -253,7 +286,14 @@ def cut_models(result: Result) -> str:
 
 
 def interval_of_mean_penalty(arrays: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Return the interval of the mean penalty over layer pairs, over documents and seeds."""
+    """Return the ends of the interval of the mean penalty over layer pairs.
+
+    The interval is over documents and seeds.
+
+    Args:
+        arrays: The arrays of a result with one direction: losses summed over documents, of φ
+            (`stitch`, and `seed_...` for further seeds) and of the `target`, and `tokens`.
+    """
     import torch
 
     from thinkalike.measures.bootstrap import documents_and_seeds_interval

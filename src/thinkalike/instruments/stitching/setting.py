@@ -80,34 +80,38 @@ class StitchSetting:
 
     @property
     def rows_of_closed_forms(self) -> TokenRows:
-        """The rows that closed forms are fitted on.
+        """The rows of text that closed forms are fitted on.
 
-        These are all rows to fit on if φ is a closed form. Otherwise closed forms are only
-        controls and starts, and `CONTROL_TOKENS` are enough for them.
+        These are all rows to fit on if φ itself is a closed form. Otherwise closed forms are only
+        controls and starting points, for which `CONTROL_TOKENS` tokens are enough.
         """
-        fit = self.corpus.fit
+        fit_rows = self.corpus.fit
         if self.config.is_closed:
-            return fit
-        rows = max(CONTROL_TOKENS // fit.context, 1)
-        return fit.select(slice(rows))
+            return fit_rows
+        row_count = max(CONTROL_TOKENS // fit_rows.context, 1)
+        return fit_rows.select(slice(row_count))
 
     @property
     def budget(self) -> Budget:
-        """The memory for states outside of training."""
+        """The memory for states outside of training.
+
+        If the user sets no limit, it is all memory of a GPU; on a CPU there is room for
+        `STATE_BYTES_ON_CPU` besides what is in use now, however much is free.
+        """
         device = self.target.device
         if self.memory:
             return Budget.of(device, self.memory)
         limit = None
         if device.type == "cpu":
             bytes_with_states = bytes_in_use(device) + FRAGMENTATION * STATE_BYTES_ON_CPU
-            limit = bytes_with_states / USABLE_SHARE
+            limit = bytes_with_states / USABLE_SHARE  # a budget uses only this share of its limit
         return Budget.of(device, limit)
 
     def reversed(self, data: DataConfig) -> StitchSetting:
-        """Return the setting from the target to the source.
+        """Return the setting of the reverse direction, from the target to the source.
 
         Args:
-            data: The text, which each direction reads with the tokenizer of its target.
+            data: The text, which is read again: each direction has the rows of its own target.
         """
         reversed_pairs = [(target_layer, layer) for layer, target_layer in self.layer_pairs]
         fit_tokens = _tokens_of_training(self.config)
@@ -121,16 +125,18 @@ class StitchSetting:
 
 
 def load_setting(config: StitchJob) -> StitchSetting:
-    """Load models and text, and check that the stitches suit them.
+    """Load models and text, and check that the kind of stitch suits the models.
 
     Raises:
-        ConfigError: The kind of the stitches or their number does not suit the models.
+        ConfigError: The kind of stitch does not go between the widths of the models, or both
+            directions are asked for between a model and itself.
+        ResourceError: The stitches do not fit into memory.
     """
     source, target = load_models(
         replace(config.model, device=own_device(config.model.device, config.trainer)),
         replace(config.target, device=own_device(config.target.device, config.trainer)),
     )
-    source, target = _cut_at_middle(source, target)
+    source, target = _models_cut_as_asked(source, target)
     stitch = config.stitch
     if stitch.both and source is target:
         raise ConfigError(
@@ -157,14 +163,17 @@ def load_setting(config: StitchJob) -> StitchSetting:
 
 
 def _tokens_of_training(config: StitchConfig) -> int:
-    """Return how many tokens all steps read together, at least 1."""
+    """Return how many tokens all steps of training read together, at least 1."""
     return max(config.steps * config.tokens_per_step, 1)
 
 
-def _cut_at_middle(source: FrozenModel, target: FrozenModel) -> tuple[FrozenModel, FrozenModel]:
-    """Return models whose layers end before their MLP, if they are to be cut there.
+def _models_cut_as_asked(
+    source: FrozenModel, target: FrozenModel
+) -> tuple[FrozenModel, FrozenModel]:
+    """Return the models, where one that is to be cut inside blocks is wrapped.
 
-    A model that is stitched to itself stays one object.
+    The layers of a wrapped model end before the MLP of each block. A model that is stitched to
+    itself stays one object.
     """
     if not (source.sites or target.sites):
         return source, target
@@ -184,7 +193,8 @@ def _cut_at_middle(source: FrozenModel, target: FrozenModel) -> tuple[FrozenMode
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
     """Raise a ConfigError if a kind of map does not go between the widths of the models.
 
-    With `both` it must go in either direction.
+    Identity, orthogonal and bias maps need equal widths, Procrustes maps a target that is not
+    narrower (in both directions if both are asked for), and a rank is at most the smaller width.
     """
     widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
     kinds = {config.kind, config.init}
@@ -200,20 +210,23 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
             f"procrustes keeps lengths, so it cannot go to a smaller width: {widths}"
         )
 
-    has_rank = not kinds.isdisjoint({"low_rank", "reduced_rank"})
-    if has_rank and config.rank > min(source.d_model, target.d_model):
+    is_of_some_rank = not kinds.isdisjoint({"low_rank", "reduced_rank"})
+    if is_of_some_rank and config.rank > min(source.d_model, target.d_model):
         raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
 
 
 def shared_text(
     data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int
 ) -> Corpus:
-    """Return rows of the tokens of both models; where tokenizers differ, rows of each model's own.
+    """Return the text in rows of tokens that both models read.
+
+    If the tokenizers differ, rows are of the target's tokens, and each token of the target is
+    paired with one of the source's.
 
     Args:
         data: The text.
         source, target: The models.
-        fit_tokens: How many tokens to fit on are read, unless the data say so.
+        fit_tokens: How many tokens to fit on are read, unless `data` sets their number.
     """
     for model in (source, target):
         model.check_context(data.context)
@@ -247,9 +260,10 @@ def shared_text(
 def bytes_trained(
     config: StitchConfig, source_width: int, target_width: int, pairs: Sequence[LayerPair]
 ) -> float:
-    """Return the bytes of all φ that are trained together, with gradients, momenta and means.
+    """Return the bytes of all maps that are trained together; 0 if nothing is trained.
 
-    0 if nothing is trained.
+    Besides the map itself, training keeps its gradient, the momenta of the optimiser and a running
+    mean of the map.
 
     Args:
         config: The map φ and its training.
@@ -266,29 +280,29 @@ def bytes_trained(
     weights = source_width * target_width
     if config.kind == "low_rank":
         weights = config.rank * (source_width + target_width)
-    copies = maps * (COPIES_OF_WEIGHT + momenta(config))
-    copies += len(pairs)  # φ after half of the steps
-    return FLOAT32_BYTES * weights * copies
+    tensors_in_memory = maps * (COPIES_OF_WEIGHT + momenta(config))
+    tensors_in_memory += len(pairs)  # φ after half of the steps
+    return FLOAT32_BYTES * weights * tensors_in_memory
 
 
 def bytes_of_moments(
     source_width: int, target_width: int, pairs: Sequence[LayerPair], maps: int = 0
 ) -> float:
-    """Return the bytes of the moments of states, and of maps that are made of them.
+    """Return the bytes of the second moments of states, and of maps that are computed from them.
 
     Moments are d² numbers for each layer of the source, e² for each of the target and d e for each
-    layer pair, of both halves of the text.
+    layer pair, all of them for either half of the text, in float64.
 
     Args:
         source_width, target_width: The widths d and e.
         pairs: The layer pairs.
-        maps: How many maps of each layer pair there are.
+        maps: How many maps of each layer pair there are, of d e numbers each.
     """
     source_layers = {layer for layer, _ in pairs}
     target_layers = {layer for _, layer in pairs}
-    within = len(source_layers) * source_width**2 + len(target_layers) * target_width**2
-    across = len(pairs) * source_width * target_width
-    return FLOAT64_BYTES * (2 * within + (2 + maps) * across)
+    numbers_within = len(source_layers) * source_width**2 + len(target_layers) * target_width**2
+    numbers_across = len(pairs) * source_width * target_width
+    return FLOAT64_BYTES * (2 * numbers_within + (2 + maps) * numbers_across)
 
 
 def _check_memory(
@@ -304,7 +318,7 @@ def _check_memory(
         config: The map φ and its training.
         source_width, target_width: The widths of the models.
         pairs: The layer pairs.
-        budget: The memory.
+        budget: The memory that may be used.
     """
     check_memory(
         f"stitches of {len(pairs)} layer pairs need",

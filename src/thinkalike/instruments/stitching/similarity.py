@@ -17,10 +17,15 @@ from jaxtyping import Float
 
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError
-from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_by_layer
-from thinkalike.instruments.ruler.screen import shares_more
-from thinkalike.instruments.ruler.table import shared_columns
-from thinkalike.instruments.ruler.words import WORDS, compare_words, fewest_words, say_left_out
+from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_at_each_layer
+from thinkalike.instruments.ruler.screen import is_above_local_mixing
+from thinkalike.instruments.ruler.table import similarity_columns
+from thinkalike.instruments.ruler.words import (
+    WORDS,
+    comparison_at_words,
+    fewest_words_for_r2,
+    log_left_out_words,
+)
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.memory import free_cached_memory
 from thinkalike.screen import range_text
@@ -46,42 +51,49 @@ SWAPPED = {
 """What the columns of single directions are called in the table of the opposite direction."""
 
 
-def words_read(widths: Iterable[int]) -> int:
-    """Return how many words are read, where the text has them, for models of these widths."""
-    return max(WORDS, fewest_words(widths))
+def words_for_similarity(widths: Iterable[int]) -> int:
+    """Return how many words of text are read: `WORDS`, or more where wide models need more.
+
+    Args:
+        widths: The widths of the models.
+    """
+    return max(WORDS, fewest_words_for_r2(widths))
 
 
-def similarity_of(
+def columns_of_similarity(
     setting: StitchSetting, data: DataConfig
 ) -> dict[str, Float[np.ndarray, " pairs"]]:
-    """Return columns of what both models' states share, and of what local mixing shares with them.
+    """Return columns of the residual R² of the stitched layers, and of the local-mixing control.
 
-    If the text has too few words for that, there are no columns, and a warning says so.
+    Residual R² is what a linear map predicts beyond the word, its position and linear mixing of
+    earlier tokens. The control is its greatest value with untrained networks that only mix
+    tokens. If the text has too few words there are no columns, and a warning says so.
 
     Args:
         setting: The models and their layer pairs.
         data: The text.
     """
     models = [setting.source, setting.target]
-    words = words_read(model.d_model for model in models)
+    words = words_for_similarity(model.d_model for model in models)
     layers = [setting.source_layers, setting.target_layers]
     try:
-        comparison = compare_words(data, models, layers, words, remedy="give more text")
+        comparison = comparison_at_words(data, models, layers, words, remedy="give more text")
     except DataError as error:
         log.warning("warning: the result does not say whether states are similar, as %s", error)
         return {}
-    say_left_out(comparison, remedy="")
+    log_left_out_words(comparison, remedy="")
 
     controls = []
     for side, model in enumerate(models):
-        states = comparison.read(side, MIXING)
-        controls.append(comparison.shared(side, MIXING, states))
+        states = comparison.calibration_states(side, MIXING)
+        controls.append(comparison.similarity_to_point(side, MIXING, states))
         free_cached_memory(model.device)
-    shared = shared_columns(comparison.value(), controls)
+    columns_of_ruler = similarity_columns(comparison.similarity_of_models(), controls)
     columns = {}
-    for name, values in shared.items():
+    for name, values in columns_of_ruler.items():
         columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
-    columns["local_mixing"] = greatest_by_layer(controls).mean(1)[:, 0].numpy()
+    control = greatest_at_each_layer(controls).mean(1)  # (pair, replicate)
+    columns["local_mixing"] = control[:, 0].numpy()
     return columns
 
 
@@ -91,13 +103,13 @@ def with_similarity(
     *,
     is_back: bool = False,
 ) -> pd.DataFrame:
-    """Return the details of one direction with the columns of `similarity_of`.
+    """Return the details of one direction with columns of the similarity of states added.
 
     Args:
         details: The details of the direction.
-        columns: The columns.
-        is_back: Whether the direction is from the target to the source. Maps there are then those
-            back, and conversely.
+        columns: The columns, named for the direction from source to target.
+        is_back: Whether the direction is from target to source. What is forward in the columns is
+            then backward.
     """
     if not is_back:
         return details.assign(**columns)
@@ -106,19 +118,23 @@ def with_similarity(
 
 
 def sentence_of_similarity(details: pd.DataFrame) -> str:
-    """Return whether states are similar, given the details of one direction."""
+    """Return in a sentence whether the states of stitched layers are similar.
+
+    Args:
+        details: The details of one direction, with the columns of residual R².
+    """
     first = details.iloc[0]
-    is_more = shares_more(details)
-    if is_more.all():
+    is_above = is_above_local_mixing(details)
+    if is_above.all():
         verdict = "above"
-    elif not is_more.any():
+    elif not is_above.any():
         verdict = "not above"
     else:
-        verdict = f"at {is_more.sum()} of {len(details)} layer pairs above"
-    shared = details[RESIDUAL_R2]
-    mixing = details["local_mixing"]
+        verdict = f"at {is_above.sum()} of {len(details)} layer pairs above"
+    residual_r2 = details[RESIDUAL_R2]
+    control = details["local_mixing"]
     return (
         f"Residual R² of the stitched layers of {first['source']} and {first['target']} is "
-        f"{range_text(shared.min(), shared.max(), '.2f')}, {verdict} the local-mixing control "
-        f"({range_text(mixing.min(), mixing.max(), '.2f')})."
+        f"{range_text(residual_r2.min(), residual_r2.max(), '.2f')}, {verdict} the local-mixing "
+        f"control ({range_text(control.min(), control.max(), '.2f')})."
     )

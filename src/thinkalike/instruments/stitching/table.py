@@ -98,7 +98,7 @@ COLUMNS = (
 
 
 def short_table(details: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns of the table that the details of a job have."""
+    """Return the details of a job with the columns of `COLUMNS` only, those that it has."""
     return details[[name for name in COLUMNS if name in details]]
 
 
@@ -107,32 +107,37 @@ def bytes_by_document(
     rows: Int[Tensor, "rows context"],
     documents: Int[Tensor, "rows context"],
 ) -> Int[Tensor, " documents"]:
-    """Return the bytes in UTF-8 of each document's predicted tokens.
+    """Return how many bytes of UTF-8 each document's predicted tokens are.
 
-    A character that is cut by the ends of a document or row may be counted differently.
+    Special tokens have none. A character that is cut by the end of a document or row may be
+    counted differently.
 
     Args:
         tokenizer: The tokenizer of the rows.
         rows: The tokens, of which the first of each row is not predicted.
         documents: The number of the document of each token.
     """
+    # A stretch is a run of tokens of one document within a row.
     stretches = []
-    documents_of_stretches = []
-    for tokens, owners in zip(rows[:, 1:], documents[:, 1:], strict=True):
-        numbers, lengths = torch.unique_consecutive(owners, return_counts=True)
+    document_of_stretches = []
+    for tokens, document_of_tokens in zip(rows[:, 1:], documents[:, 1:], strict=True):
+        numbers, lengths = torch.unique_consecutive(document_of_tokens, return_counts=True)
         stretches += [stretch.tolist() for stretch in tokens.split(lengths.tolist())]
-        documents_of_stretches += numbers.tolist()
+        document_of_stretches += numbers.tolist()
     texts = tokenizer.batch_decode(stretches, skip_special_tokens=True)
-    sizes = [len(text.encode()) for text in texts]
-    total = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
-    return total.index_add_(0, torch.tensor(documents_of_stretches), torch.tensor(sizes))
+    bytes_of_stretches = [len(text.encode()) for text in texts]
+    totals = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
+    return totals.index_add_(
+        0, torch.tensor(document_of_stretches), torch.tensor(bytes_of_stretches)
+    )
 
 
-def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the sums by document of the losses of φ of every seed.
+def loss_sums_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
+    """Return the loss of φ summed over each document, for the φ of every seed.
 
     Args:
-        sums: Sums by document; those of φ are called `stitch`, and `seed_...` for further seeds.
+        sums: Sums over documents by name: `stitch` is φ of the first seed, and names that begin
+            with `seed_` are φ of further seeds.
     """
     losses = []
     for name, loss in sums.items():
@@ -142,7 +147,7 @@ def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds do
 
 
 def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documents"]:
-    """Return the bytes of documents as what means are taken over: in float64, at least 1."""
+    """Return the bytes of documents as denominators of means: in float64, and at least 1."""
     return sizes.clamp(min=FEWEST_BYTES).double()
 
 
@@ -159,7 +164,7 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
     """
     tokens = sums["tokens"]
     target_loss = sums["target"]
-    losses = losses_of_seeds(sums)
+    losses = loss_sums_of_seeds(sums)
     columns: Columns = {
         "source": setting.source.name,
         "target": setting.target.name,
@@ -181,7 +186,7 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
             columns |= mean_columns(f"{name}_penalty", sums[name] - target_loss, tokens)
     columns |= interval_columns("bits_per_byte", _bits_per_byte(setting, sums))
     for name, column in SPREADS.items():
-        columns |= interval_columns(column, _spread(name, sums))
+        columns |= interval_columns(column, _mean_with_bounded_interval(name, sums))
     if "half" in sums:
         gain = left_to_gain(setting.config, sums)
         columns |= mean_columns("upper_bound_of_gain", gain, tokens)
@@ -191,29 +196,44 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
 
 
 def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estimate:
-    """Return the loss of φ in bits per byte of the target's text."""
-    sizes = sums.get("target_bytes")
-    if sizes is None:
-        rows = setting.corpus.report
-        sizes = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
-    bits = losses_of_seeds(sums) * BITS_PER_NAT
-    return documents_and_seeds_interval(bits, bytes_as_counts(sizes))
-
-
-def _spread(name: str, sums: Mapping[str, Tensor]) -> Estimate:
-    """Return a mean other than a loss, whose interval does not leave the range of its values.
+    """Return the loss of φ in bits per byte of the target's text, for each layer pair.
 
     Args:
-        name: One of `SPREADS`.
-        sums: The sums by document.
+        setting: The text, whose bytes are counted unless `sums` has them.
+        sums: Sums over documents, with the losses of φ, and the bytes where tokenizers differ.
     """
-    spread = bootstrap_interval(sums[name].double(), sums["tokens"].double())
-    most = 1.0 if name == "top1" else math.inf
-    return Estimate(spread.value, spread.low.clamp(min=0.0), spread.high.clamp(max=most))
+    document_bytes = sums.get("target_bytes")
+    if document_bytes is None:
+        rows = setting.corpus.report
+        document_bytes = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
+    bits = loss_sums_of_seeds(sums) * BITS_PER_NAT
+    return documents_and_seeds_interval(bits, bytes_as_counts(document_bytes))
+
+
+def _mean_with_bounded_interval(name: str, sums: Mapping[str, Tensor]) -> Estimate:
+    """Return the mean over tokens of a number that is no loss, such as a distance.
+
+    Its interval is clamped to the range of the values: not below 0, and for the agreement `top1`
+    not above 1.
+
+    Args:
+        name: A key of `SPREADS`.
+        sums: Sums over documents by name, with the number of `tokens`.
+    """
+    mean = bootstrap_interval(sums[name].double(), sums["tokens"].double())
+    greatest = 1.0 if name == "top1" else math.inf
+    return Estimate(mean.value, mean.low.clamp(min=0.0), mean.high.clamp(max=greatest))
 
 
 def _columns_per_byte(sums: Mapping[str, Tensor]) -> Columns:
-    """Return the losses of both models and the penalty in bits per byte of each one's own text."""
+    """Return columns of the losses of both models, and of the penalty, in bits per byte.
+
+    Where tokenizers differ, losses per token cannot be compared. The bytes are those of the text
+    that each model predicts; the penalty is per byte of the target's.
+
+    Args:
+        sums: Sums over documents of losses in nats and of bytes.
+    """
     target_bytes = sums["target_bytes"].clamp(min=FEWEST_BYTES)
     source_bytes = sums["source_bytes"].clamp(min=FEWEST_BYTES)
     target_bits = sums["target"] * BITS_PER_NAT
@@ -226,42 +246,45 @@ def _columns_per_byte(sums: Mapping[str, Tensor]) -> Columns:
     }
 
 
-def penalty_readings(sums: Mapping[str, Tensor]) -> Columns:
-    """Return columns of readings: the bits of a copy of the target that loses as much as φ costs.
+def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
+    """Return columns of the equivalent bit width: a stitch costs as much as rounding to it loses.
 
-    Between two calibration points the logarithm of what is lost is linear in bits, as the squares
-    of rounding errors are. Intervals are over documents, whose parts are left out of φ and of the
-    points alike. There are no columns without calibration points.
+    Copies of the target that are rounded to some bits are the calibration points. Between two of
+    them log(nats lost) is taken to be linear in bits, as the logarithm of squared rounding errors
+    is. The interval is a jackknife over parts of the documents, which are left out of the loss of
+    φ and of the copies alike. Without copies there are no columns.
 
     Args:
-        sums: The sums by document of φ, the target and the calibration points.
+        sums: Sums over documents of the losses of φ, of the target, and of its copies, whose names
+            are `rung_` with the number of bits.
     """
     bits_of_copies = sorted(
         int(name.removeprefix("rung_")) for name in sums if name.startswith("rung_")
     )
     if not bits_of_copies:
         return {}
-    losses = losses_of_seeds(sums).mean(1)  # (pairs, documents)
+    losses = loss_sums_of_seeds(sums).mean(1)  # (pairs, documents)
     losses_of_copies = torch.stack([sums[f"rung_{bits}"] for bits in bits_of_copies])
     tokens = sums["tokens"]
-    costs = _costs_without_parts(losses - sums["target"], tokens)
-    costs_of_copies = _costs_without_parts(losses_of_copies - sums["target"], tokens)
+    costs = _mean_costs_without_parts(losses - sums["target"], tokens)
+    costs_of_copies = _mean_costs_without_parts(losses_of_copies - sums["target"], tokens)
 
-    # The points must rise with the bits, so they are gains. A stitch that costs nothing is above
-    # every calibration point.
-    points = -costs_of_copies.clamp(min=LEAST_COST).log()
+    # Values of calibration points must rise with the bits, so costs are negated. A stitch that
+    # costs nothing must be above every copy, hence the half.
+    values_of_copies = -costs_of_copies.clamp(min=LEAST_COST).log()
     values = -costs.clamp(min=LEAST_COST / 2).log()
-    replicates = torch.stack([reading_of(value, bits_of_copies, points) for value in values], 1)
+    bits_of_pairs = [reading_of(value, bits_of_copies, values_of_copies) for value in values]
+    replicates = torch.stack(bits_of_pairs, 1)  # (replicate, pair), first of all documents
     return interval_columns("equivalent_bits", jackknife(replicates[0], replicates[1:]))
 
 
-def _costs_without_parts(
+def _mean_costs_without_parts(
     costs: Float[Tensor, "k documents"], tokens: Float[Tensor, " documents"]
 ) -> Float[Tensor, "k replicates"]:
-    """Return costs per token, of all documents and then without each part of them.
+    """Return k costs in nats per token: over all documents, then without each part of them.
 
     Args:
-        costs: The sums of costs by document.
+        costs: The cost of each document's tokens together.
         tokens: How many tokens each document has.
     """
     counts = tokens.double()
@@ -276,28 +299,29 @@ def _costs_without_parts(
     document_of_token = documents.repeat_interleave(counts.long())
     all_documents = sums_of_parts.sum(0)[None]
     totals = torch.cat([all_documents, without_parts(sums_of_parts, document_of_token)])
-    return (totals[..., 0] / totals[..., 1]).T
+    return (totals[..., 0] / totals[..., 1]).T  # from (replicate, k)
 
 
 def left_to_gain(
     config: StitchConfig, sums: Mapping[str, Tensor]
 ) -> Float[Tensor, "pairs documents"]:
-    """Return a bound, by document, on what three times the steps would gain; NaN: there is none.
+    """Return an upper bound on what training three times longer would gain, in nats by document.
 
-    It is `HALVES_LEFT` times what the second half of the steps gained, as long as no half gains
-    more than the one before. In the first steps gains grow: there is no bound before the fit
-    `has_settled`. Nor is there one for a φ that was returned to where it began, unless it costs
-    nothing.
+    The bound is `HALVES_LEFT` times what the second half of the steps gained, which holds if no
+    later stretch of as many steps gains more. It is NaN where a stitch costs something and there
+    is no bound: before training has settled, as gains grow in the first steps, and where training
+    made φ worse, so that the map that it started from was kept.
 
     Args:
         config: The map φ and its training.
-        sums: The sums by document of φ, of φ after half of the steps, and of the target.
+        sums: Sums over documents of the losses of φ (`stitch`), of φ after half of the steps
+            (`half`) and of the target, and the number of tokens.
     """
-    gained = sums["half"] - sums["stitch"]
-    cost = (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
-    costs_something = cost.abs() > NEGLIGIBLE_COST
-    was_returned = (gained == 0).all(-1)
-    has_no_bound = was_returned & costs_something
+    gained_by_second_half = sums["half"] - sums["stitch"]
+    mean_cost = (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
+    costs_something = mean_cost.abs() > NEGLIGIBLE_COST
+    is_start = (gained_by_second_half == 0).all(-1)
+    has_no_bound = is_start & costs_something
     if not config.has_settled:
         has_no_bound |= costs_something
-    return HALVES_LEFT * gained.masked_fill(has_no_bound[:, None], math.nan)
+    return HALVES_LEFT * gained_by_second_half.masked_fill(has_no_bound[:, None], math.nan)

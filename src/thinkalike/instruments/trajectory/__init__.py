@@ -1,1 +1,1 @@
-"""How representations form while a model trains: likeness of checkpoints, onset of features."""
+"""How representations form while a model trains: similarity of checkpoints, onset of features."""

@@ -29,19 +29,20 @@ ALPHA = 0.05
 """A feature without information exceeds its threshold with this probability."""
 
 
-def held_out_right(
+def correct_held_out_answers(
     states: Float[Tensor, "n d"],
     labels: Int[Tensor, "p n"],
     levels: int,
     fold_of: Int[Tensor, " n"],
     shrinkage: float = SHRINKAGE,
 ) -> Bool[Tensor, "p n"]:
-    """Return which stimuli get their label from a linear discriminant of the other folds.
+    """Return for which stimuli a linear discriminant, fitted on the other folds, finds the label.
 
-    The answer is the level whose mean is nearest in (1 - s) S + s tr(S)/d I, with s the shrinkage
-    and S the covariance of all states of the other folds, so that all levels are equally likely
-    beforehand. S knows no labels, and so one inversion serves all labellings. Of two levels the
-    answers are those of S within levels (Fisher 1936) where s is 0.
+    The answer is the level whose mean state is nearest by the Mahalanobis distance with covariance
+    (1 - s) S + s tr(S)/d I, where s is the shrinkage and S the covariance of all states of the
+    other folds. All levels have the same prior. S does not depend on the labels, so that one
+    decomposition serves all labellings. With two levels and s = 0, the answers are those of
+    Fisher's discriminant (1936), whose S is within levels.
 
     Args:
         states: The states of n stimuli.
@@ -57,16 +58,17 @@ def held_out_right(
         covariance = (rows - mean).T @ (rows - mean) / len(rows)
         ridge = shrinkage * covariance.diagonal().mean()
         identity = torch.eye(len(mean), dtype=torch.float64)
-        covariance = (1 - shrinkage) * covariance + ridge * identity
-        root = torch.linalg.cholesky(covariance)
+        shrunk_covariance = (1 - shrinkage) * covariance + ridge * identity
+        root = torch.linalg.cholesky(shrunk_covariance)
         centred = (states.double() - mean).T
+        # The Mahalanobis distance is the Euclidean one between whitened states.
         whitened = torch.linalg.solve_triangular(root, centred, upper=False)  # (d, n)
 
         is_of_level = one_hot(labels[:, train], levels).double()  # (p, m, k)
         counts = is_of_level.sum(1)
         sums = torch.einsum("dm,pmk->pkd", whitened[:, train], is_of_level)
         means = sums / counts.clamp(min=1)[..., None]
-        # the nearest mean, up to a term that all levels share
+        # -‖x - mean‖² / 2 without the term ‖x‖², which is the same for all levels
         scores = means @ whitened[:, test] - means.square().sum(-1, keepdim=True) / 2
         never_seen = counts[..., None] == 0
         answers = scores.masked_fill(never_seen, -torch.inf).argmax(1)
@@ -77,15 +79,15 @@ def held_out_right(
 def permuted_labels(
     labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], permutations: int, seed: int = 0
 ) -> Int[Tensor, "p n"]:
-    """Return the labels, and then permutations of them between groups: p = 1 + permutations.
+    """Return p = 1 + `permutations` labellings: the labels themselves, then permutations of them.
 
-    Groups take the labels of others of about their size, so that labels stay as alike within
-    groups as they were.
+    Whole groups exchange their labels with others of about their size, so that labels stay as
+    similar within groups as they were.
 
     Args:
         labels: The label of each stimulus.
-        groups: The group of each stimulus.
-        permutations: How many.
+        groups: The group of each stimulus, such as its sentence.
+        permutations: How many permutations are drawn.
         seed: The seed of all permutations.
     """
     generator = seeded(seed)
@@ -97,14 +99,14 @@ def permuted_labels(
     return torch.stack(labellings)
 
 
-def balanced(
+def balanced_accuracies_of_labellings(
     is_right: Bool[Tensor, "p n"], labels: Int[Tensor, "p n"], levels: int
 ) -> Float[Tensor, " p"]:
-    """Return the mean recall of each labelling over the levels that occur in it.
+    """Return the balanced accuracy of each labelling: the mean recall over the levels it has.
 
     Args:
-        is_right: Which stimuli get their label.
-        labels: The level of each stimulus, in each of p labellings.
+        is_right: Whether the answer to each stimulus is right, in each of p labellings.
+        labels: The level of each stimulus, in each labelling.
         levels: How many levels there are.
     """
     is_of_level = one_hot(labels, levels).double()  # (p, n, k)
@@ -116,13 +118,13 @@ def balanced(
 def simultaneous_t(
     replicates: Float[Tensor, "b s *r"], level: float = 0.95, draws: int = 4000
 ) -> Float[Tensor, " *r"]:
-    """Return the t with which the intervals of s values hold for all of them together.
+    """Return the t for jackknife intervals of s values that hold for all of them together.
 
-    It is the quantile of maxₛ |Tₛ| for T of the multivariate t distribution with b - 1 degrees of
-    freedom, whose correlation is that of the replicates: Tₛ = Σ g d / √(Σ d²) / √(χ² / (b - 1))
-    over b, with normal g and the deviations d of a value's replicates from their mean (Hothorn,
-    Bretz & Westfall 2008). Of one value it is Student's t up to the error of drawing. A value
-    without deviations takes no part.
+    It is the quantile of maxₛ |Tₛ|, where T has the multivariate t distribution with b - 1 degrees
+    of freedom and the correlation of the replicates. T is drawn: Tₛ = Σ g d / √(Σ d²) / √(χ² /
+    (b - 1)), with sums over the b replicates, standard normal g, and d the deviations of a value's
+    replicates from their mean (Hothorn, Bretz & Westfall 2008). Of a single value it is Student's
+    t up to the error of drawing. A value without deviations does not count.
 
     Args:
         replicates: b replicates of s values, in each of r families.
@@ -149,15 +151,15 @@ def simultaneous_band(
     replicates: Float[Tensor, "b s"],
     reference: Float[Tensor, " s"] | None = None,
 ) -> Estimate:
-    """Return values by step with intervals that hold for all steps together.
+    """Return values by step with jackknife intervals that hold for all steps together.
 
-    Fewer than `FEWEST_GROUPS` replicates have the interval (-∞, ∞).
+    With fewer than `FEWEST_GROUPS` replicates the intervals are (-∞, ∞).
 
     Args:
-        value: The value of each step.
-        replicates: The values without each of b parts of the groups.
-        reference: What the replicates would average if rows did not depend on each other; the bias
-            that it tells is subtracted. None: it is not known.
+        value: The value at each of s steps.
+        replicates: The values without each of b parts of the documents or groups.
+        reference: What the replicates would average if rows did not depend on each other. Their
+            mean less this gives the bias, which is subtracted. None: no bias is subtracted.
     """
     if len(replicates) < FEWEST_GROUPS:
         return interval_around(value, torch.inf)
@@ -167,14 +169,14 @@ def simultaneous_band(
 def percentile_interval(
     value: Int[Tensor, "*b"], draws: Int[Tensor, "*b r"], level: float
 ) -> Estimate:
-    """Return whole numbers with the interval that holds this share of r draws.
+    """Return whole numbers with percentile intervals over resamples.
 
-    The ends are draws themselves, and not interpolated.
+    The ends are values of resamples, and not interpolated between two.
 
     Args:
         value: The numbers themselves.
         draws: Each number in each of r resamples.
-        level: The share of draws that lie in the interval, with the rest half below, half above.
+        level: The share of resamples in the interval; half of the rest is below, half above.
     """
     tail = (1 - level) / 2
     numbers = draws.double()
@@ -193,7 +195,7 @@ class Curve(NamedTuple):
     threshold: float
     """What an accuracy exceeds by chance, at any of the steps, in 5 % of permutations."""
 
-    onset: int
+    onset_index: int
     """The index of the first step from which the accuracy stays above the threshold, or the number
     of steps."""
 
@@ -201,23 +203,25 @@ class Curve(NamedTuple):
     """The onset in each resample of groups."""
 
 
-def curve_of(
+def accuracy_curve(
     is_right: Bool[Tensor, "s n"],
     labels: Int[Tensor, " n"],
     groups: Int[Tensor, " n"],
     null: Float[Tensor, "s p"],
     resamples: int = 2000,
 ) -> Curve:
-    """Return the curve of a feature.
+    """Return the held-out accuracy of a feature by step, with its null threshold and its onset.
 
-    Stimuli depend on each other in groups, and resamples draw whole groups. Permutations and
+    The onset is the first step from which on the accuracy stays above the threshold. Resamples
+    draw whole groups of stimuli, as those in a group depend on each other. Permutations and
     resamples are the same at all steps.
 
     Args:
-        is_right: Which stimuli get their label at each step, from probes of other groups.
+        is_right: Whether the answer to each stimulus is right at each step, by a probe that was
+            fitted on other groups.
         labels: The level of each stimulus.
-        groups: The group of each stimulus.
-        null: The accuracies of permuted labels at each step.
+        groups: The group of each stimulus, such as its sentence.
+        null: The accuracies with permuted labels at each step.
         resamples: How often groups are drawn.
     """
     levels = int(labels.max()) + 1
@@ -226,20 +230,23 @@ def curve_of(
         torch.stack([of_step.value for of_step in accuracies]),
         torch.stack([of_step.replicates for of_step in accuracies], 1),
     )
-    threshold = _threshold(null)
+    threshold = _threshold_of_null(null)
     resampled = _resampled_accuracies(is_right, labels, groups, levels, resamples)
     return Curve(
         accuracy,
         threshold,
-        onset=int(onset(accuracy.value > threshold)),
-        draws=onset(resampled > threshold),
+        onset_index=int(onset_index(accuracy.value > threshold)),
+        draws=onset_index(resampled > threshold),
     )
 
 
-def _threshold(null: Float[Tensor, "s p"]) -> float:
-    """Return what the greatest accuracy over all steps exceeds in at most 5 % of permutations.
+def _threshold_of_null(null: Float[Tensor, "s p"]) -> float:
+    """Return the accuracy that is exceeded at any step in at most 5 % of permutations.
 
-    With fewer than 19 permutations it is the greatest accuracy of any.
+    With fewer than 19 permutations it is the greatest accuracy of all.
+
+    Args:
+        null: The accuracy at each of s steps with each of p permutations of the labels.
     """
     greatest = null.amax(0).sort(descending=True).values
     index = int(ALPHA * (len(greatest) + 1)) - 1
@@ -266,23 +273,25 @@ def _resampled_accuracies(
     """
     is_of_level = one_hot(labels, levels).double().T  # (k, n)
     _, group_numbers = groups.unique(return_inverse=True)
-    group_count = int(group_numbers.max()) + 1
-    times_drawn = drawn_counts(group_count, resamples, seeded(0))  # (r, groups)
-    stimuli = sum_by_document(is_of_level, group_numbers, group_count)  # (k, groups)
-    right_by_group = sum_by_document(is_right[:, None] * is_of_level, group_numbers, group_count)
-    counts = times_drawn @ stimuli.T  # (r, k)
+    n_groups = int(group_numbers.max()) + 1
+    times_drawn = drawn_counts(n_groups, resamples, seeded(0))  # (r, groups)
+    counts_by_group = sum_by_document(is_of_level, group_numbers, n_groups)  # (k, groups)
+    right_by_group = sum_by_document(  # (s, k, groups)
+        is_right[:, None] * is_of_level, group_numbers, n_groups
+    )
+    counts = times_drawn @ counts_by_group.T  # (r, k)
     right_counts = torch.einsum("rg,skg->rsk", times_drawn, right_by_group)
     recalls = right_counts / counts.clamp(min=1)[:, None]
-    levels_drawn = (counts > 0).sum(-1, keepdim=True)
-    return recalls.sum(-1) / levels_drawn
+    n_levels_drawn = (counts > 0).sum(-1, keepdim=True)
+    return recalls.sum(-1) / n_levels_drawn
 
 
-def onset(is_above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
-    """Return the index of the first step from which on all steps are above.
+def onset_index(is_above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
+    """Return the index of the first step from which on all s steps are above the threshold.
 
-    It is the number of steps if the last one is not.
+    It is s if the last step is not above it.
     """
-    steps = is_above.shape[-1]
+    n_steps = is_above.shape[-1]
     from_the_end = is_above.flip(-1).long()
-    steps_above_at_the_end = from_the_end.cumprod(-1).sum(-1)
-    return steps - steps_above_at_the_end
+    n_steps_above_at_the_end = from_the_end.cumprod(-1).sum(-1)
+    return n_steps - n_steps_above_at_the_end

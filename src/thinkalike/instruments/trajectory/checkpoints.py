@@ -37,7 +37,10 @@ class Checkpoints(dict[int, ModelConfig]):
     """The checkpoints of a run by their steps."""
 
     def fingerprint(self) -> str:
-        """Return steps and fingerprints, and warn of two steps with the same files."""
+        """Return the steps with the fingerprints of their files, as one text.
+
+        A warning is logged for two steps with the same files.
+        """
         step_of_files: dict[str, int] = {}
         fingerprints = []
         for step, model in self.items():
@@ -54,19 +57,18 @@ class Checkpoints(dict[int, ModelConfig]):
 
 
 def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints:
-    """Return the checkpoints of a run that are asked for, in the order of their steps.
-
-    The folder of a result of task=pretrain stands for the run in it.
+    """Return the checkpoints of a run that the settings choose, in the order of their steps.
 
     Args:
-        model: The model.
-        measure: The settings.
+        model: The model, whose revisions or folders are its checkpoints. The folder of a result of
+            `task=pretrain` stands for the run in it.
+        measure: The settings of the trajectory.
 
     Raises:
         ConfigError: There is no checkpoint of a step, or there are fewer than two checkpoints.
     """
-    model = _with_folder_of_run(model)
-    revisions = steps_of(model, measure.checkpoints)
+    model = _model_in_folder_of_run(model)
+    revisions = revision_by_step(model, measure.checkpoints)
     steps = list(revisions)
     if measure.steps != "all":
         steps = sorted(set(measure.steps))
@@ -77,7 +79,7 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
                 f"measure.steps={step}: {model.called} has checkpoints of these steps: "
                 f"{known_steps}"
             )
-    if len(steps) < FEWEST_CHECKPOINTS <= len(steps_of(model)):
+    if len(steps) < FEWEST_CHECKPOINTS <= len(revision_by_step(model)):
         raise ConfigError(
             f"{model.called}: measure.steps and measure.checkpoints choose {len(steps)} "
             "checkpoints, and a trajectory needs two; choose more"
@@ -91,8 +93,12 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
     return Checkpoints({step: replace(model, revision=revisions[step]) for step in steps})
 
 
-def _with_folder_of_run(model: ModelConfig) -> ModelConfig:
-    """Return a model whose path is the only folder with checkpoints in it, if there is one."""
+def _model_in_folder_of_run(model: ModelConfig) -> ModelConfig:
+    """Return the model with the path of the run, if its own path only contains the run's folder.
+
+    The model is returned as it is if its path has checkpoints itself, or if not exactly one folder
+    in it does.
+    """
     if not model.path or revisions_in(Path(model.path)):
         return model
     folders = [folder for folder in Path(model.path).glob("*/") if revisions_in(folder)]
@@ -101,16 +107,17 @@ def _with_folder_of_run(model: ModelConfig) -> ModelConfig:
     return replace(model, path=str(folders[0]))
 
 
-def steps_of(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
-    """Return the revisions of a model that are named by a step of its training, in order.
+def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
+    """Return the revisions of a model whose names contain a step of training, by that step.
 
     Args:
         model: The model.
-        pattern: What their names are like, such as stage1-*.
+        pattern: Only names that match it are chosen, such as `stage1-*`. A pattern that is itself
+            a name chooses that one.
 
     Raises:
-        ConfigError: The order of the revisions is not known, as two have one step, or names differ
-            in what stands before the step.
+        ConfigError: The order of the revisions is not known: two have the same step, or their
+            names differ before the step.
     """
     names = _revision_names(model)
     # A name is itself before it is a pattern: `run [a]-step4` does not match itself.
@@ -126,22 +133,26 @@ def steps_of(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
 
     name_of_step: dict[int, str] = {}
     for name, match in matches.items():
-        first = next(iter(matches))
-        if _before_step(match) != _before_step(matches[first]):
-            _refuse(model, first, name, "are named differently, so their order is not known")
+        first_name = next(iter(matches))
+        if _name_before_step(match) != _name_before_step(matches[first_name]):
+            _raise_about_two_revisions(
+                model, first_name, name, "are named differently, so their order is not known"
+            )
         step = int(match["count"]) * STEPS_PER_UNIT[match["unit"].lower()]
         if step in name_of_step:
-            _refuse(model, name_of_step[step], name, f"have the same step {step}")
+            _raise_about_two_revisions(
+                model, name_of_step[step], name, f"have the same step {step}"
+            )
         name_of_step[step] = name
     return dict(sorted(name_of_step.items()))
 
 
-def _before_step(match: re.Match[str]) -> str:
-    """Return what stands before the step of a name, without the epoch."""
+def _name_before_step(match: re.Match[str]) -> str:
+    """Return the part of a name that stands before the step, without the number of an epoch."""
     return EPOCH_IN_NAME.sub("", match["before"])
 
 
-def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
+def _raise_about_two_revisions(model: ModelConfig, first: str, second: str, reason: str) -> None:
     """Raise a ConfigError that names two revisions of a model, and the reason in words."""
     raise ConfigError(
         f"{model.called}: {first} and {second} {reason}; measure.checkpoints=PATTERN chooses by "
@@ -150,14 +161,17 @@ def _refuse(model: ModelConfig, first: str, second: str, reason: str) -> None:
 
 
 def _revision_names(model: ModelConfig) -> Sequence[str]:
-    """Return the names of a model's revisions: folders, or branches and tags of the hub."""
+    """Return the names of a model's revisions: folders with checkpoints, or branches and tags.
+
+    The latter are those of the hub, if the model is no folder.
+    """
     folder = named_folder(replace(model, revision=None))
     with explaining_loading_errors(model):
         if folder:
             names = [path.name for path in revisions_in(folder)]
             _warn_of_incomplete_checkpoints(folder, names)
             return names
-        return _on_hub(str(model.hub_id))
+        return _revisions_on_hub(str(model.hub_id))
 
 
 def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> None:
@@ -177,10 +191,14 @@ def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> Non
         )
 
 
-def _on_hub(repository: str) -> list[str]:
-    """Return the branches and tags of a model in natural order.
+def _revisions_on_hub(repository: str) -> list[str]:
+    """Return the branches and tags of a model on the hub, in natural order (step2 before step10).
 
-    Where the hub does not answer, these are the ones in the cache.
+    Where the hub does not answer, these are the ones in the cache on this machine. If there are
+    none either, or if the hub refuses, its error is raised.
+
+    Args:
+        repository: The id of the model on the hub, such as EleutherAI/pythia-70m.
     """
     from huggingface_hub import HfApi, constants
 

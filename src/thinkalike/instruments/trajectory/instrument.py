@@ -21,7 +21,7 @@ from thinkalike.instruments.trajectory.checkpoints import Checkpoints, checkpoin
 from thinkalike.instruments.trajectory.reader import (
     CheckpointNumbers,
     CheckpointReader,
-    tasks_of_features,
+    one_task_per_feature,
 )
 from thinkalike.instruments.trajectory.screen import show_onsets, show_settling, show_steps
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
@@ -58,11 +58,11 @@ class TrajectoryInstrument(
     }
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the model's revision, which the key of a job does not have."""
-        return {"model.revision": None}  # all checkpoints are read
+        """Return the setting that this job ignores, the model's revision: it reads all of them."""
+        return {"model.revision": None}
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
-        """Return the model, at its last checkpoint unless it is trained first."""
+        """Return the model at its last checkpoint, or as it is if it is yet to be trained."""
         measure = config.measure_as(TrajectoryConfig)
         model = config.model
         if not measure.train:
@@ -71,36 +71,40 @@ class TrajectoryInstrument(
         return {"model": model}
 
     def prepared(self, config: AnalyzeConfig) -> Sequence[JobConfig]:
-        """Return the job that trains the model, if it is trained first."""
+        """Return the jobs that run before this one: that which trains the model, if asked for."""
         if config.measure_as(TrajectoryConfig).train:
-            return [training(config)]
+            return [training_job(config)]
         return []
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of all checkpoints over the tokens.
+        """Return the passes of all checkpoints over the text, for a forecast.
 
-        Checkpoints of a training that has not been done yet count as one.
+        How many checkpoints a training will have is not known before, so they count as one.
         """
         measure = config.measure_as(TrajectoryConfig)
         checkpoints = 1
         if not measure.train:
             checkpoints = len(checkpoints_of(config.model, measure))
-        row = config.data.context or TOKENS_PER_ROW
+        row_length = config.data.context or TOKENS_PER_ROW
         tokens = float(measure.tokens)
-        return [shapes["model"].passes("checkpoints", tokens, row, checkpoints)]
+        return [shapes["model"].passes("checkpoints", tokens, row_length, checkpoints)]
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield fewer tokens of each checkpoint."""
+        """Yield settings that take ever less time, for `budget=`: fewer tokens per checkpoint."""
         for tokens in halvings(config.measure_as(TrajectoryConfig).tokens, least=FEWEST_TOKENS):
             yield {"measure.tokens": tokens}
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Read the stimuli; the text enters by its fingerprint.
+        """Return what decides the numbers, by name, for the key of the job.
+
+        These are the stimuli, which are read here, the fingerprint of the text, and the name of
+        the model; its checkpoints follow from `prepare`.
 
         Raises:
-            ConfigError: The model is read at more than one site or head.
+            ConfigError: States are to be read at more than one hook point or head.
+            DataError: The stimuli do not suit probes.
         """
         stimuli = read_stimuli(config.stimuli)
         if not isinstance(config.model.site, str) or config.model.head == "all":
@@ -108,7 +112,7 @@ class TrajectoryInstrument(
                 "trajectory follows one site: give one model.site, and one model.head of z"
             )
         # Errors of stimuli come before anything is loaded or trained.
-        tasks_of_features(config, stimuli)
+        one_task_per_feature(config, stimuli)
         return {
             "stimuli": stimuli,
             "data": text_fingerprint(config.data),
@@ -116,32 +120,39 @@ class TrajectoryInstrument(
         }
 
     def prepare(self, config: AnalyzeConfig) -> Inputs:
-        """Train the model if asked for, and return its checkpoints by step."""
+        """Train the model if the job asks for that, and return its checkpoints as an input."""
         measure = config.measure_as(TrajectoryConfig)
-        return {"steps": checkpoints_of(trained(config), measure)}
+        return {"steps": checkpoints_of(trained_model(config), measure)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Read all checkpoints, each kept in a state to resume from, and compare them."""
+        """Read all checkpoints, and compare them.
+
+        What was read of a checkpoint is saved, so that a stopped job resumes with the next one.
+        """
         checkpoints: Checkpoints = work.input("steps", Checkpoints)
         reader = CheckpointReader(config, work)
         numbers = []
         for step in counted(list(checkpoints), "checkpoint"):
-            state = work.resume(f"step{step}")
-            if state is None:
-                of_checkpoint = reader.read(checkpoints[step])
-                work.keep(f"step{step}", dict(of_checkpoint))
+            saved_numbers = work.resume(f"step{step}")
+            if saved_numbers is None:
+                numbers_of_step = reader.read(checkpoints[step])
+                work.keep(f"step{step}", dict(numbers_of_step))
             else:
-                of_checkpoint = cast(CheckpointNumbers, state)
-            numbers.append(of_checkpoint)
+                numbers_of_step = cast(CheckpointNumbers, saved_numbers)
+            numbers.append(numbers_of_step)
         return outcome_of_trajectory(list(checkpoints), numbers, reader)
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw losses, similarities and accuracies over the steps."""
         name = result.provenance["models"][-1]["name"]
         about = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
         figures.trajectory(result.details, result.tables, folder, name, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return when the loss and when the similarity to the last checkpoint settled."""
+        """Return the steps by which the loss and the similarity to the last checkpoint settled.
+
+        A curve that does not change has none.
+        """
         headlines = []
         for name in ("loss_settles", "similarity_settles"):
             if name in result.scalars:
@@ -149,35 +160,40 @@ class TrajectoryInstrument(
         return headlines
 
     def show(self, result: Result) -> None:
+        """Print when curves settle and features can first be read out, and a table of steps."""
         show_settling(result)
         show_onsets(result.tables["onsets"])
         show_steps(result)
 
 
-def training(config: AnalyzeConfig) -> JobConfig:
-    """Return the configuration of the job that trains the mini.
+def training_job(config: AnalyzeConfig) -> JobConfig:
+    """Return the configuration of the job that trains the model whose trajectory is measured.
 
-    It is a `PretrainConfig`, which this package does not know.
+    It is composed from the words of a command line, as its class is defined in `contrib`.
     """
     from thinkalike.config.compose import compose_inner_job  # imports Hydra
 
     measure = config.measure_as(TrajectoryConfig)
-    words = [
+    command_line_words = [
         "task=pretrain",
         f"model={config.model.name}",
         *measure.train,
         f"store={config.store}",
         "logger=none",
     ]
-    job = compose_inner_job("train", words)
+    job = compose_inner_job("train", command_line_words)
     job.threads = config.threads
     return job
 
 
-def trained(config: AnalyzeConfig) -> ModelConfig:
-    """Return the model whose checkpoints are read, trained first if `measure.train` says so."""
+def trained_model(config: AnalyzeConfig) -> ModelConfig:
+    """Return the model whose checkpoints are read.
+
+    If the setting `measure.train` asks for it, the model is trained here, and the returned one has
+    the path of its checkpoints.
+    """
     if not config.measure_as(TrajectoryConfig).train:
         return config.model
-    result = run_job(training(config), shown=False)
+    result = run_job(training_job(config), shown=False)
     folder = result.folder / str(config.model.name)
     return replace(config.model, path=str(folder))

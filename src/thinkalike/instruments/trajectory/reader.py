@@ -20,11 +20,11 @@ from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.instruments.mlem.fitting import fit_profiles
 from thinkalike.instruments.mlem.settings import MLEMConfig
-from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of
+from thinkalike.instruments.probing_tasks import SPLITS, Task, tasks_of_features_and_splits
 from thinkalike.instruments.random_rows import read_random_rows
 from thinkalike.instruments.trajectory.accuracies import (
-    balanced,
-    held_out_right,
+    balanced_accuracies_of_labellings,
+    correct_held_out_answers,
     permuted_labels,
 )
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
@@ -74,14 +74,17 @@ class CheckpointNumbers(TypedDict, total=False):
     importance: Float[Tensor, "l f k"]
 
 
-def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
-    """Return the task of each feature.
+def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    """Return one probing task for each feature.
 
-    Words are held out where each word has one level, and sentences otherwise.
+    Folds hold out words if all stimuli of a word have the same level, as a probe could otherwise
+    recognise the word. They hold out sentences for any other feature.
     """
     measure = config.measure_as(TrajectoryConfig)
     task_of_feature: dict[str, Task] = {}
-    for task in tasks_of(stimuli, SPLITS, measure.folds, measure.least, config.seed):
+    for task in tasks_of_features_and_splits(
+        stimuli, SPLITS, measure.folds, measure.least, config.seed
+    ):
         # The task that holds out words follows the one that holds out sentences.
         if task.split == "sentence" or _has_one_level_per_word(task, stimuli):
             task_of_feature[task.feature] = task
@@ -108,11 +111,12 @@ class CheckpointReader:
     """
 
     def __init__(self, config: AnalyzeConfig, work: Work):
+        """Prepare the probing tasks and the permuted labels, which are the same at all steps."""
         self.config = config
         self.measure = config.measure_as(TrajectoryConfig)
         self.work = work
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
-        self.tasks = tasks_of_features(config, self.stimuli)
+        self.tasks = one_task_per_feature(config, self.stimuli)
         self._text = cast(Text | None, work.resume("text"))
         self._settings: str | None = None  # of the checkpoint that was read before
         self._labellings = []
@@ -125,17 +129,20 @@ class CheckpointReader:
 
     @property
     def text(self) -> Text:
-        """The text, which the first checkpoint has read."""
+        """The text, which was drawn when the first checkpoint was read."""
         assert self._text is not None
         return self._text
 
     def read(self, checkpoint: ModelConfig) -> CheckpointNumbers:
-        """Return what one checkpoint gives.
+        """Load a checkpoint, and return its states, losses, accuracies and importances.
 
-        The first checkpoint also reads the text, which a resumed job has kept.
+        With the first checkpoint the text is drawn, and saved for a job that resumes.
+
+        Args:
+            checkpoint: The configuration of the model at this step.
 
         Raises:
-            DataError: The checkpoint has another tokenizer than those before it.
+            DataError: The checkpoint has a different tokenizer than those before it.
         """
         with self.work.phase("loading"):
             model = load_model(checkpoint)
@@ -171,10 +178,10 @@ class CheckpointReader:
         return numbers
 
     def _read_text(self, model: FrozenModel, tokenizer: str) -> Text:
-        """Return random rows of text in the tokens of a model.
+        """Return random rows of the text, which all checkpoints will read.
 
         Args:
-            model: The model.
+            model: The first checkpoint, whose tokenizer reads the text.
             tokenizer: The fingerprint of its tokenizer.
         """
         text = read_random_rows(self.config, self.measure.tokens, model)
@@ -202,7 +209,14 @@ class CheckpointReader:
     def _accuracies(
         self, layers: Sequence[Float[Tensor, "n d"]]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return for each task what each layer gets right, (l, n), and its null, (l, p)."""
+        """Return for each probing task the right answers of each layer, and the null.
+
+        The answers are (l, n), whether the one to each stimulus of the task is right. The
+        null, (l, p), is the balanced accuracy with each of p permutations of the labels.
+
+        Args:
+            layers: The states of all stimuli, by layer.
+        """
         is_right = []
         null = []
         for task, labellings in zip(self.tasks, self._labellings, strict=True):
@@ -210,9 +224,14 @@ class CheckpointReader:
             right_of_layers = []
             null_of_layers = []
             for states in layers:
-                answers = held_out_right(states[task.rows], labellings, levels, task.fold_of)
+                # Labelling 0 has the true labels, and the others are permuted.
+                answers = correct_held_out_answers(
+                    states[task.rows], labellings, levels, task.fold_of
+                )
                 right_of_layers.append(answers[0])
-                null_of_layers.append(balanced(answers[1:], labellings[1:], levels))
+                null_of_layers.append(
+                    balanced_accuracies_of_labellings(answers[1:], labellings[1:], levels)
+                )
             is_right.append(torch.stack(right_of_layers))
             null.append(torch.stack(null_of_layers))
         return is_right, null
@@ -222,7 +241,10 @@ class CheckpointReader:
 def _states_and_losses(
     model: FrozenModel, rows: Int[Tensor, "rows t"]
 ) -> tuple[list[Float[Tensor, "n d"]], Float[Tensor, "rows u"]]:
-    """Return the states of all tokens by layer, and the losses of all but the first of a row."""
+    """Return the states of all tokens by layer, and the losses of all tokens but a row's first.
+
+    Both are in float32, on the CPU.
+    """
     batches = []
     losses = []
     rows_at_once = max(BATCH_TOKENS // rows.shape[1], 1)

@@ -1,4 +1,4 @@
-"""What a trajectory says on the screen: losses, likeness to the last checkpoint, and onsets."""
+"""What a trajectory says on the screen: losses, similarity to the last checkpoint, and onsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ MOST_CHECKPOINTS = 14
 
 
 def show_steps(result: Result) -> None:
-    """Print the loss of checkpoints, their likeness to the last one, and how fast they change."""
+    """Print a table of some checkpoints: loss, similarity to the last one, and speed.
+
+    The similarity is shown for the first, the middle and the last layer.
+    """
     losses = result.tables["losses"]
     indices = _evenly_spaced(len(losses))
     columns = [
@@ -35,13 +38,17 @@ def show_steps(result: Result) -> None:
 
 
 def _evenly_spaced(count: int) -> list[int]:
-    """Return the indices of checkpoints that are shown, with the first and the last."""
-    stride = -(-count // MOST_CHECKPOINTS)
+    """Return the indices of about `MOST_CHECKPOINTS` checkpoints, with the first and the last."""
+    stride = -(-count // MOST_CHECKPOINTS)  # rounded up
     return sorted({*range(0, count, stride), count - 1})
 
 
 def show_onsets(onsets: pd.DataFrame) -> None:
-    """Say from which step on each feature can be read out of some layer."""
+    """Print from which step on each feature can be read out of some layer, or that it cannot be.
+
+    Args:
+        onsets: A row for each layer and feature, with the step of its onset; NaN: there is none.
+    """
     with_onset = onsets.dropna(subset="onset").sort_values("onset", kind="stable")
     earliest = with_onset.groupby("feature", sort=False).first()
     in_words = []
@@ -57,7 +64,10 @@ def show_onsets(onsets: pd.DataFrame) -> None:
 
 
 def show_settling(result: Result) -> None:
-    """Say by which step the loss and the similarity to the last checkpoint have settled."""
+    """Print by which step the loss and the similarity to the last checkpoint have settled.
+
+    Curves that do not change are left out; if neither does, the sentence says so.
+    """
     scalars = result.scalars
     in_words = []
     for name, what in (

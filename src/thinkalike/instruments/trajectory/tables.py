@@ -19,7 +19,7 @@ from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.probing_tasks import Task
 from thinkalike.instruments.trajectory.accuracies import (
     Curve,
-    curve_of,
+    accuracy_curve,
     percentile_interval,
     simultaneous_band,
     simultaneous_t,
@@ -53,30 +53,30 @@ class FeatureCurve(NamedTuple):
 def outcome_of_trajectory(
     steps: Sequence[int], checkpoints: Sequence[CheckpointNumbers], reader: CheckpointReader
 ) -> Outcome:
-    """Return all tables and headline numbers.
+    """Return the outcome of a trajectory: its tables, without empty ones, and headline numbers.
 
     Args:
         steps: The step of each checkpoint.
-        checkpoints: What each checkpoint gave.
-        reader: What read them.
+        checkpoints: The states, losses and accuracies of each checkpoint.
+        reader: Read the checkpoints; it has the text, the stimuli and the probing tasks.
     """
-    likeness = _likeness_of_checkpoints(checkpoints, reader)
-    by_layer = [_steps_of_layer(steps, layer, cka) for layer, cka in enumerate(likeness)]
+    cka_by_layer = _cka_of_checkpoints(checkpoints, reader)
+    by_layer = [_table_of_layer(steps, layer, cka) for layer, cka in enumerate(cka_by_layer)]
     table = pd.concat(by_layer, ignore_index=True)
     documents = _documents_of_losses(reader)
     losses = _loss_table(steps, checkpoints, documents)
-    curves = _curves(checkpoints, reader, layers=len(likeness))
+    curves = _curves_of_features(checkpoints, reader, layers=len(cka_by_layer))
     features = _feature_table(steps, checkpoints, reader, curves)
     onsets = _onset_table(steps, curves)
     tables = {
         "losses": losses,
-        "similarity": _likeness_table(steps, likeness),
+        "similarity": _similarity_table(steps, cka_by_layer),
         "features": features,
         "onsets": onsets,
     }
 
     scalars = {}
-    settled = settling(table, losses)
+    settled = settling_steps(table, losses)
     for curve, scalar in (("loss", "loss_settles"), ("likeness", "similarity_settles")):
         if math.isfinite(settled[curve]):
             scalars[scalar] = settled[curve]
@@ -94,9 +94,9 @@ def outcome_of_trajectory(
 
 
 def _documents_of_losses(reader: CheckpointReader) -> Tensor:
-    """Return the number of the document, from 0, of each token but the first of a row.
+    """Return the document of each token that has a loss: all but the first of each row.
 
-    The first token has no loss.
+    Documents are numbered from 0, without gaps.
     """
     documents = reader.text["documents"][:, 1:].flatten().long()
     numbers: Tensor = documents.unique(return_inverse=True)[1]
@@ -106,11 +106,13 @@ def _documents_of_losses(reader: CheckpointReader) -> Tensor:
 def _loss_table(
     steps: Sequence[int], checkpoints: Sequence[CheckpointNumbers], documents: Tensor
 ) -> pd.DataFrame:
-    """Return the loss of each checkpoint in nats, with intervals that hold for all together.
+    """Return a row for each checkpoint with its mean loss in nats per token.
+
+    The intervals over documents hold for all checkpoints together.
 
     Args:
         steps: The step of each checkpoint.
-        checkpoints: What each checkpoint gave.
+        checkpoints: What was read of each checkpoint, with the loss of each token.
         documents: The document of each token that has a loss.
     """
     losses = torch.stack([checkpoint["losses"].flatten() for checkpoint in checkpoints])
@@ -118,29 +120,32 @@ def _loss_table(
     return pd.DataFrame({"step": steps, **interval_columns("loss", means)})
 
 
-def settling(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float]:
-    """Return when the loss, the mean likeness to the last checkpoint and each layer's settle.
+def settling_steps(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float]:
+    """Return the steps by which curves have gone nine tenths of the way to their last value.
+
+    The curves are the loss ("loss"), the similarity to the last checkpoint as a mean over layers
+    ("likeness"), and that of each layer ("layer 0", ...).
 
     Args:
-        table: The likeness of each layer at each step.
+        table: The similarity of each layer to the last checkpoint, at each step.
         losses: The loss at each step.
     """
     steps = losses["step"].tolist()
     mean_likeness = table.groupby("step")["similarity_to_last"].mean()
     settled = {
-        "loss": _settles(steps, losses["loss"].tolist()),
-        "likeness": _settles(steps, mean_likeness.tolist()),
+        "loss": _settling_step(steps, losses["loss"].tolist()),
+        "likeness": _settling_step(steps, mean_likeness.tolist()),
     }
     for layer, rows in table.groupby("layer"):
-        settled[f"layer {layer}"] = _settles(steps, rows["similarity_to_last"].tolist())
+        settled[f"layer {layer}"] = _settling_step(steps, rows["similarity_to_last"].tolist())
     return settled
 
 
-def _settles(steps: Sequence[int], values: Sequence[float]) -> float:
-    """Return the step from which on a curve has gone nine tenths of its way to its last value.
+def _settling_step(steps: Sequence[int], values: Sequence[float]) -> float:
+    """Return the step from which on a curve has gone `SETTLED_SHARE` of the way to its last value.
 
-    Between checkpoints it is interpolated over log₂(1 + step). It is NaN if the first and the last
-    value are the same.
+    Between checkpoints it is interpolated linearly over log₂(1 + step). It is NaN if the first and
+    the last value are the same.
 
     Args:
         steps: The step of each checkpoint, in rising order.
@@ -152,18 +157,27 @@ def _settles(steps: Sequence[int], values: Sequence[float]) -> float:
         return math.nan
     share_gone = (curve - curve[0]) / (curve[-1] - curve[0])
     missing = SETTLED_SHARE - share_gone
-    last = int(np.flatnonzero(missing > 0)[-1])  # the last step that has not settled
-    fraction = missing[last] / (missing[last] - missing[last + 1])
-    log_step = log_steps[last] + fraction * (log_steps[last + 1] - log_steps[last])
+    # The curve crosses the share for good between this checkpoint and the next one.
+    before = int(np.flatnonzero(missing > 0)[-1])
+    fraction = missing[before] / (missing[before] - missing[before + 1])
+    log_step = log_steps[before] + fraction * (log_steps[before + 1] - log_steps[before])
     return float(2**log_step - 1)
 
 
-def _likeness_of_checkpoints(
+def _cka_of_checkpoints(
     checkpoints: Sequence[CheckpointNumbers], reader: CheckpointReader
 ) -> list[CKAResult]:
-    """Return for each layer the CKA of every two checkpoints.
+    """Return for each layer the CKA of every two checkpoints, conditional on token and position.
 
-    It is of states less the means of their token and position.
+    The means of each token and position are subtracted from the states. Tokens with massive
+    activations, very long states, are left out.
+
+    Args:
+        checkpoints: The states of all tokens at each checkpoint, by layer.
+        reader: Has the text.
+
+    Raises:
+        DataError: The states of a layer cannot be compared.
     """
     text = reader.text
     documents = numbered_by_part(text["documents"].flatten().long())
@@ -172,10 +186,10 @@ def _likeness_of_checkpoints(
     all_layers = []
     for checkpoint in checkpoints:
         all_layers += checkpoint["states"]
-    outliers = massive(all_layers)
+    massive_rows = massive(all_layers)  # None: there are none
     rows = torch.arange(len(tokens))
-    if outliers is not None:
-        rows = (~outliers).nonzero()[:, 0]
+    if massive_rows is not None:
+        rows = (~massive_rows).nonzero()[:, 0]
 
     results = []
     for layer in range(len(checkpoints[0]["states"])):
@@ -201,38 +215,40 @@ def _likeness_of_checkpoints(
     return results
 
 
-def _likeness_table(steps: Sequence[int], likeness: Sequence[CKAResult]) -> pd.DataFrame:
-    """Return a row for each layer and each two checkpoints, with their CKA.
+def _similarity_table(steps: Sequence[int], cka_by_layer: Sequence[CKAResult]) -> pd.DataFrame:
+    """Return a row for each layer and every two checkpoints, with their CKA.
 
     Args:
         steps: The step of each checkpoint.
-        likeness: The CKA of every two checkpoints, for each layer.
+        cka_by_layer: The CKA of every two checkpoints, for each layer.
     """
     tables = []
-    for layer, cka in enumerate(likeness):
+    for layer, cka in enumerate(cka_by_layer):
         table = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other_step"])
         tables.append(table.assign(layer=layer, value=cka.value.flatten().numpy()))
     joined = pd.concat(tables, ignore_index=True)
     return joined[["layer", "step", "other_step", "value"]]
 
 
-def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.DataFrame:
-    """Return for each step the likeness of a layer to other checkpoints, and how fast it changes.
+def _table_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.DataFrame:
+    """Return a row for each step: how similar a layer is to other checkpoints, and its speed.
 
-    The columns are the likeness to the last checkpoint and to the one before, and the angle
-    between a checkpoint and the one before per doubling of the step.
+    The columns are the CKA with the last checkpoint and with the one before, and the speed:
+    arccos(CKA with the one before) / doublings, in radians per doubling of 1 + step. The first
+    checkpoint has none before it, and NaN.
 
     Args:
-        steps: The steps of s checkpoints, rising.
+        steps: The steps of s checkpoints, in rising order.
         layer: The number of the layer, for a column.
-        cka: CKA of the layer between each two checkpoints, in the order of `steps`.
+        cka: The CKA of the layer between every two checkpoints, in the order of `steps`.
     """
     value = cka.as_found  # (s, s)
-    without = cka.without  # (parts, s, s)
+    without = cka.without  # (parts, s, s): without each part of the documents
     to_last = simultaneous_band(value[:, -1], without[:, :, -1], value[:, -1])
     columns = {"step": list(steps), "layer": layer}
     columns |= interval_columns("similarity_to_last", to_last)
 
+    # The diagonal above the main one compares each checkpoint with the next.
     previous = value.diagonal(1, -2, -1)
     previous_without = without.diagonal(1, -2, -1)
     doublings = torch.log2(1 + torch.tensor(steps, dtype=torch.float64)).diff()
@@ -246,14 +262,14 @@ def _steps_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
     return pd.DataFrame(columns)
 
 
-def _curves(
+def _curves_of_features(
     checkpoints: Sequence[CheckpointNumbers], reader: CheckpointReader, layers: int
 ) -> list[FeatureCurve]:
-    """Return the curve of each feature in each layer, layer after layer.
+    """Return the accuracy by step of each feature in each layer, layer after layer.
 
     Args:
-        checkpoints: The numbers of all checkpoints, in order.
-        reader: What read them; it has the tasks of the features.
+        checkpoints: The right answers of all checkpoints, in the order of steps.
+        reader: Read them; it has the probing tasks of the features.
         layers: How many layers there are.
     """
     curves = []
@@ -263,7 +279,7 @@ def _curves(
                 [checkpoint["right"][index][layer] for checkpoint in checkpoints]
             )
             null = torch.stack([checkpoint["null"][index][layer] for checkpoint in checkpoints])
-            curve = curve_of(is_right, task.labels, task.groups, null)
+            curve = accuracy_curve(is_right, task.labels, task.groups, null)
             curves.append(FeatureCurve(task, layer, curve))
     return curves
 
@@ -274,13 +290,15 @@ def _feature_table(
     reader: CheckpointReader,
     curves: Sequence[FeatureCurve],
 ) -> pd.DataFrame:
-    """Return the accuracy of each feature by step and layer, and its importance if asked for.
+    """Return a row for each step, layer and feature: accuracy, and importance if asked for.
+
+    A feature without a probing task has only importance, and NaN for its accuracy.
 
     Args:
         steps: The step of each checkpoint.
-        checkpoints: What each checkpoint gave.
-        reader: What read them.
-        curves: The curve of each feature in each layer.
+        checkpoints: What was read of each checkpoint, perhaps with importances on folds.
+        reader: Read the checkpoints; it has the stimuli.
+        curves: The accuracy by step of each feature in each layer.
     """
     tables = []
     for task, layer, curve in curves:
@@ -298,7 +316,8 @@ def _feature_table(
     if "importance" not in checkpoints[0]:
         return table
 
-    by_fold = torch.stack([checkpoint["importance"] for checkpoint in checkpoints])  # (s, l, f, k)
+    # (step, layer, feature, fold)
+    by_fold = torch.stack([checkpoint["importance"] for checkpoint in checkpoints])
     t = simultaneous_t(by_fold.movedim(-1, 0))
     importance = interval_columns("importance", fold_interval(by_fold, t=t))
     layers = range(by_fold.shape[1])
@@ -312,14 +331,19 @@ def _feature_table(
 
 
 def _onset_table(steps: Sequence[int], curves: Sequence[FeatureCurve]) -> pd.DataFrame:
-    """Return the step of onset by layer and feature, with the interval over resamples.
+    """Return a row for each layer and feature: the step of its onset, with an interval.
 
-    A blank, NaN, is after the last checkpoint.
+    The onset is the first step from which on the feature can be read out. NaN means that it cannot
+    at the last checkpoint.
+
+    Args:
+        steps: The step of each checkpoint.
+        curves: The accuracy of each feature in each layer, with the index of its onset.
     """
     step_of_index = [*(float(step) for step in steps), math.nan]
     rows = []
     for task, layer, curve in curves:
-        interval = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        interval = percentile_interval(torch.tensor(curve.onset_index), curve.draws, 0.95)
         rows.append(
             {
                 "layer": layer,
