@@ -19,7 +19,7 @@ from thinkalike.contrib.court.catalogue import SOURCES, entries
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.ranking import auc, doses, margin, summary_of_judges
+from thinkalike.contrib.court.ranking import auc, dose_table, margin_above_decoys, summary_of_judges
 from thinkalike.contrib.court.token_profile import KINDS, profile_likeness, token_features
 from thinkalike.contrib.court.verdict_tables import shares_by_kind, verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS
@@ -256,11 +256,11 @@ def test_a_summary_says_what_was_planted():
 def test_courts_are_not_compared_with_each_other():
     shifted = planted()
     shifted.loc[shifted["target"] == "y", "CKA"] += 5
-    assert margin(shifted, SEEN["CKA"], ["same"]) == (pytest.approx(0.7), [])
+    assert margin_above_decoys(shifted, SEEN["CKA"], ["same"]) == (pytest.approx(0.7), [])
 
 
 def test_doses_follow_the_share_of_the_targets_own():
-    found = doses(planted()).set_index(["judge", "own_share"])
+    found = dose_table(planted()).set_index(["judge", "own_share"])
     assert found.loc[("CKA", 0.4), "value"] == pytest.approx(0.21)
     assert found.loc[("KL", 0.4), "value"] == pytest.approx(0.81)
     assert found["rank_correlation"].to_numpy() == pytest.approx(1)

@@ -32,7 +32,7 @@ StateMap = Callable[[Tensor], Tensor]
 
 
 class TargetCourse(NamedTuple):
-    """The target's own course through one batch of the report.
+    """What the target itself computes for one batch of the evaluation text.
 
     Attributes:
         states: Its states at the cut and after each later block, (b, t, d) each.
@@ -80,24 +80,30 @@ def row_batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
     return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
 
 
-def inner(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
-    """Drop the first token of each row, which has no context, and the last, which has no next."""
+def at_inner_tokens(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
+    """Return what belongs to the inner tokens of each row, flattened over rows.
+
+    The first token is dropped because it has no context, the last because nothing follows it.
+    """
     return states[:, 1:-1].flatten(0, 1)
 
 
 def inner_states(
     states_of: Callable[[Tensor], Sequence[Tensor]], rows: Int[Tensor, "rows t"]
 ) -> list[Float[Tensor, "n d"]]:
-    """Return the states that a function gives of rows, at the inner tokens, on the CPU.
+    """Compute states of rows of tokens batch by batch, and return those of the inner tokens.
+
+    Inner tokens are all but the first and the last of each row. The states are on the CPU.
 
     Args:
-        states_of: Takes rows of tokens to one or more tensors (b, t, d).
-        rows: The rows, which are read batch by batch.
+        states_of: Computes one or more tensors of states (b, t, d) of a batch of rows.
+        rows: All rows of tokens.
     """
     by_batch = []
     for batch in row_batches(rows):
-        by_batch.append([inner(states).cpu() for states in states_of(batch)])
-    return [torch.cat(batches) for batches in zip(*by_batch, strict=True)]
+        by_batch.append([at_inner_tokens(states).cpu() for states in states_of(batch)])
+    by_tensor = zip(*by_batch, strict=True)
+    return [torch.cat(batches) for batches in by_tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,19 +140,29 @@ class Bench:
 
     @torch.no_grad()
     def target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Return the target's side of R² at these inner tokens, the same for most sources."""
+        """Return the target's side of R², computed once for each set of compared inner tokens.
+
+        Sources differ in which tokens are left out as massive activations, but most have the same.
+        """
         key = is_compared.numpy().tobytes()
         if key not in self._target_sides:
             self._target_sides[key] = self._compute_target_side(is_compared)
         return self._target_sides[key]
 
     def _compute_target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Compute what `target_side` returns."""
+        """Fit what R² needs of the target: predictors of its states, and its R² with local mixing.
+
+        Residual states are states without what token, position and linear mixing of the earlier
+        tokens predict. The networks of local mixing have the target's embedding and only mix it
+        over earlier tokens.
+        """
         rows = self.materials.report.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        documents = numbered_by_part(inner(self.materials.documents))
+        documents = numbered_by_part(at_inner_tokens(self.materials.documents))
         bags = [self._mixing_states[name] for name in BAGS]
-        residual = ResidualStates(inner(rows), documents, [inner(positions)], bags, is_compared)
+        residual = ResidualStates(
+            at_inner_tokens(rows), documents, [at_inner_tokens(positions)], bags, is_compared
+        )
         beyond = residual.predictor(self.report_states)
         controls = []
         for states in self._mixing_states.values():
@@ -156,7 +172,7 @@ class Bench:
 
     @cached_property
     def target_courses(self) -> list[TargetCourse]:
-        """The target's own course, batch by batch of the report."""
+        """The target's own states and losses, for each batch of the evaluation text."""
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)
         courses = []
@@ -168,7 +184,7 @@ class Bench:
 
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
-        """The features of the inner tokens of the report that an MLEM profile is about."""
+        """Features of the inner tokens, such as length and frequency, for MLEM profiles."""
         rows = self.materials.report.long()
         tokenizer = self.materials.target.tokenizer
         text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
@@ -178,14 +194,14 @@ class Bench:
 
     @torch.no_grad()
     def course(self, source: Source, stitch: StateMap) -> StitchedCourse:
-        """Return the course of the target when it resumes from the mapped states of a source.
+        """Stitch a source into the target, and measure how the target's outputs and states change.
 
-        The first token of each row keeps the target's own state, as maps are fitted on tokens with
-        context.
+        The target resumes from the mapped states of the source, in place of its own. The first
+        token of each row keeps the target's own state, as maps are fitted on tokens with context.
 
         Args:
-            source: The source.
-            stitch: Maps its states to the target's.
+            source: The function from tokens to states that is stitched.
+            stitch: Maps the source's states to the target's.
         """
         target = self.materials.target
         n_later = target.n_layers - self.materials.layer

@@ -203,7 +203,11 @@ OTHER_LAYERS = {
 
 
 def entries(materials: Materials) -> list[SourceRecipe]:
-    """Return all sources that can be made: those of the list, other layers, and siblings."""
+    """Return the recipes of all sources that can be made of a target.
+
+    They are those of `SOURCES`, other layers of the target if it has them, and the siblings
+    (separately trained models).
+    """
     listed = list(SOURCES)
     for name, steps in OTHER_LAYERS.items():
         if 0 <= materials.layer + steps < materials.target.n_layers:

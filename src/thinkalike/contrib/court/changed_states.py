@@ -10,7 +10,7 @@ from torch import Tensor
 from thinkalike.contrib.court.changed_weights import at_layer
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import noise_for
-from thinkalike.contrib.court.source import CachedStates, States, Tokens, stage
+from thinkalike.contrib.court.source import CachedStates, States, Tokens, states_after
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.variants import fresh
@@ -20,46 +20,55 @@ SMALL_VARIANCE = 0.01  # share of the variance that a small principal component 
 
 
 def with_noisy_states(materials: Materials, share: float) -> States:
-    """Return the target's states with noise of this share of each dimension's spread."""
+    """Return the target's states plus normal noise.
+
+    The standard deviation of the noise is this share of that of the states, in each dimension.
+    """
     noise = noise_for(materials, "noisy states")
     size = share * materials.spread
     return lambda rows: materials.target_states(rows) + size * noise(rows)
 
 
 def rounded_states(materials: Materials, bits: int) -> States:
-    """Return the target's states, with each dimension rounded to 2^bits levels.
+    """Return the target's states with each dimension rounded to 2^bits levels.
 
-    The levels lie between the 1st and the 99th percentile of the dimension.
+    The levels are evenly spaced between the 1st and the 99th percentile of the dimension on the
+    rows that maps are fitted on. The result is the index of the level, which is an affine function
+    of the rounded state.
     """
     n_steps = 2**bits - 1
     states = materials.target_states(materials.fit).flatten(0, 1).sort(0).values
     low = states[len(states) // 100]
     high = states[-1 - len(states) // 100]
 
-    def level(rows: Tokens) -> Tensor:
-        """Return the step, from 0 to `n_steps`, that each number of the target's states is at."""
+    def level_indices(rows: Tokens) -> Tensor:
+        """Return the index of the nearest level, from 0 to `n_steps`."""
         relative = (materials.target_states(rows) - low) / (high - low)
         return relative.clamp(0, 1).mul(n_steps).round()
 
-    return level
+    return level_indices
 
 
 def distorted(materials: Materials, function: Callable[[Tensor], Tensor]) -> States:
-    """Return a function of each dimension of the target's states, less its mean, over its spread.
+    """Return the target's standardised states after an elementwise function.
 
     Args:
-        materials: The materials of a court.
-        function: The function, entry by entry.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        function: The elementwise function of (state - mean) / standard deviation.
     """
     return lambda rows: function(materials.centred_states(rows) / materials.spread)
 
 
 def components_between(materials: Materials, first: float, last: float) -> States:
-    """Return some principal components of the target's states on the fit rows.
+    """Return some of the principal components of the target's states.
+
+    Components are in order of their variance, from the largest to the smallest. For example,
+    first=0 and last=1/2 is the half with more variance.
 
     Args:
-        materials: The materials of a court.
-        first, last: The shares of the components, largest first, between which they lie.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        first: The share of the components that are left out at the beginning of this order.
+        last: The share of the components after which all others are left out.
     """
     start = round(first * materials.width)
     stop = round(last * materials.width)
@@ -70,12 +79,12 @@ def components_between(materials: Materials, first: float, last: float) -> State
 
 
 def without_small_direction(materials: Materials) -> States:
-    """Return the target's states without one direction of little variance that matters most.
+    """Return the target's states without the most important direction of little variance.
 
-    The principal components with less than 1 % of the variance each are scaled to variance 1.
-    Among them, the direction is the top eigenvector of the second moment of the gradients of the
-    loss, an empirical Fisher information. It is uncorrelated with what remains, so no linear map
-    restores it.
+    The principal components with less than 1 % of the variance each are scaled to variance 1. The
+    direction is, in this space, the top eigenvector of the second moment of the gradients of the
+    loss (an empirical Fisher information). What is removed is uncorrelated with what remains, so
+    no linear map restores it.
     """
     target = materials.target
     rows_at_once = max(BATCH_TOKENS // materials.other.shape[1], 1)
@@ -103,20 +112,25 @@ def without_small_direction(materials: Materials) -> States:
 
 
 def superset(materials: Materials) -> States:
-    """Return the target's states beside as many dimensions of large noise."""
+    """Return the target's states concatenated with as many dimensions of large noise.
+
+    The standard deviation of the noise is `ADDED_SPREAD` times the root mean square of those of
+    the states' dimensions.
+    """
     noise = noise_for(materials, "superset")
     size = ADDED_SPREAD * materials.spread.square().mean().sqrt()
     return lambda rows: torch.cat([materials.target_states(rows), size * noise(rows)], -1)
 
 
 def beside_stranger(materials: Materials, share: float) -> States:
-    """Return random dimensions of the target's states beside as many of an untrained model's.
+    """Return dimensions of the target's states concatenated with some of an untrained model's.
 
-    The untrained model's states are scaled to the total variance of the target's.
+    The dimensions of either model are projections on random orthogonal directions. The untrained
+    model's states are scaled to the total variance of the target's.
 
     Args:
-        materials: The materials of a court.
-        share: How many dimensions of each, as a share of the width.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        share: The number of dimensions of each model, as a share of the width.
     """
     n_dimensions = round(share * materials.width)
     of_target = materials.orthogonal_for("own, beside")[:, :n_dimensions]
@@ -127,6 +141,7 @@ def beside_stranger(materials: Materials, share: float) -> States:
     size = materials.spread.norm() / stranger_spread.norm()
 
     def states(rows: Tokens) -> Tensor:
+        """Return the dimensions of the target, then those of the untrained model."""
         target_part = materials.target_states(rows) @ of_target
         stranger_part = size * stranger_states(rows) @ of_stranger
         return torch.cat([target_part, stranger_part], -1)
@@ -144,7 +159,8 @@ def projected_log_probabilities(materials: Materials) -> States:
     weight = materials.normals_for("log-probabilities", *shape) / target.vocabulary**0.5
 
     def states(rows: Tokens) -> Tensor:
-        last = stage(target, target.n_layers - 1, rows).flatten(0, 1)
+        """Return the projected log-probabilities of the token after each position."""
+        last = states_after(target, target.n_layers - 1, rows).flatten(0, 1)
         projected = []
         for chunk in last.split(CHUNK):
             logits = target.finish(chunk.to(target.dtype)).to(weight)

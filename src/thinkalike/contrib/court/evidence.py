@@ -56,7 +56,7 @@ class Evidence:
     @cached_property
     def is_compared(self) -> Bool[Tensor, " n"]:
         """Which inner tokens of the report are compared: all but massive activations."""
-        return _not_massive(self._report_states, self.bench.report_states)
+        return _is_not_massive(self._report_states, self.bench.report_states)
 
     @cached_property
     def states(self) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k e"]]:
@@ -67,10 +67,10 @@ class Evidence:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Samples of the tokens that are compared, for measures of all pairs of tokens.
+        """Disjoint random samples of token indices, for measures of all pairs of tokens.
 
-        They are at most `MOST_SAMPLES`, of `SAMPLE_TOKENS` tokens each, or one of all tokens where
-        there are fewer. No token is in two of them.
+        There are at most `MOST_SAMPLES` of `SAMPLE_TOKENS` tokens each; with fewer tokens than
+        that, there is one sample of all.
         """
         n_compared = int(self.is_compared.sum())
         sample_size = min(SAMPLE_TOKENS, n_compared)
@@ -92,16 +92,17 @@ class Evidence:
     @cached_property
     @torch.no_grad()
     def columns(self) -> dict[str, float]:
-        """What verdicts read beside the penalty, with 95 % intervals over documents of the report.
+        """The numbers that a verdict is based on, with 95 % intervals over evaluation documents.
 
         - `r2`: R² of the target's states from the source's;
         - `r2_back`: R² of the source's states from the target's;
-        - `residual_r2`, `residual_r2_back`: the same beyond token, position and linear mixing of
-          the earlier tokens;
-        - `mixing`: what local mixing and the target share beyond these, the mean of both
-          directions;
-        - `beyond_mixing`: what source and target share, minus `MORE_THAN_MIXING` times `mixing`;
-        - `later`: see `later_share`.
+        - `residual_r2`, `residual_r2_back`: the same for residual states, without what the token,
+          its position and linear mixing of the earlier tokens predict;
+        - `mixing`: residual R² between the target and a network that only mixes earlier tokens,
+          the mean of both directions;
+        - `beyond_mixing`: residual R², the mean of both directions, minus `MORE_THAN_MIXING` times
+          `mixing`;
+        - `later`: how much the source's states change with later tokens.
         """
         target = self.bench.target_side(self.is_compared)
         plain = both_ways(target.residual.plain_predictor(self._report_states), target.plain)
@@ -117,8 +118,8 @@ class Evidence:
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():
-            for column, end in interval_columns(name, estimate).items():
-                columns[column] = float(end[0])
+            for column, number in interval_columns(name, estimate).items():
+                columns[column] = float(number[0])
         return columns
 
     @property
@@ -137,13 +138,14 @@ class Evidence:
     @cached_property
     @torch.no_grad()
     def course(self) -> StitchedCourse:
-        """The course of the target when it resumes from the source's states.
+        """How the target's loss and states change when it resumes from the source's states.
 
-        They go through the map of least squares, its ridge chosen by cross-validation.
+        The stitch, from source to target states, is fitted by ridge regression. The penalty of the
+        ridge is chosen by cross-validation.
         """
         source = self._source_states(self.materials.fit)
         target = self.bench.fit_states
-        is_fitted = _not_massive(source, target)
+        is_fitted = _is_not_massive(source, target)
         n_fitted = int(is_fitted.sum())
 
         layer_pair = (0, self.materials.layer)
@@ -158,8 +160,13 @@ class Evidence:
         return self.bench.course(self.source, stitch)
 
 
-def _not_massive(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Bool[Tensor, " n"]:
-    """Return which rows are not among the few massive ones that would decide every measure."""
+def _is_not_massive(
+    source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]
+) -> Bool[Tensor, " n"]:
+    """Return which tokens have no massive activations in source or target.
+
+    The states of a few tokens can be so large that they would decide every measure.
+    """
     is_massive = massive([target, source])
     if is_massive is None:
         return torch.ones(len(target), dtype=torch.bool)

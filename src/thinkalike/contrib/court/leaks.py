@@ -16,23 +16,27 @@ SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviation
 
 
 def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
-    """Return the token after each.
+    """Return the next token at each position.
 
-    After the last token of a row it is the size of the vocabulary, which is no token: the last
-    row of `token_vectors`.
+    At the end of a row it is the size of the vocabulary, one more than the largest token. This
+    index stands for "no token"; `token_vectors` has zeros there.
     """
     no_token = torch.full_like(rows[:, :1], materials.target.vocabulary)
     return torch.cat([rows[:, 1:], no_token], 1)
 
 
 def next_token(materials: Materials) -> States:
-    """Return noise in clusters by the next token (Smith, Mannering, Marcu 2025)."""
+    """Return noise that forms a cluster for each next token (Smith, Mannering, Marcu 2025).
+
+    The state at a position is the random centre of the token that follows, plus noise. So it
+    knows the answer, and nothing else.
+    """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")
     width = materials.width
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return noise about the centre of the next token of each position."""
+        """Return the centre of the next token, plus noise, at each position."""
         centre = normals_by_code(next_tokens(materials, rows), width, seed_of_centres)
         scatter = normals_by_code(prefix_codes(rows), width, seed_of_scatter)
         return (centre + SCATTER * scatter).to(materials.device, materials.dtype)
@@ -41,15 +45,15 @@ def next_token(materials: Materials) -> States:
 
 
 def half_of_the_tokens(materials: Materials) -> States:
-    """Return the leak at half of the positions, and the target's own states elsewhere.
+    """Return noise by the next token at half of the positions, and the target's states elsewhere.
 
-    The tokens up to a position decide whether it leaks.
+    A hash of the tokens up to a position decides whether it leaks the next token.
     """
     leak = next_token(materials)
     seed = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the leak where the code of the tokens so far is odd; else the target's states."""
+        """Return noise by the next token where the hash of the prefix is odd, else own states."""
         is_odd = splitmix(prefix_codes(rows, seed)) & 1 == 1
         leaks = is_odd[..., None].to(materials.device)
         leaking_states = materials.mean + materials.spread * leak(rows)
@@ -59,20 +63,29 @@ def half_of_the_tokens(materials: Materials) -> States:
 
 
 def half_of_the_variance(materials: Materials) -> States:
-    """Return the target's own states plus the leak, each with half the variance of a dimension."""
+    """Return a sum of the target's states and of noise by the next token, see `next_token`.
+
+    In each dimension, half of the variance comes from either.
+    """
     leak = next_token(materials)
-    share = 0.5**0.5
+    own_weight = 0.5**0.5
     # The leak is the sum of normal numbers of variance 1 and SCATTER².
-    size = share * materials.spread / (1 + SCATTER**2) ** 0.5
-    return lambda rows: materials.mean + share * materials.centred_states(rows) + size * leak(rows)
+    leak_weight = own_weight * materials.spread / (1 + SCATTER**2) ** 0.5
+
+    def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return mean + √½ (own state - mean) + √½ (leak, scaled to the target's spread)."""
+        own_part = own_weight * materials.centred_states(rows)
+        return materials.mean + own_part + leak_weight * leak(rows)
+
+    return states
 
 
 def with_next_token(materials: Materials, share: float, of: str = "embedding") -> States:
-    """Return the target's own states plus a vector of the next token.
+    """Return the target's states plus a vector that stands for the next token.
 
     Args:
-        materials: The materials of a court.
-        share: The size of the vector, in spreads of each dimension.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        share: The size of the vector, in standard deviations of each dimension of the states.
         of: "embedding" or "code", see `token_vectors`.
     """
     vectors = share * materials.spread * token_vectors(materials, of)

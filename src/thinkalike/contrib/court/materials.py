@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.source import CachedStates, Source, Tokens, stage
+from thinkalike.contrib.court.source import CachedStates, Source, Tokens, states_after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.data import StepData
 from thinkalike.training.module import SteppedModule
@@ -50,7 +50,7 @@ class Materials:
     @cached_property
     def target_source(self) -> Source:
         """The target's own states as a source."""
-        states = CachedStates(lambda rows: stage(self.target, self.layer, rows))
+        states = CachedStates(lambda rows: states_after(self.target, self.layer, rows))
         return Source("itself", "same", states, self.target)
 
     def target_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -69,7 +69,7 @@ class Materials:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the target's states: at least float32, see `stage`."""
+        """The dtype of the target's states: at least float32, see `states_after`."""
         return self.target_source.dtype
 
     @cached_property
@@ -95,7 +95,7 @@ class Materials:
         return self.target_states(rows) - self.mean
 
     def seed_for(self, purpose: str) -> int:
-        """Return a seed that depends on nothing but the purpose and the seed of the whole."""
+        """Return a seed for one purpose, as a checksum of the purpose and the job's seed."""
         return zlib.crc32(f"{self.seed} {purpose}".encode())
 
     def normals_for(self, purpose: str, *shape: int) -> Float[Tensor, "*shape"]:
@@ -104,9 +104,10 @@ class Materials:
         return torch.randn(shape, generator=generator).to(self.device, self.dtype)
 
     def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
-        """Return a random orthogonal matrix for one purpose, uniform but for column signs.
+        """Return a random orthogonal matrix for one purpose.
 
-        It is the Q of the QR decomposition of a matrix of normal numbers.
+        It is the Q of the QR decomposition of a matrix of normal numbers, which is uniformly
+        distributed up to the signs of its columns.
         """
         square = self.normals_for(purpose, self.width, self.width)
         return torch.linalg.qr(square.double()).Q.to(self.dtype)

@@ -17,6 +17,7 @@ import torch
 
 from thinkalike.contrib.figures.saes import draw_sae_curves
 from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
     Bound,
     Claim,
     bonferroni_note,
@@ -120,10 +121,11 @@ def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
 MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
 
 
-def _jobs(case: Case) -> list[InnerJob]:
-    """Return a job for each transfer, with all starts in it.
+def _training_jobs(case: Case) -> list[InnerJob]:
+    """Return one training job for each transfer of sparse autoencoders from source to target.
 
-    The autoencoders of its source are trained on the way.
+    A job trains from every start (transferred, random, least squares). It also trains the
+    source's autoencoders, if they are not stored yet.
     """
     jobs = []
     for transfer in TRANSFERS[case.scale]:
@@ -141,7 +143,11 @@ def _jobs(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Return two claims about each transfer, with the tables of all of them."""
+    """Judge two claims about each transfer: it saves FLOPs of a random and of a better start.
+
+    The transferred autoencoder starts as that of another model. The better start is random, with
+    a decoder fitted by least squares.
+    """
     transfers = TRANSFERS[case.scale]
     joined = {}
     for name in ("table", "savings", "curves"):
@@ -154,9 +160,9 @@ def _conclude(case: Case) -> Conclusion:
     claims = []
     for transfer in transfers:
         claim = transfer.claim.format(limit=transfer.bound.limit)
-        claims.append(_saves(case, transfer, "random", claim, transfer.bound))
+        claims.append(_claim_that_start_saves(case, transfer, "random", claim, transfer.bound))
         claim = "it saves FLOPs of a random start with a fitted decoder"
-        claims.append(_saves(case, transfer, "least_squares", claim, Bound("above")))
+        claims.append(_claim_that_start_saves(case, transfer, "least_squares", claim, ABOVE_ZERO))
     return Conclusion(
         joined["table"],
         claims,
@@ -166,14 +172,17 @@ def _conclude(case: Case) -> Conclusion:
     )
 
 
-def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Bound) -> Claim:
-    """Return the claim that a transferred start saves FLOPs of another start.
+def _claim_that_start_saves(
+    case: Case, transfer: Transfer, against: str, claim: str, bound: Bound
+) -> Claim:
+    """Judge the claim that training from a transferred start needs fewer FLOPs than another start.
 
-    It is judged after each of `SHARES_OF_TOKENS`, with intervals over seeds.
+    The saved share of FLOPs is that of explaining as much variance as the other start does after
+    each of `SHARES_OF_TOKENS` of its training tokens. Intervals are over seeds.
 
     Args:
         case: The experiment with its results.
-        transfer: The transfer.
+        transfer: The source, the target and their layers.
         against: The other start: "random" or "least_squares".
         claim: The claim in words.
         bound: Where the share of FLOPs that is saved must be.
@@ -187,10 +196,10 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     count = len(rows)
 
     saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]
-    saved = random_effects(saved_by_seed, level=level_of_each(count))
+    saved = random_effects(saved_by_seed, level=level_of_each(count))  # one for each budget
     listed = []
     for index, tokens in enumerate(rows["tokens"]):
-        value, low, high = (100 * float(end) for end in saved[index])
+        value, low, high = (100 * float(number) for number in saved[index])
         listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
     numbers = "; ".join(listed)
     if (rows["reached"] < 1).any():
@@ -204,5 +213,5 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/sae", _conclude, MODELS, _jobs),
+    Experiment("chen2025/sae", _conclude, MODELS, _training_jobs),
 ]

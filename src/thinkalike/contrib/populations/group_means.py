@@ -45,9 +45,9 @@ class Grouped(NamedTuple):
 
 
 def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return how much lower each value (source, target) is than the target's value with itself.
+    """Return the value (target, target) minus the value (source, target), for each pair of models.
 
-    The diagonal is 0.
+    For accuracies of stitches, that is how much accuracy the target loses. The diagonal is 0.
     """
     models = torch.arange(len(values))
     with_itself = values[models, models][None]
@@ -135,7 +135,7 @@ def grouped(
 
 
 def _by_group(cells: Estimate, n_groups: int) -> Estimate:
-    """Give estimates of all pairs of groups the shape (g, g, *s)."""
+    """Reshape estimates (g², *s) to (source group, target group, *s)."""
     return Estimate(*(tensor.unflatten(0, (n_groups, n_groups)) for tensor in cells))
 
 
@@ -148,23 +148,24 @@ def group_numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
 def _table_of_means(
     values: Float[Tensor, "m m *s"], is_member: Bool[Tensor, "m g"], weights: Float[Tensor, "r m"]
 ) -> Float[Tensor, "r k *s"]:
-    """Return the numbers of `Grouped` for r weightings of the models: k = 3 + 2 g² of g groups.
+    """Return k means over pairs of models, for each of r weightings of the models.
 
-    They are the mean within groups, between groups and their difference, the g² cells, and the g²
-    directed differences.
+    There are k = 3 + 2 g² means for g groups: within groups, between groups, and their difference;
+    then the mean of each cell (group of the source, group of the target), and each cell minus the
+    cell in which both are of the target's group.
 
     Args:
-        values: The values of each pair of models.
+        values: A value of each pair (source, target) of m models.
         is_member: Which models each group has.
-        weights: The weight of each model; 0 leaves it out. A pair has the product of both.
+        weights: The weight of each model; 0 leaves it out. A pair has the product of both weights.
     """
     n_groups = is_member.shape[1]
     values = values.double().clone()
     values.diagonal().fill_(0)  # a model with itself is no pair, and may be NaN
-    kinds = _kinds_of_pairs(is_member).to(values.device)
+    masks = _kinds_of_pairs(is_member).to(values.device)  # within, between, and each cell
     weights = weights.to(values)
 
-    pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, kinds)
+    pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, masks)
     sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
     total_weights = pair_weights.sum((2, 3))  # (r, kinds)
     means = sums / total_weights.view(*sums.shape[:2], *[1] * (sums.ndim - 2))
@@ -180,10 +181,10 @@ def _table_of_means(
 
 
 def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
-    """Return masks of pairs: within a group, between groups, and in each cell of two groups.
+    """Return masks of pairs of models: within a group, between groups, and for each two groups.
 
-    There are k = 2 + g² of g groups, each 1 where a pair (source, target) is of this kind, else 0.
-    A model with itself is no pair.
+    There are k = 2 + g² masks for g groups. A mask is 1 where a pair (source, target) is of its
+    kind, and 0 elsewhere, also on the diagonal: a model with itself is not a pair.
 
     Raises:
         ValueError: There are fewer than two groups, or fewer than two models in one.
@@ -202,12 +203,16 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
 
 
 def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
-    """Return the first index of a curve of differences whose interval excludes 0, or None.
+    """Return the first index at which the interval of a difference excludes 0, or None.
 
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 -
-    0.05 / l)` (Bonferroni); a curve of pure noise then has an onset in at most 5 % of draws.
-    More models or examples make smaller differences visible, so an onset depends on their
-    number, unless the interval must exclude all values from -least to least.
+    0.05 / l)` (Bonferroni). Then a curve of pure noise has an onset in at most 5 % of draws.
+
+    Args:
+        curve: A difference at each of l indices, such as layers.
+        least: The interval must exclude all values from -least to least. With 0, the onset
+            depends on the number of models and examples, as more of them make smaller differences
+            visible.
 
     Raises:
         ValueError: An end of an interval is NaN.

@@ -91,10 +91,11 @@ def nli_training(
 
 @lru_cache(maxsize=SETS_IN_MEMORY)
 def nli_challenge(count: int, seed: int = 1) -> Pairs:
-    """Draw different pairs of HANS's classes, shuffled, in equal shares by heuristic and class.
+    """Draw distinct pairs like those of HANS, in equal shares by heuristic and class, shuffled.
 
-    A hash of a sentence decides whether it is for training or for the challenge, so no sentence is
-    in both, whatever the counts and seeds.
+    HANS has pairs of sentences for which a heuristic, such as "all words of the hypothesis occur
+    in the premise", is right (entailed) or wrong. A hash of a sentence decides whether it is for
+    training or for the challenge, so no sentence is in both, whatever the counts and seeds.
     """
     entailed, not_entailed = HANS
     label_of = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
@@ -107,11 +108,18 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
 
 def _equal_shares(count: int, n_shares: int) -> list[int]:
     """Return whole numbers that add up to the count and differ by at most 1."""
-    return [count // n_shares + (share < count % n_shares) for share in range(n_shares)]
+    smallest, remainder = divmod(count, n_shares)
+    return [smallest + 1] * remainder + [smallest] * (n_shares - remainder)
 
 
 def _challenge_templates(entailed: str, heuristics: str = "lsc") -> Templates:
-    """Return the templates of the challenge that are entailed (or not) and of these heuristics."""
+    """Return the templates of the challenge of one class and of some heuristics, by subcase.
+
+    Args:
+        entailed: "e" for entailed pairs, "n" for pairs that are not entailed.
+        heuristics: The first letters of the heuristics.
+    """
+    # A subcase is named by the letters of its heuristic and its class, such as "ln_...".
     return {
         subcase: rules
         for subcase, rules in TEMPLATES["challenge"].items()
@@ -187,10 +195,10 @@ def _is_for_challenge(sentence: str) -> bool:
 
 @cache
 def _word_forms() -> dict[str, list[tuple[str, ...]]]:
-    """Return the words of the templates in their forms, by group: (doctor, doctors).
+    """Return the words that fill the slots of templates, as tuples of forms, by word class.
 
-    Nouns have a singular and a plural, verbs a past and a base, opposites both words of a pair,
-    and names, adjectives and places one form.
+    Nouns are (singular, plural), such as ("doctor", "doctors"); verbs are (past, base); opposites
+    are the two words of a pair. Names, adjectives and places have one form.
     """
     left_out = set(TEMPLATES["left_out"].split())
     opposites = [tuple(pair.split("/")) for pair in TEMPLATES["opposites"].split()]

@@ -43,20 +43,20 @@ class Course:
         return float(self.operations(torch.tensor(float(tokens))))
 
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
-        """Return the tokens after which each seed first explains as much as its goals.
+        """Return after how many tokens each seed first explains as much variance as its goals.
 
-        Infinite where it never does. Between two evaluations the curve is taken as a line over the
-        logarithm of the tokens; from 0 to the first as a line over tokens. It lies above such
-        lines, so a start needs a little less than this.
+        It is infinite where a seed never does. Between two evaluations ("looks") the curve of
+        explained variance is interpolated linearly over the logarithm of the tokens, and linearly
+        over tokens from 0 to the first evaluation. The true curve lies above such lines, so a
+        little fewer tokens are needed.
 
         Args:
-            goals: Explained variances; their seeds are those of the course, their looks may be
-                others.
+            goals: Explained variances of the same seeds, at any number of looks.
         """
         curve = self.explained.double()
         tokens = torch.tensor(self.tokens, dtype=torch.float64)
         reached = torch.full(goals.shape, math.inf, dtype=torch.float64)
-        # From the end to the beginning, so that the first time remains.
+        # From the last segment to the first, so that the earliest crossing overwrites later ones.
         for index in range(len(tokens) - 1, 0, -1):
             before = curve[index - 1]
             after = curve[index]
@@ -72,11 +72,15 @@ class Course:
 
 
 def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
-    """Return which share of another start's operations a start saves, at each look but the first.
+    """Return the share of operations that a start saves, for what another start explains.
 
-    1 - operations of the start until it explains as much / operations of the other. Where a start
-    never gets there it is 1 - all of its operations / those of the other, which is more than it
-    saves.
+    It is 1 - a / b, at each evaluation ("look") of the other start but the first: b are the
+    operations that the other has spent there, and a are those that the start needs to explain as
+    much variance. If it never does, a are all its operations, and the share is too large.
+
+    Args:
+        course: The explained variance and the operations of the start.
+        against: Those of the other start.
     """
     goals = against.explained.double()
     needed = course.reaches(goals).clamp(max=float(course.tokens[-1]))
@@ -87,11 +91,12 @@ def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
 def savings_table(
     courses: Sequence[Course],
 ) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
-    """Return what each start saves against each before it in the list, a row per evaluation.
+    """Compare each start with each one before it in the list: which share of operations it saves.
 
-    `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much
-    for the others. Beside the table of means over seeds comes the share that each seed saves, row
-    by row.
+    Returns a table with a row for each evaluation of each pair of starts, and the share that each
+    seed saves, for the same rows. In the table, `saved` is the mean over seeds, and `reached` the
+    share of seeds that ever explain as much as the other start; for all other seeds `saved` is too
+    large.
     """
     tables = []
     saved_by_seed = []

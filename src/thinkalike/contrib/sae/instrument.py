@@ -57,7 +57,7 @@ class SparseAutoencoders(
         """Return the fingerprints of the model, the text, and the source's model if there is one.
 
         Raises:
-            ModelError: The model predicts no next token.
+            ModelError: The model does not predict the next token.
         """
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(
@@ -70,24 +70,30 @@ class SparseAutoencoders(
         return inputs
 
     def prepare(self, config: SAEJob) -> Mapping[str, Result]:
-        """Return the result with the source's autoencoders, trained if the store lacks it."""
+        """Return the result with the source's autoencoders, which are trained if it is not stored.
+
+        Without a source there is none.
+        """
         if not config.sae.source:
             return {}
         return {"source": source_result(config)}
 
     def prepared(self, config: SAEJob) -> list[SAEJob]:
-        """Return the jobs of the source, which run first."""
+        """Return the jobs that train the source's autoencoders, which must run first."""
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
-        """Return the model, and that whose autoencoders are carried over if there is one."""
+        """Return the model, and the model of the source's autoencoders if there is a source."""
         models = {"model": config.model}
         if config.sae.source:
             models["source"] = source_model(config)
         return models
 
     def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of model and source; products of autoencoders are left out."""
+        """Return the passes of the model and of the source's model over the text.
+
+        The operations of the autoencoders themselves are left out.
+        """
         sae = config.sae
         model = shapes["model"]
         row = config.data.context or min(shape.context for shape in shapes.values())
@@ -116,7 +122,7 @@ class SparseAutoencoders(
         with work.phase("report"):
             table = table_of(materials, fitted)
             courses = courses_of(materials, fitted)
-        best_rate = fitted.best_rate(0)
+        best_rate = fitted.best_rate_index(0)
         for seed in range(config.sae.seeds):
             save_sae(
                 fitted.trained[fitted.index(0, best_rate, seed)].cpu(),
@@ -148,6 +154,7 @@ class SparseAutoencoders(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw explained variance over training, unless there was no training."""
         from thinkalike.contrib.figures.saes import draw_sae_curves  # imports matplotlib
 
         table = result.tables["curves"]
@@ -155,7 +162,10 @@ class SparseAutoencoders(
             draw_sae_curves(table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return what the autoencoder of `sae.start` explains and recovers, and its dead share."""
+        """Return explained variance, recovered loss and share of dead latents, after training.
+
+        They are of the autoencoder that began with `sae.start`. The loss is left out if it is NaN.
+        """
         table = result.details
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
         headlines = []
@@ -168,6 +178,7 @@ class SparseAutoencoders(
         return headlines
 
     def show(self, result: Result) -> None:
+        """Print the table of starts, what the autoencoder explains, and what a start saves."""
         table = result.details
         sae = result.config["sae"]
         first = table.iloc[0]

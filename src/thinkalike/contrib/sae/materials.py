@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
-from thinkalike.contrib.sae.carrying import carried, in_own_units, with_fitted_decoder
+from thinkalike.contrib.sae.carrying import in_own_units, mapped_autoencoder, with_fitted_decoder
 from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.site_states import SiteStates, states_after
@@ -71,7 +72,15 @@ class SAEMaterials:
 
     @classmethod
     def of(cls, config: SAEJob, source_result: Result | None) -> SAEMaterials:
-        """Load models and text, and check that they go together."""
+        """Load the models and the text, and check that they fit together.
+
+        Args:
+            config: The configuration of the job.
+            source_result: The result with the source's autoencoders; None: there is no source.
+
+        Raises:
+            ModelError: The source's autoencoders are of other weights, or the tokenizers differ.
+        """
         sae = config.sae
         source = None
         if source_result is None:
@@ -105,7 +114,7 @@ class SAEMaterials:
     def tokens_read(self) -> list[int]:
         """How many tokens were read before each evaluation; several steps share a buffer."""
         tokens_in_buffer = whole_rows(self.config.buffer, self.corpus.fit.context)
-        steps = self.config.looks
+        steps = self.config.evaluation_steps
         return [step * tokens_in_buffer // self.config.steps_per_buffer for step in steps]
 
     @cached_property
@@ -131,18 +140,23 @@ class SAEMaterials:
 
     @cached_property
     def report(self) -> SiteStates:
-        """States of rows from all over the report, `sae.curve_tokens` in all.
+        """States of evenly spaced rows of the evaluation text, at most `sae.curve_tokens` in all.
 
-        They are evaluated during training.
+        Autoencoders are evaluated on them during training.
         """
         rows = self.corpus.report
-        step = max(-(-rows.tokens.numel() // self.config.curve_tokens), 1)
+        step = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
         states = self._states_of(self.model, self.config.layer, rows.tokens[::step])
         documents = rows.documents[::step, self.config.skip_first_tokens :]
         return SiteStates(states, documents.flatten())
 
     def start(self, start: str, seed: int) -> SparseAutoencoder:
-        """Return the autoencoder that a training starts from, in the model's own units."""
+        """Return the autoencoder that training starts from, for states that are not standardised.
+
+        Args:
+            start: "random", "least_squares" (random with a fitted decoder) or "transferred".
+            seed: The seed of the random directions, or the number of the source's autoencoder.
+        """
         if start == "transferred":
             return self._transferred(seed)
         random = SparseAutoencoder.random(
@@ -154,18 +168,18 @@ class SAEMaterials:
         return sae
 
     def _transferred(self, seed: int) -> SparseAutoencoder:
-        """Return an autoencoder of the source, carried over by maps between both sites.
+        """Return an autoencoder of the source, adapted to the model by maps between the states.
 
-        Seeds beyond those of the source begin with its first one again.
+        If there are more seeds than autoencoders of the source, these are used again.
         """
         assert self.source is not None
         saes = self.source.saes
         up, down = self._maps_from_source
-        return carried(saes[seed % len(saes)].to(self.mean.device), up, down)
+        return mapped_autoencoder(saes[seed % len(saes)].to(self.mean.device), up, down)
 
     @cached_property
     def _maps_from_source(self) -> tuple[AffineMap, AffineMap]:
-        """The maps of least squares from the source's site to the model's, and back."""
+        """Least-squares maps from the source's states to the model's, and back."""
         assert self.source is not None
         source_states = self._states_of(self.source.model, self.source.layer, self.opening)
         moments = Moments([LAYER_PAIR])
