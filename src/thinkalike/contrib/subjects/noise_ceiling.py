@@ -68,7 +68,10 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
 
 
 def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
-    """Return each subject's distances in the unit in which subjects are averaged."""
+    """Return each subject's distances in a unit in which subjects can be averaged.
+
+    They become ranks, z-scores, or vectors of mean square 1, as the comparator requires.
+    """
     if comparator in RANK_COMPARATORS:
         return mid_ranks(vectors)
     if comparator in CENTRED_COMPARATORS:

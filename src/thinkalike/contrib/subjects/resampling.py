@@ -36,9 +36,10 @@ def draw(
     seed: int = 0,
     groups: Int[Tensor, " n"] | None = None,
 ) -> Draws:
-    """Draw subjects and stimuli with replacement, as many as there are.
+    """Draw bootstrap resamples of subjects and of stimuli, with replacement.
 
-    A resample has at least three different stimuli.
+    Each resample has as many subjects and stimuli as there are, and at least three different
+    stimuli (or groups); resamples with fewer are drawn again.
 
     Args:
         n_subjects: How many subjects there are.
@@ -130,19 +131,21 @@ def dual_variance(
     s: int,
     n: int,
 ) -> Float[Tensor, "*b"]:
-    """Return the variance of a mean over s subjects and n stimuli from those of three bootstraps.
+    """Return the variance of a mean over s subjects and n stimuli (Schütt et al. 2023, eq. 11).
 
-    See `two_factor`.
+    It is V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n), not below V_s' and V_n', nor above
+    V. The V are variances of bootstrap means, and V' is V corrected for few subjects or stimuli.
 
     Args:
-        both: V, of subjects and stimuli resampled together.
-        subjects: V_s, of subjects alone.
-        stimuli: V_n, of stimuli alone.
+        both: V, with subjects and stimuli resampled together.
+        subjects: V_s, with subjects resampled alone.
+        stimuli: V_n, with stimuli resampled alone.
         s: The number of subjects, at least two.
         n: The number of stimuli, or of groups of them, at least two.
     """
-    of_subjects = s / (s - 1) * subjects
-    of_stimuli = n / (n - 1) * stimuli
+    corrected_subjects = s / (s - 1) * subjects
+    corrected_stimuli = n / (n - 1) * stimuli
     interaction = s * n / ((s - 1) * (n - 1)) * (both - subjects - stimuli)
-    variance = of_subjects + of_stimuli - interaction
-    return torch.minimum(variance.maximum(of_subjects).maximum(of_stimuli), both)
+    variance = corrected_subjects + corrected_stimuli - interaction
+    at_least = torch.maximum(corrected_subjects, corrected_stimuli)
+    return torch.minimum(variance.maximum(at_least), both)

@@ -51,7 +51,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
         return fingerprints(config, ("model", "target", "data"))
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models over the text to fit on, and over held-out text."""
+        """Return the passes of both models over the text that maps are fitted and tested on."""
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
         tokens = float(fit_tokens + held_out_tokens)
@@ -95,10 +95,10 @@ class LayerPairColumns(TypedDict):
 
 
 def load_pair(config: AnalyzeConfig) -> ModelPair:
-    """Return both models and their layer pairs.
+    """Load both models, and return them with the layer pairs that are compared.
 
     Raises:
-        ModelError: They have different tokenizers.
+        ModelError: The models have different tokenizers.
     """
     source, target = load_models(config.model, config.target)
     check_same_tokenizer(source, target)
@@ -109,7 +109,7 @@ def load_pair(config: AnalyzeConfig) -> ModelPair:
 def layer_pair_columns(
     source: FrozenModel, target: FrozenModel, pair: LayerPair
 ) -> LayerPairColumns:
-    """Return the cells of the first columns of a row about a layer pair."""
+    """Return the names of both models and the numbers of both layers, as columns of a row."""
     source_layer, target_layer = pair
     return LayerPairColumns(
         source=source.name,
@@ -122,7 +122,7 @@ def layer_pair_columns(
 def unexplained_table(
     source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]
 ) -> pd.DataFrame:
-    """Return a row for each layer pair: what its maps miss of held-out text."""
+    """Return a row for each layer pair: the share of held-out variance that its maps miss."""
     rows = []
     for pair, pair_map in maps.items():
         columns = layer_pair_columns(source, target, pair)
