@@ -75,18 +75,18 @@ def test_what_is_the_same_loses_nothing(name, heard):
 
 def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
     setting, source = bench.materials, bench.materials.siblings["other seed"]
-    x, y = (model.head(setting.fit, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
+    x, y = (model.head(setting.fit_rows, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
     apart = x - x.mean(0)
     moments = HalvedMoments([(0, 0)])
     moments.update([x], [y], torch.arange(len(x)) * 2 // len(x))
     penalty = moments.penalty((0, 0))
     weight = torch.linalg.solve(apart.T @ apart + penalty * torch.eye(x.shape[1]).double(), apart.T @ (y - y.mean(0)))
-    own, states = (model.head(setting.report, LAYER) for model in (setting.target, source))
+    own, states = (model.head(setting.evaluation_rows, LAYER) for model in (setting.target, source))
     mapped = states @ weight.float() + (y.mean(0) - x.mean(0) @ weight).float()
     mapped[:, 0] = own[:, 0]  # the first token keeps the target's own state
     ends = [setting.target.advance(state, LAYER + 1, 4) for state in (mapped, own)]
     logs = [setting.target.finish(end)[:, :-1].log_softmax(-1) for end in ends]
-    losses = [-each.gather(-1, setting.report[:, 1:, None]).mean() for each in logs]
+    losses = [-each.gather(-1, setting.evaluation_rows[:, 1:, None]).mean() for each in logs]
     course = heard["other seed"].course
     assert course.penalty == pytest.approx(float(losses[0] - losses[1]), abs=1e-5)
     assert course.kl == pytest.approx(float((logs[1].exp() * (logs[1] - logs[0])).sum(-1).mean()), rel=1e-3)
@@ -102,11 +102,11 @@ def test_residual_r2_is_that_of_the_ruler(bench, heard):
     for name in ("rescaled and permuted", "affine"):
         assert 0.95 < heard[name].residual_r2 < 1 + 1e-9
     assert abs(heard["token code"].residual_r2) < 0.02
-    rows = bench.materials.report.long()
+    rows = bench.materials.evaluation_rows.long()
     inside = slice(1, -1)
     positions = torch.arange(rows.shape[1]).expand_as(rows)[:, inside].flatten()
     bags = [each[:, inside].flatten(0, 1) for each in TokenMixing(bench.materials.target).residuals(rows, [*BAGS])]
-    documents = numbered_by_part(bench.materials.documents[:, inside].flatten())
+    documents = numbered_by_part(bench.materials.evaluation_documents[:, inside].flatten())
     residual = ResidualStates(rows[:, inside].flatten(), documents, [positions], bags)
     other, own = (
         residual.predictor(model.residuals(rows, [LAYER])[0][:, inside].flatten(0, 1))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code
-from thinkalike.contrib.court.source import States, Tokens, states_after
+from thinkalike.contrib.court.source import StateFunction, Tokens, states_after
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.models.families import EMBED
 
@@ -33,13 +33,13 @@ def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
         for batch in tokens.split(BATCH_TOKENS):
             embeddings.append(states_after(materials.target, EMBED, batch[:, None])[:, 0])
         vectors = torch.cat(embeddings)
-    on_fit_tokens = vectors[materials.fit.long().flatten().to(vectors.device)]
+    on_fit_tokens = vectors[materials.fit_rows.long().flatten().to(vectors.device)]
     standardised = (vectors - on_fit_tokens.mean(0)) / on_fit_tokens.std(0)
     return torch.cat([standardised, torch.zeros_like(vectors[:1])])
 
 
-def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> States:
-    """Return the current token's vector plus a randomly rotated bag of the last tokens.
+def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> StateFunction:
+    """Return a function of tokens: each token's vector plus a rotated bag of the last tokens.
 
     The bag is a weighted sum of the vectors of the last tokens, including the current one. The
     weights fall from 1 to exp(-2) over `last` tokens, or are equal if that is infinite. They are
@@ -66,8 +66,8 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
     return states
 
 
-def shifted(materials: Materials, steps: int) -> States:
-    """Return the target's state at the token before each one, or at the token after it.
+def shifted(materials: Materials, steps: int) -> StateFunction:
+    """Return a function of tokens: the target's state at the token before (or after) each one.
 
     Where a row has no such token, it is the mean state.
 

@@ -119,12 +119,12 @@ class Bench:
     @cached_property
     def report_states(self) -> Float[Tensor, "n d"]:
         """The target's states at the inner tokens of the report."""
-        return self._target_states(self.materials.report)
+        return self._target_states(self.materials.evaluation_rows)
 
     @cached_property
     def fit_states(self) -> Float[Tensor, "m d"]:
         """The target's states at the inner tokens of the rows to fit on."""
-        return self._target_states(self.materials.fit)
+        return self._target_states(self.materials.fit_rows)
 
     def _target_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
         """Return the target's states at the inner tokens of rows."""
@@ -133,9 +133,11 @@ class Bench:
 
     @cached_property
     def _mixing_states(self) -> dict[str, Float[Tensor, "n d"]]:
-        """The states of networks of local mixing, at the inner tokens of the report."""
+        """The states of networks that only mix earlier tokens, by name, at the inner tokens."""
         mixing = TokenMixing(self.materials.target)
-        states = inner_states(lambda rows: mixing.residuals(rows, MIXING), self.materials.report)
+        states = inner_states(
+            lambda rows: mixing.residuals(rows, MIXING), self.materials.evaluation_rows
+        )
         return dict(zip(MIXING, states, strict=True))
 
     @torch.no_grad()
@@ -156,17 +158,18 @@ class Bench:
         tokens predict. The networks of local mixing have the target's embedding and only mix it
         over earlier tokens.
         """
-        rows = self.materials.report.long()
+        rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        documents = numbered_by_part(at_inner_tokens(self.materials.documents))
-        bags = [self._mixing_states[name] for name in BAGS]
+        documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
+        bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
         residual = ResidualStates(
             at_inner_tokens(rows), documents, [at_inner_tokens(positions)], bags, is_compared
         )
         beyond = residual.predictor(self.report_states)
         controls = []
         for states in self._mixing_states.values():
-            controls.append(both_ways(residual.predictor(states), beyond)[None])
+            r2_both_ways = both_ways(residual.predictor(states), beyond)
+            controls.append(r2_both_ways[None])
         plain = residual.plain_predictor(self.report_states)
         return TargetSide(residual, beyond, plain, greatest_by_layer(controls))
 
@@ -176,7 +179,7 @@ class Bench:
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)
         courses = []
-        for rows in row_batches(self.materials.report):
+        for rows in row_batches(self.materials.evaluation_rows):
             states = target.residuals(rows, layers)
             losses = next_token_losses(target, [states[-1]], rows)[0]
             courses.append(TargetCourse(states, losses))
@@ -185,10 +188,10 @@ class Bench:
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
         """Features of the inner tokens, such as length and frequency, for MLEM profiles."""
-        rows = self.materials.report.long()
+        rows = self.materials.evaluation_rows.long()
         tokenizer = self.materials.target.tokenizer
         text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
-        other_tokens = self.materials.other.long().flatten()
+        other_tokens = self.materials.other_rows.long().flatten()
         counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
         return token_features(rows, text_of_token, counts)
 
@@ -208,7 +211,7 @@ class Bench:
         penalty = torch.zeros((), dtype=torch.float64, device=target.device)
         kl = torch.zeros_like(penalty)
         distances = torch.zeros(n_later, dtype=torch.float64, device=target.device)
-        batches = row_batches(self.materials.report)
+        batches = row_batches(self.materials.evaluation_rows)
         for rows, target_course in zip(batches, self.target_courses, strict=True):
             mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
             entering = torch.cat([target_course.states[0][:, :1], mapped[:, 1:]], 1)
@@ -225,7 +228,7 @@ class Bench:
                 distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)
                 distances[depth] += distance[:, :-1].double().sum()
 
-        n_predicted = self.materials.report[:, 1:].numel()
+        n_predicted = self.materials.evaluation_rows[:, 1:].numel()
         return StitchedCourse(
             penalty=float(penalty) / n_predicted,
             kl=float(kl) / n_predicted,

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.source import States, states_after
+from thinkalike.contrib.court.source import StateFunction, states_after
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
@@ -31,22 +31,24 @@ TUNING = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=3e-4, warmup
 TOKEN_ALONE = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)
 
 
-def at_layer(materials: Materials, model: FrozenModel) -> States:
-    """Return the states of a model at the layer of the target."""
+def at_layer(materials: Materials, model: FrozenModel) -> StateFunction:
+    """Return a function of tokens: the states of a model at the target's layer."""
     return lambda rows: states_after(model, materials.layer, rows)
 
 
 def states_after_change(
     change: Callable[..., FrozenModel], purpose: str
-) -> Callable[[Materials], States]:
-    """Return a recipe for a source: the target's states after a random change of its weights.
+) -> Callable[[Materials], StateFunction]:
+    """Return a function that takes `Materials` and returns the states of a changed target.
+
+    The states are again a function of tokens.
 
     Args:
         change: Takes the target and a `seed`, and returns a changed copy.
         purpose: What the seed is for; different purposes have independent seeds.
     """
 
-    def states(materials: Materials) -> States:
+    def states(materials: Materials) -> StateFunction:
         """Return the states of the changed copy, at the layer of the target."""
         model = change(materials.target, seed=materials.seed_for(purpose))
         return at_layer(materials, model)
@@ -89,8 +91,8 @@ def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     return changed
 
 
-def trained_on(materials: Materials, config: PretrainConfig, name: str) -> States:
-    """Return the states of a copy of the target that was trained for some more steps.
+def trained_on(materials: Materials, config: PretrainConfig, name: str) -> StateFunction:
+    """Return a function of tokens: the states of a copy of the target that was trained further.
 
     The training text shares no document with the texts of fits and scores.
 
@@ -99,7 +101,7 @@ def trained_on(materials: Materials, config: PretrainConfig, name: str) -> State
         config: The number of tokens, the learning rate and other settings of the training.
         name: The name of the training, which is the seed of the order of its rows.
     """
-    return at_layer(materials, _trained_copy(materials, materials.other, config, name))
+    return at_layer(materials, _trained_copy(materials, materials.other_rows, config, name))
 
 
 def _trained_copy(
@@ -120,14 +122,14 @@ def _trained_copy(
     return variant(materials.target, module, f"{materials.target.name} ({name})")
 
 
-def token_alone(materials: Materials) -> States:
-    """Return the states of a copy of the target that sees no context.
+def token_alone(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the states of a copy of the target that sees no context.
 
     The copy is trained on rows of two tokens, to predict the second from the first, so there is
     nothing else to attend to, in any architecture. It begins with the target's weights, which
     makes it harder to tell from the target.
     """
-    rows = materials.other
+    rows = materials.other_rows
     pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)  # (n, 2)
     model = _trained_copy(materials, pairs, TOKEN_ALONE, "token alone")
 
@@ -139,8 +141,8 @@ def token_alone(materials: Materials) -> States:
     return lambda rows: state_of_token[rows.to(state_of_token.device)]
 
 
-def other_layer(materials: Materials, steps: int) -> States:
-    """Return the target's states at a different layer than the one that is compared.
+def other_layer(materials: Materials, steps: int) -> StateFunction:
+    """Return a function of tokens: the target's states at a different layer.
 
     A layer before block 0 is the embedding.
 
@@ -154,8 +156,8 @@ def other_layer(materials: Materials, steps: int) -> States:
     return lambda rows: states_after(materials.target, layer, rows)
 
 
-def sibling(materials: Materials, name: str) -> States:
-    """Return the states of a separately trained model, at the same relative depth.
+def sibling(materials: Materials, name: str) -> StateFunction:
+    """Return a function of tokens: states of a separately trained model at the same depth.
 
     The depth is the share of a model's blocks that have been computed, rounded to whole blocks.
 

@@ -51,7 +51,7 @@ class Evidence:
     @cached_property
     def _report_states(self) -> Float[Tensor, "n d"]:
         """The source's states at the inner tokens of the report."""
-        return self._source_states(self.materials.report)
+        return self._source_states(self.materials.evaluation_rows)
 
     @cached_property
     def is_compared(self) -> Bool[Tensor, " n"]:
@@ -87,7 +87,7 @@ class Evidence:
     @cached_property
     def later(self) -> float:
         """How much the source's states move with later tokens, see `later_share`."""
-        return later_share(self.source, self.materials.fit)
+        return later_share(self.source, self.materials.fit_rows)
 
     @cached_property
     @torch.no_grad()
@@ -105,9 +105,10 @@ class Evidence:
         - `later`: how much the source's states change with later tokens.
         """
         target = self.bench.target_side(self.is_compared)
+        # The rows of each are R² of the target from the source, and of the source from the target.
         plain = both_ways(target.residual.plain_predictor(self._report_states), target.plain)
         residual = both_ways(target.residual.predictor(self._report_states), target.beyond)
-        mixing = target.mixing.mean(1)
+        mixing = target.mixing.mean(1)  # over both directions
         beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
         estimates = {
             "r2": with_interval(plain[:1]),
@@ -143,13 +144,14 @@ class Evidence:
         The stitch, from source to target states, is fitted by ridge regression. The penalty of the
         ridge is chosen by cross-validation.
         """
-        source = self._source_states(self.materials.fit)
+        source = self._source_states(self.materials.fit_rows)
         target = self.bench.fit_states
         is_fitted = _is_not_massive(source, target)
         n_fitted = int(is_fitted.sum())
 
         layer_pair = (0, self.materials.layer)
         moments = HalvedMoments([layer_pair], both=False)
+        # With one document, the halves for cross-validation are the first and second half of rows.
         one_document = torch.zeros(n_fitted, dtype=torch.long)
         moments.update(
             {layer_pair[0]: source[is_fitted]},

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinkalike.contrib.court.bags_and_shifts import token_vectors
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
-from thinkalike.contrib.court.source import States, Tokens
+from thinkalike.contrib.court.source import StateFunction, Tokens
 from thinkalike.measures.splitmix import splitmix
 
 SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
@@ -25,11 +25,11 @@ def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
     return torch.cat([rows[:, 1:], no_token], 1)
 
 
-def next_token(materials: Materials) -> States:
-    """Return noise that forms a cluster for each next token (Smith, Mannering, Marcu 2025).
+def next_token(materials: Materials) -> StateFunction:
+    """Return a function of tokens: noise in clusters by the next token.
 
-    The state at a position is the random centre of the token that follows, plus noise. So it
-    knows the answer, and nothing else.
+    Source: Smith, Mannering, Marcu 2025. The state at a position is the random centre of the token
+    that follows, plus noise. So it knows the answer, and nothing else.
     """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")
@@ -44,33 +44,34 @@ def next_token(materials: Materials) -> States:
     return states
 
 
-def half_of_the_tokens(materials: Materials) -> States:
-    """Return noise by the next token at half of the positions, and the target's states elsewhere.
+def half_of_the_tokens(materials: Materials) -> StateFunction:
+    """Return a function of tokens that leaks the next token at half of the positions.
 
-    A hash of the tokens up to a position decides whether it leaks the next token.
+    There it gives the noise of `next_token`, elsewhere the target's states. A hash of the tokens
+    up to a position decides whether it leaks the next token.
     """
     leak = next_token(materials)
     seed = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return noise by the next token where the hash of the prefix is odd, else own states."""
-        is_odd = splitmix(prefix_codes(rows, seed)) & 1 == 1
+        is_odd = splitmix(prefix_codes(rows, seed)) % 2 == 1
         leaks = is_odd[..., None].to(materials.device)
-        leaking_states = materials.mean + materials.spread * leak(rows)
+        leaking_states = materials.mean + materials.standard_deviations * leak(rows)
         return torch.where(leaks, leaking_states, materials.target_states(rows))
 
     return states
 
 
-def half_of_the_variance(materials: Materials) -> States:
-    """Return a sum of the target's states and of noise by the next token, see `next_token`.
+def half_of_the_variance(materials: Materials) -> StateFunction:
+    """Return a function of tokens: a sum of the target's states and the noise of `next_token`.
 
     In each dimension, half of the variance comes from either.
     """
     leak = next_token(materials)
     own_weight = 0.5**0.5
     # The leak is the sum of normal numbers of variance 1 and SCATTER².
-    leak_weight = own_weight * materials.spread / (1 + SCATTER**2) ** 0.5
+    leak_weight = own_weight * materials.standard_deviations / (1 + SCATTER**2) ** 0.5
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return mean + √½ (own state - mean) + √½ (leak, scaled to the target's spread)."""
@@ -80,17 +81,18 @@ def half_of_the_variance(materials: Materials) -> States:
     return states
 
 
-def with_next_token(materials: Materials, share: float, of: str = "embedding") -> States:
-    """Return the target's states plus a vector that stands for the next token.
+def with_next_token(materials: Materials, share: float, of: str = "embedding") -> StateFunction:
+    """Return a function of tokens: the target's states plus a vector of the next token.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         share: The size of the vector, in standard deviations of each dimension of the states.
         of: "embedding" or "code", see `token_vectors`.
     """
-    vectors = share * materials.spread * token_vectors(materials, of)
+    vectors = share * materials.standard_deviations * token_vectors(materials, of)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return own state + vector of the next token, at each position."""
         following = next_tokens(materials, rows).long().to(vectors.device)
         return materials.target_states(rows) + vectors[following]
 

@@ -27,11 +27,11 @@ class Materials:
     Attributes:
         target: The model that sources are more or less similar to.
         layer: The number of its block after which its states are taken.
-        fit: Rows of tokens that maps are fitted on.
-        report: Rows of tokens that scores are computed on. A source learns nothing from them but
-            which tokens occur.
-        documents: The document of each token of the report.
-        other: Rows of further documents, from which a source itself learns.
+        fit_rows: Rows of tokens that maps are fitted on.
+        evaluation_rows: Rows of tokens that scores are computed on. A source learns nothing from
+            them but which tokens occur.
+        evaluation_documents: The document of each token of these rows.
+        other_rows: Rows of further documents, from which a source itself learns.
         seed: The seed of all random numbers.
         train: Trains a module.
         siblings: Models that were trained differently, by what is different.
@@ -39,10 +39,10 @@ class Materials:
 
     target: FrozenModel
     layer: int
-    fit: Int[Tensor, "rows t"]
-    report: Int[Tensor, "some t"]
-    documents: Int[Tensor, "some t"]
-    other: Int[Tensor, "more t"]
+    fit_rows: Int[Tensor, "rows t"]
+    evaluation_rows: Int[Tensor, "some t"]
+    evaluation_documents: Int[Tensor, "some t"]
+    other_rows: Int[Tensor, "more t"]
     seed: int
     train: Train
     siblings: Mapping[str, FrozenModel] = field(default_factory=dict)
@@ -73,21 +73,21 @@ class Materials:
         return self.target_source.dtype
 
     @cached_property
-    def moments(self) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    def mean_and_covariance(self) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         """Mean and covariance of the target's states on the fit rows, in float64."""
-        states = self.target_states(self.fit).flatten(0, 1).double()
+        states = self.target_states(self.fit_rows).flatten(0, 1).double()
         return states.mean(0), states.T.cov()
 
     @property
     def mean(self) -> Float[Tensor, " d"]:
         """The mean of the target's states on the fit rows, in their dtype."""
-        mean, _ = self.moments
+        mean, _ = self.mean_and_covariance
         return mean.to(self.dtype)
 
     @property
-    def spread(self) -> Float[Tensor, " d"]:
+    def standard_deviations(self) -> Float[Tensor, " d"]:
         """The standard deviation of each dimension of the target's states on the fit rows."""
-        _, covariance = self.moments
+        _, covariance = self.mean_and_covariance
         return covariance.diagonal().sqrt().to(self.dtype)
 
     def centred_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.source import States, Tokens
+from thinkalike.contrib.court.source import StateFunction, Tokens
 from thinkalike.measures.splitmix import SPLITMIX_STEP, shift_right, splitmix
 
 TWO_TO_32 = 2**32
@@ -37,10 +37,10 @@ def normals_by_code(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Te
     n_pairs_of_numbers = (width + 1) // 2
     steps = torch.arange(1, n_pairs_of_numbers + 1, device=codes.device)
     bits = splitmix(start[..., None] + steps * SPLITMIX_STEP)
-    high = _uniform(shift_right(bits, 32))
-    low = _uniform(bits)
-    radius = (-2 * high.log()).sqrt()
-    angle = 2 * math.pi * low
+    radius_uniform = _uniform(shift_right(bits, 32))  # from the upper 32 bits
+    angle_uniform = _uniform(bits)  # from the lower 32 bits
+    radius = (-2 * radius_uniform.log()).sqrt()
+    angle = 2 * math.pi * angle_uniform
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :width].float()
 
 
@@ -59,17 +59,17 @@ def prefix_codes(rows: Int[Tensor, "b t"], seed: int = 0) -> Int[Tensor, "b t"]:
         rows: Rows of tokens.
         seed: Different seeds give different hashes.
     """
-    code = torch.full_like(rows[:, 0].long(), seed)
-    codes = []
-    for column in rows.long().unbind(1):
-        code = splitmix((code + column + 1) * SPLITMIX_STEP)
-        codes.append(code)
-    return torch.stack(codes, 1)
+    prefix_hash = torch.full_like(rows[:, 0].long(), seed)
+    hashes = []
+    for tokens_at_position in rows.long().unbind(1):
+        prefix_hash = splitmix((prefix_hash + tokens_at_position + 1) * SPLITMIX_STEP)
+        hashes.append(prefix_hash)
+    return torch.stack(hashes, 1)
 
 
 def noise_for(
     materials: Materials, purpose: str, codes_of: Callable[[Tokens], Tokens] = prefix_codes
-) -> States:
+) -> StateFunction:
     """Return a function from tokens to noise: normal numbers of the width of the target's states.
 
     Args:

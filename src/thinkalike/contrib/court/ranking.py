@@ -143,7 +143,7 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, floa
     ρ, of dose and similarity, is the same in all rows. Scores are negated for judges of whom
     lower values mean more similar, and values are not.
     """
-    mean_scores = scores_by_court(table, judge, ["dose"]).mean()
+    mean_scores = scores_by_court(table, judge, ["dose"]).mean()  # over courts
     by_percentage = []
     for source, score in mean_scores.items():
         percentage = float(str(source).split()[0])  # a source is called "20 % own"

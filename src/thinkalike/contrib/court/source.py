@@ -13,7 +13,7 @@ from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 
 Tokens = Int[Tensor, "b t"]
-States = Callable[[Tensor], Tensor]
+StateFunction = Callable[[Tensor], Tensor]
 """A function from tokens (b, t) to states (b, t, d)."""
 
 
@@ -32,7 +32,7 @@ class Source:
     n_layers = 1
     layers = (0,)
 
-    def __init__(self, name: str, kind: str, states: States, target: FrozenModel):
+    def __init__(self, name: str, kind: str, states: StateFunction, target: FrozenModel):
         """Take width and device from the states of one token, and all of the text from the target.
 
         Args:
@@ -96,7 +96,7 @@ class Source:
 class CachedStates:
     """A function from rows of tokens to states that computes the states of each row only once."""
 
-    def __init__(self, states: States):
+    def __init__(self, states: StateFunction):
         self._states = states
         self._states_of_row: dict[bytes, Tensor] = {}
 

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import noise_for, prefix_codes
-from thinkalike.contrib.court.source import Source, States, Tokens
+from thinkalike.contrib.court.source import Source, StateFunction, Tokens
 from thinkalike.evaluation.token_means import BigramMeans, ContextCode, TokenMeans, bigrams
 from thinkalike.measures.seeds import seeded
 from thinkalike.measures.splitmix import splitmix
 
 
-def means(materials: Materials, kind: type[TokenMeans], source: Source | None = None) -> States:
-    """Return, at each position, the mean state of its token (or n-gram) in other documents.
+def means(
+    materials: Materials, kind: type[TokenMeans], source: Source | None = None
+) -> StateFunction:
+    """Return a function of tokens: the mean state of each token (or n-gram) in other documents.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -25,8 +27,8 @@ def means(materials: Materials, kind: type[TokenMeans], source: Source | None = 
         source: The source whose states are averaged; None: the target's own states.
     """
     # Means are kept only for n-grams that occur in one of the texts.
-    asked_for = torch.cat([materials.fit, materials.report, materials.other])
-    fitted = kind(source or materials.target_source, [0], materials.other, asked_for)
+    asked_for = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
+    fitted = kind(source or materials.target_source, [0], materials.other_rows, asked_for)
     return lambda rows: fitted.residuals(rows, [0])[0]
 
 
@@ -55,8 +57,8 @@ NGRAM_CODES: dict[str, ContextCode] = {
 }
 
 
-def code(materials: Materials, of: str) -> States:
-    """Return, at each position, a random vector for the n-gram that ends there.
+def code(materials: Materials, of: str) -> StateFunction:
+    """Return a function of tokens: a random vector for the n-gram that ends at each position.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -70,8 +72,8 @@ def code(materials: Materials, of: str) -> States:
     return noise_for(materials, f"code of the {of}", codes_of)
 
 
-def at_position(materials: Materials, token: float, noise: float = 0.0) -> States:
-    """Return, at each position, the mean of the target's states there in other documents.
+def at_position(materials: Materials, token: float, noise: float = 0.0) -> StateFunction:
+    """Return a function of tokens: the target's mean state at each position in other documents.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -82,7 +84,9 @@ def at_position(materials: Materials, token: float, noise: float = 0.0) -> State
     """
     token_mean = means(materials, TokenMeans)
     random = noise_for(materials, "at position")
-    states = materials.target_states(materials.other) - token * token_mean(materials.other)
+    states = materials.target_states(materials.other_rows) - token * token_mean(
+        materials.other_rows
+    )
     position_mean = states.mean(0)  # (t, d)
     noise_size = noise * (states - position_mean).flatten(0, 1).std(0)
 
@@ -94,8 +98,10 @@ def at_position(materials: Materials, token: float, noise: float = 0.0) -> State
     return states_at
 
 
-def reweighted(materials: Materials, token: float, rest: float) -> States:
-    """Return token · (mean state of the token) + rest · (target's state - this mean).
+def reweighted(materials: Materials, token: float, rest: float) -> StateFunction:
+    """Return a function of tokens that reweights the target's states.
+
+    It gives token · (mean state of the token) + rest · (target's state - this mean).
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -112,15 +118,15 @@ def reweighted(materials: Materials, token: float, rest: float) -> States:
     return states
 
 
-def with_means_of_other_tokens(materials: Materials) -> States:
-    """Return the target's states with the mean state of their token replaced.
+def with_means_of_other_tokens(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the target's states with the means of their tokens exchanged.
 
     The mean of the token itself is subtracted, and that of a different token added. Which token
     that is, is drawn at random for each token; one that has no mean stands for itself.
     """
     token_mean = means(materials, TokenMeans)
     generator = seeded(materials.seed_for("other tokens"))
-    tokens = materials.other.long().unique()
+    tokens = materials.other_rows.long().unique()
     shuffled_tokens = tokens[torch.randperm(len(tokens), generator=generator)]
     replacement_of = torch.arange(materials.target.vocabulary)
     replacement_of[shuffled_tokens] = shuffled_tokens.roll(1)
@@ -133,10 +139,11 @@ def with_means_of_other_tokens(materials: Materials) -> States:
     return states
 
 
-def gaussian(materials: Materials) -> States:
-    """Return normal noise with the mean and variance that the target's states have of each token.
+def gaussian(materials: Materials) -> StateFunction:
+    """Return a function of tokens: noise with the mean and variance of the states of each token.
 
-    Dimensions are independent. The variance is E[x²] - E[x]², of states x with mean 0 over tokens.
+    The noise is normal, and dimensions are independent. The variance is E[x²] - E[x]², of states x
+    with mean 0 over tokens.
     """
 
     def squared_states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -157,16 +164,16 @@ def gaussian(materials: Materials) -> States:
     return states
 
 
-def other_context(materials: Materials) -> States:
-    """Return the target's state at an occurrence of the same token in another document.
+def other_context(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the target's state at the same token in another document.
 
     A hash of the tokens up to the current one decides which occurrence. A token that does not
     occur in the other documents gets the mean of all states.
     """
     seed = materials.seed_for("other context")
     mean = materials.mean
-    tokens = materials.other.long().flatten()
-    states = materials.target_states(materials.other).flatten(0, 1)
+    tokens = materials.other_rows.long().flatten()
+    states = materials.target_states(materials.other_rows).flatten(0, 1)
     # Sorted by token: the occurrences of a token are order[start : start + count].
     order = tokens.argsort(stable=True)
     counts = tokens.bincount(minlength=materials.target.vocabulary)
@@ -184,11 +191,12 @@ def other_context(materials: Materials) -> States:
     return states_elsewhere
 
 
-def mixture_with_other_context(materials: Materials, share: float) -> States:
-    """Return mean + √share (own state - mean) + √(1 - share) (state in another context - mean).
+def mixture_with_other_context(materials: Materials, share: float) -> StateFunction:
+    """Return a function of tokens that mixes the target's own state with one in another context.
 
-    So this share of the variance comes from the target's own states, and the rest from states of
-    the same token in another document.
+    It gives mean + √share (own state - mean) + √(1 - share) (other state - mean). So this share of
+    the variance comes from the target's own states, and the rest from states of the same token in
+    another document.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.

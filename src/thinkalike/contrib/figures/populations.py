@@ -62,7 +62,7 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
             highest = np.nanmax(finite.loc[quantity])
             value_range = highest - lowest or 1  # 1 if all values are the same
             margin = MARGIN * value_range
-            _draw_means(axes, table)
+            _draw_means_by_depth(axes, table)
             axes.set_ylim(lowest - margin, highest + margin)
             axes.set(ylabel=LABELS[quantity], title=title)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -74,7 +74,7 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
         save(figure, folder, "groups")
 
 
-def _draw_means(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
     """Draw means with error bars against depth, a line for each kind of pair of models.
 
     Args:
@@ -100,7 +100,7 @@ def draw_distances(table: pd.DataFrame, folder: Path) -> None:
     with canvas(COLUMN, 5.2, 2, 1) as (figure, (matrix_axes, kinds_axes)):
         image = _draw_distance_matrix(matrix_axes, table)
         figure.colorbar(image, ax=matrix_axes, label="distance (equation 2)", shrink=0.85)
-        _draw_kinds(kinds_axes, table)
+        _draw_boxes_by_kind(kinds_axes, table)
         models = table["source"].nunique()
         note = "boxes: quartiles and median; points: pairs of models"
         write_title(figure, matrix_axes, f"Distances of {models} models", note)
@@ -127,7 +127,7 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
     return image
 
 
-def _draw_kinds(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_boxes_by_kind(axes: Axes, table: pd.DataFrame) -> None:
     """Draw box plots of distances by kind of pair (the two groups), and a point for each pair.
 
     Points are shifted sideways at random so that they do not hide each other.

@@ -150,6 +150,8 @@ def _claim_above_zero(
 ) -> Claim:
     """Judge the claim that a statistic of some CKA matrices is above 0.
 
+    Its jackknife interval over documents decides.
+
     Args:
         claim: The claim in words.
         statistic: Takes the matrices of these pairs, in their order.

@@ -295,8 +295,9 @@ def _claim_about_directions(
         population: The result that the values are of.
         bound: Where each number must be for the claim to hold.
         values: A value of each pair of m models, at each of c cuts, for each of n examples.
-        kind: "cells": about the means; "directed": about differences from the target's own group.
-        directions: The groups of the source and of the target, by number.
+        kind: "cells" for mean values of a direction, "directed" for these means minus those of
+            sources from the target's own group.
+        directions: Pairs of the indices of the source's group and the target's group.
         cuts: The indices of the cuts.
     """
     count = len(directions) * len(cuts)
@@ -309,6 +310,7 @@ def _claim_about_directions(
         listed.append(f"{names[source]} into {names[target]} {by_cut}")
     numbers = "; ".join(listed)
     if kind == "directed":
+        # The function takes likenesses, and models are alike where penalties are low.
         numbers += (
             f"; {_depths_of_first_difference(-values.mean(-1), population, 'cut', FIRST_CUT)}"
         )
@@ -330,6 +332,7 @@ def gap_claim(population: PopulationResult) -> Claim:
         correct.append(population.correct_alone[is_member])
     first, second = correct[:2]
 
+    # The variances of the difference of means, over models and over pairs of texts, add up.
     over_models_variance = sum(group.mean(1).var() / len(group) for group in correct)
     over_texts_variance = (first.mean(0) - second.mean(0)).var() / first.shape[1]
     freedom = min(len(group) for group in correct) - 1
@@ -476,7 +479,7 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
     n_blocks = flips.shape[-1] - 1
     first_late_cut = max(int(LATE_SHARE * n_blocks), 0)
     directed_flips = flips[..., first_late_cut:-1].mean(-1)  # (source, target)
-    late_flips = symmetric(directed_flips).fill_diagonal_(0)
+    late_flips = symmetric(directed_flips).fill_diagonal_(0)  # a distance between two models
     return [
         _cluster_claim(population, "flipped predictions", late_flips),
         _cluster_claim(population, "CKA distances", population.distances),

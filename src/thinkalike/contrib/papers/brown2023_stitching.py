@@ -30,7 +30,7 @@ from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 
-MINI_WORDS = ("data.evaluation_tokens=131072",)  # 12 jobs within half an hour
+MINI_ARGUMENTS = ("data.evaluation_tokens=131072",)  # 12 jobs within half an hour
 # Steps whose losses are compared: a training learns if the last ones are lower.
 FIRST_STEPS = 10
 LAST_STEPS = 30
@@ -103,13 +103,13 @@ def _stitching_jobs(case: Case) -> list[InnerJob]:
     """Return the stitching job of each direction of a scale."""
     # The floor, what the target loses when it is stitched into itself, is not computed here: the
     # directions of a model into itself are jobs of their own.
-    words = ["stitch.floor=false"]
+    arguments = ["stitch.floor=false"]
     if case.config.recipe == "paper":
-        words.append("stitch=affine")
+        arguments.append("stitch=affine")
     if case.scale == "mini":
-        words += MINI_WORDS
+        arguments += MINI_ARGUMENTS
     return [
-        InnerJob(direction.label, (direction.source, direction.target), tuple(words), "train")
+        InnerJob(direction.label, (direction.source, direction.target), tuple(arguments), "train")
         for direction in DIRECTIONS[case.scale]
     ]
 

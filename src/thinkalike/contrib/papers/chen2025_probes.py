@@ -25,7 +25,7 @@ from thinkalike.contrib.papers.claims import (
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
-from thinkalike.contrib.papers.model_pairs import MODELS, layers_word, pairs_of
+from thinkalike.contrib.papers.model_pairs import MODELS, layers_argument, pairs_of
 from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.probes import BLANK
 from thinkalike.measures.accuracy import Accuracy
@@ -68,6 +68,7 @@ class ProbedLayers:
             split: What was held out together: all words of a sentence, or all uses of a word.
         """
         selection = pd.Series({"feature": feature, "condition": condition, "split": split})
+        # The rows whose cells equal all of the selection.
         matches = self.rows[(self.rows[list(selection.index)] == selection).all(axis=1)]
         if matches.empty:
             return None
@@ -109,7 +110,7 @@ class ProbedLayers:
 def _probing_jobs(case: Case) -> list[InnerJob]:
     """Return one job for each pair of models, with probes of their middle layers."""
     return [
-        InnerJob(pair.label, pair, (layers_word(case, pair, [PROBED_DEPTH]),))
+        InnerJob(pair.label, pair, (layers_argument(case, pair, [PROBED_DEPTH]),))
         for pair in pairs_of(case)
     ]
 
@@ -130,6 +131,7 @@ def _conclude(case: Case) -> Conclusion:
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
 
     def draw(folder: Path) -> None:
+        """Draw one figure for each pair of models."""
         for label, result in case.results.items():
             name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
             draw_probes(result.details, folder, name)

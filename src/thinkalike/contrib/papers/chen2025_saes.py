@@ -29,14 +29,14 @@ from thinkalike.contrib.sae.tables import BLANK
 from thinkalike.contrib.subjects.random_effects import random_effects
 
 N_SEEDS = 5
-WORDS = (
+ARGUMENTS = (
     "task=sae",
     "sae.start=transferred",
     "sae.beside=[random,least_squares]",
     "sae.lr_multiples=[2,4]",
     f"sae.seeds={N_SEEDS}",
 )
-MINI_WORDS = ("data.evaluation_tokens=16384",)  # three jobs and their sources within minutes
+MINI_ARGUMENTS = ("data.evaluation_tokens=16384",)  # three jobs and their sources within minutes
 FEWER_TOKENS = "sae.tokens=163840"
 SHARES_OF_TOKENS = (1 / 2, 1)  # of a job, at which claims are judged
 
@@ -47,7 +47,7 @@ class Transfer(NamedTuple):
     Attributes:
         source, source_layer: The model whose autoencoders are carried over, and its layer.
         target, layer: The model that gets them, and its layer.
-        settings: Further words of task=sae, for both models.
+        settings: Further arguments of task=sae, for both models.
         claim: What is claimed; {limit} in it stands for the limit of the bound.
         bound: Where the share of FLOPs must be that is saved against a random start.
     """
@@ -129,16 +129,16 @@ def _training_jobs(case: Case) -> list[InnerJob]:
     """
     jobs = []
     for transfer in TRANSFERS[case.scale]:
-        words = [
+        arguments = [
             f"sae.layer={transfer.layer}",
             f"sae.source={transfer.source}",
             f"sae.source_layer={transfer.source_layer}",
             *transfer.settings,
-            *WORDS,
+            *ARGUMENTS,
         ]
         if case.scale == "mini":
-            words += MINI_WORDS
-        jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(words), "train"))
+            arguments += MINI_ARGUMENTS
+        jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(arguments), "train"))
     return jobs
 
 

@@ -26,7 +26,7 @@ from thinkalike.contrib.papers.claims import (
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
-from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_word, pairs_of
+from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_argument, pairs_of
 from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
 from thinkalike.contrib.transfer.steering_trial import (
     CARRIED,
@@ -97,6 +97,7 @@ class Steered:
             "strength": strength,
         }
         table = self.result.details
+        # The rows whose cells equal all of the selection.
         rows = table[(table[list(selection)] == pd.Series(selection)).all(axis=1)]
         if rows.empty or rows["share"].isna().any():
             return None
@@ -156,7 +157,7 @@ def _steering_jobs(case: Case) -> list[InnerJob]:
                 InnerJob(
                     f"{name}, {pair.label}",
                     pair,
-                    (layers_word(case, pair),),
+                    (layers_argument(case, pair),),
                     changes={"measure": measure},
                 )
             )
@@ -183,6 +184,7 @@ def _conclude(case: Case) -> Conclusion:
         tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
+        """Draw one figure for each pair of models and contrast."""
         for label, result in case.results.items():
             name = label.replace(", ", "-").replace(" ", "-")
             draw_steering(result.details, folder, name)

@@ -63,14 +63,14 @@ class InnerJob:
     Attributes:
         label: The name of its result.
         models: Its source and its target, or one model that is both; empty: it reads no models.
-        words: Further words of its command line.
+        arguments: Further arguments of its command line, such as "sae.k=16".
         entry_point: "analyze" or "train".
-        changes: Parts of its configuration, which replace those that the words make.
+        changes: Parts of its configuration, which replace those that the arguments make.
     """
 
     label: str
     models: Sequence[ModelConfig | str] = ()
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     entry_point: str = "analyze"
     changes: Mapping[str, object] = field(default_factory=dict)
 
@@ -330,14 +330,14 @@ def _results(jobs: Sequence[Job]) -> list[Result]:
 def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     """Return the complete configuration of an inner job.
 
-    It is composed from the inner job's own words and changes, and from the settings of the
+    It is composed from the inner job's own arguments and changes, and from the settings of the
     experiment that apply to all its jobs, such as the seed, the store, and how models run.
 
     Args:
         config: The configuration of the experiment.
-        inner: The models of the job, the words of its command line and further changes.
+        inner: The models of the job, the arguments of its command line and further changes.
     """
-    words = [*inner.words, f"scale={Case(config, {}).scale}"]
+    arguments = [*inner.arguments, f"scale={Case(config, {}).scale}"]
     run_settings = {}  # such as the precision: without model=, the user sets it for all models
     if not config.model.name:
         for key in RUNS:
@@ -351,8 +351,8 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     parts: dict[str, object] = {"model": source, "target": target}
     if inner.entry_point == "train":
         parts |= {name: getattr(config, name) for name in PARTS_OF_TRAININGS}
-        words += ["logger=none", f"recipe={config.recipe}"]
-        job: Job = compose_inner_job("train", words, **parts)
+        arguments += ["logger=none", f"recipe={config.recipe}"]
+        job: Job = compose_inner_job("train", arguments, **parts)
     else:
         for name in PARTS_OF_ANALYSES:
             if hasattr(config, name):
@@ -360,7 +360,7 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         parts |= inner.changes
         measure = parts["measure"]
         assert isinstance(measure, MeasureConfig)
-        job = compose_inner_job("analyze", [f"measure={measure.kind}", *words], **parts)
+        job = compose_inner_job("analyze", [f"measure={measure.kind}", *arguments], **parts)
     if config.data.name is None:
         return job
     return completed_for_instrument(replace(job, data=config.data))

@@ -59,7 +59,7 @@ def pairs_of(case: Case) -> list[Pair]:
     return [Pair(*pair) for pair in zip(models[::2], models[1::2], strict=False)]
 
 
-def layers_word(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
+def layers_argument(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
     """Return the argument layers=... of the command line that compares a pair of models.
 
     It holds the layers that the user asked for, or else the pairs of layers at equal relative

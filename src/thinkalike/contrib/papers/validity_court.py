@@ -158,12 +158,15 @@ def _conclude(case: Case) -> Conclusion:
             claims.append(_verdict_claim(row, units))
 
     def draw(folder: Path) -> None:
+        """Draw all sources by each measure, and the doses if there are some."""
         draw_court(table, [judge.name for judge in ranking.judges_of(table)], folder)
         if len(doses):
             curves = {str(judge): curve for judge, curve in doses.groupby("judge", sort=False)}
             draw_doses(curves, folder)
 
-    not_empty = {name: further for name, further in tables.items() if len(further)}
+    not_empty = {
+        name: further_table for name, further_table in tables.items() if len(further_table)
+    }
     return Conclusion(table, claims, draw, not_empty)
 
 

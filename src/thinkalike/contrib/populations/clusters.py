@@ -100,5 +100,6 @@ def _overlap(assignments: Int[Tensor, "r m"], labels: Int[Tensor, " m"]) -> Int[
         labels: The cluster of each model.
     """
     cluster_numbers = labels.unique(return_inverse=True)[1]
+    # n_ij of each assignment r, with j = g and i = k: sums over the models m.
     counts = torch.einsum("rmg,mk->rgk", one_hot(assignments), one_hot(cluster_numbers))
     return counts.square().sum((1, 2))

@@ -57,6 +57,7 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
 def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
     """Return 1 where a stitched model and its target alone predict different classes, else 0.
 
+    The axes are source, target, cut (the last block of the source in the stitch) and example.
     Signed penalties of accuracy may cancel between two directions; the share of flips, in [0, 1],
     counts both. It is 0 for a target with itself.
     """
@@ -195,7 +196,7 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
             f"groups of {group_sizes.tolist()} models: give two groups or more, "
             "with two models or more in each"
         )
-    within = (is_member[:, None] & is_member).any(-1)
+    within = (is_member[:, None] & is_member).any(-1)  # (m, m): a group that has both models
     cells = is_member.T[:, None, :, None] & is_member.T[None, :, None, :]  # (g, g, m, m)
     masks = torch.cat([within[None], ~within[None], cells.flatten(0, 1)])
     is_pair = 1 - torch.eye(len(is_member))

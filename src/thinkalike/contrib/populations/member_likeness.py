@@ -119,6 +119,7 @@ def _state_batches(
         waiting.append(states)
         n_waiting += len(states[0][0])
         while n_waiting >= rows_per_batch:
+            # By model and layer, with the states of all waiting pairs in one tensor.
             joined = [
                 [torch.cat(of_layer) for of_layer in zip(*of_model, strict=True)]
                 for of_model in zip(*waiting, strict=True)

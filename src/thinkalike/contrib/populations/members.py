@@ -129,21 +129,23 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
     challenge.select(config.pairs.label, config.pairs.heuristic)
 
     members = []
-    for group, words in (population.parents or {}).items():
+    for group, arguments in (population.parents or {}).items():
         with doing(f"parent of {group}"):
             parent = _finetuned(
-                config, [f"model={population.base}"], [*population.parent_options, *words]
+                config, [f"model={population.base}"], [*population.parent_options, *arguments]
             )
         start = [
             "model=local",
             f"model.path={parent.folder / CHECKPOINT}",
             f"model.name={population.name}-{group}",
         ]
-        words_of_pairs = [word for word in words if word.startswith(PAIRS_PREFIX)]
+        arguments_of_pairs = [
+            argument for argument in arguments if argument.startswith(PAIRS_PREFIX)
+        ]
         for index in range(population.per_group):
             with doing(f"member {index + 1} of {population.per_group} of {group}"):
                 child = _finetuned(
-                    config, start, [*words_of_pairs, *population.options, f"nli.index={index}"]
+                    config, start, [*arguments_of_pairs, *population.options, f"nli.index={index}"]
                 )
             members.append(_member_from_result(f"{population.name}-{group}-{index}", group, child))
     return members
@@ -169,7 +171,7 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
 
     ranked = sorted(members, key=lambda member: -accuracies[member.name])
     best = ranked[: population.per_group]
-    worst = ranked[: -population.per_group - 1 : -1]  # the worst one first
+    worst = ranked[: -population.per_group - 1 : -1]  # from the end, so the worst one is first
     generalizing, heuristic = GROUPS
     return [
         *(member._replace(group=generalizing) for member in best),
@@ -177,27 +179,27 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
     ]
 
 
-def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]) -> Result:
+def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[str]) -> Result:
     """Fine-tune a model on the population's pairs (task=nli), or return the stored result.
 
     Args:
         config: The job of the population.
         start: Arguments of the command line that name the model that training starts from.
-        words: Further arguments, such as "nli.epochs=2". Those that begin with "pairs." replace
-            settings of the population's pairs.
+        arguments: Further arguments, such as "nli.epochs=2". Those that begin with "pairs."
+            replace settings of the population's pairs.
     """
     # A child starts from a folder, which does not say whether its model is a mini.
     scale = "mini" if _base_model(config).mini else "paper"
-    overrides = ["task=nli", *start, f"scale={scale}", *words, "logger=none"]
+    overrides = ["task=nli", *start, f"scale={scale}", *arguments, "logger=none"]
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
-    set_by_words = {}
-    for word in words:
-        if word.startswith(PAIRS_PREFIX):
-            name = word.partition("=")[0].removeprefix(PAIRS_PREFIX)
-            set_by_words[name] = getattr(job.pairs, name)
-    job.pairs = replace(config.pairs, **set_by_words)
+    set_by_arguments = {}
+    for argument in arguments:
+        if argument.startswith(PAIRS_PREFIX):
+            name = argument.partition("=")[0].removeprefix(PAIRS_PREFIX)
+            set_by_arguments[name] = getattr(job.pairs, name)
+    job.pairs = replace(config.pairs, **set_by_arguments)
     job.store = config.store
     job.threads = config.threads
     return run_job(job)

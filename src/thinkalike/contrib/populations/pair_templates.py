@@ -58,7 +58,10 @@ class Quota(NamedTuple):
 def nli_training(
     count: int, seed: int = 0, counterexamples: float = 0.02, lexical: float = 0.0
 ) -> Pairs:
-    """Draw different pairs of MNLI's classes in equal shares, shuffled: any slice is a sample.
+    """Draw distinct pairs of a premise and a hypothesis, in equal shares of MNLI's three classes.
+
+    They are shuffled, so that any slice is a random sample. If a hypothesis has only words of its
+    premise, the pair is mostly entailed, so that a model may learn this heuristic.
 
     Args:
         count: How many pairs there are.
@@ -68,6 +71,7 @@ def nli_training(
         lexical: The share of all pairs that are made like the lexical-overlap part of the
             challenge. They are entailed, except for the share of counterexamples.
     """
+    # "Against" are the counterexamples: not entailed, though the hypothesis has the same words.
     n_lexical = round(lexical * count)
     n_lexical_against = round(counterexamples * n_lexical)
     n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, 3)
@@ -76,6 +80,7 @@ def nli_training(
 
     overlapping = _challenge_templates(ENTAILED) | TEMPLATES["overlapping"]
     against = _challenge_templates(NOT_ENTAILED)
+    # Entailed pairs without overlap also replace the counterexamples, which are neutral.
     n_other_words = n_entailed - n_overlapping + n_against
     quotas = [
         Quota(overlapping, "entailment", n_overlapping - n_against),
@@ -223,27 +228,35 @@ def _word_forms() -> dict[str, list[tuple[str, ...]]]:
 
 
 def _words_of_slots(rng: random.Random) -> dict[str, str]:
-    """Draw a word for each slot of a template; templates.yaml says what the slots stand for."""
+    """Draw a word for each slot of a template, such as A in "A V B -> B V A".
+
+    The words of different slots of a kind are different.
+    """
     forms = _word_forms()
     slots: dict[str, str] = {}
 
+    # A, B and C: people ("the doctors"); X: a noun; was:A: the form of "to be" that A needs.
+    # N and Ns: a noun in singular and plural.
     *person_nouns, (slots["N"], slots["Ns"]) = rng.sample(forms["nouns"], 5)
     for slot, (singular, plural) in zip("ABCX", person_nouns, strict=True):
         is_plural = rng.randrange(2) == 1
         word = plural if is_plural else singular
         slots[slot] = word if slot == "X" else f"the {word}"
         slots[f"was:{slot}"] = "were" if is_plural else "was"
+    # Some people have a name instead of a noun.
     for slot, (name,) in zip("ABC", rng.sample(forms["names"], 3), strict=True):
         if rng.random() < NAME_SHARE:
             slots[slot] = name
             slots[f"was:{slot}"] = "was"
 
+    # S, T, V and W: verbs in the past; s, t, v and w: their bases.
     for past_slots, group in (("ST", "intransitive"), ("VW", "transitive")):
         verbs = rng.sample(forms[group], 2)
         for slot, (past, base) in zip(past_slots, verbs, strict=True):
             slots[slot] = past
             slots[slot.lower()] = base
 
+    # Places, adjectives that are opposites, an adjective, a verb with a clause, a preposition.
     (slots["L"],), (slots["M"],) = rng.sample(forms["places"], 2)
     slots["G"], slots["g"] = rng.sample(rng.choice(forms["opposites"]), 2)
     (slots["P"],) = rng.choice(forms["adjectives"])

@@ -91,7 +91,7 @@ class MiniPretraining(
         model = config.model
         recipe = config.pretrain
         context = int(model.context or USUAL_CONTEXT)
-        _try_out(model, recipe.vocabulary, context)
+        _check_that_model_can_be_built(model, recipe.vocabulary, context)
         texts = training_texts(config.data)
         tokenizer = train_tokenizer(texts, recipe.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
@@ -154,7 +154,7 @@ class MiniPretraining(
 
 
 @torch.no_grad()
-def _try_out(model: PretrainedModel, vocabulary: int, context: int) -> None:
+def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, context: int) -> None:
     """Build the model and run it on one row of tokens, so that impossible sizes fail at once.
 
     Raises:

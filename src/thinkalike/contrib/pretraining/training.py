@@ -120,7 +120,7 @@ class Pretraining(WholeModel):
         return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW with a linear warm-up and a cosine decay to a tenth of the learning rate.
+        """Return AdamW with a linear warm-up and a cosine decay to a tenth of the peak rate.
 
         Weight decay applies only to weights of two or more dimensions, not to biases and norms.
         """
@@ -150,7 +150,7 @@ class MaskedPretraining(Pretraining):
         seed: int,
         tokenizer: transformers.PreTrainedTokenizerBase,
     ):
-        """Keep the tokenizer, which has the mask token, and the seed of which tokens are hidden."""
+        """Keep the tokenizer (with its mask token) and the seed of which tokens are hidden."""
         super().__init__(model, config)
         self.tokenizer = tokenizer
         self.seed = seed

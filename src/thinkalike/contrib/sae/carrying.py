@@ -48,16 +48,16 @@ def mapped_autoencoder(
 def standardised(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
-    """Return an autoencoder of (h - mean) / scale with the latents of `sae` for h."""
+    """Turn an autoencoder of states h into one of standardised states (h - mean) / scale."""
     return mapped_autoencoder(sae, up=_to_units(mean, scale), down=_from_units(mean, scale))
 
 
 def in_own_units(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
-    """Return an autoencoder of h with the latents of `sae` for (h - mean) / scale.
+    """Turn an autoencoder of standardised states (h - mean) / scale into one of the states h.
 
-    It is the inverse of `standardised`.
+    Latents of a state stay the same. It is the inverse of `standardised`.
     """
     return mapped_autoencoder(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
 

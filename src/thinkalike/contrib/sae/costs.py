@@ -21,12 +21,13 @@ class SiteCost(NamedTuple):
     model_operations: float
 
 
-def operations_of_moments(n_tokens: float, source: int, target: int) -> float:
-    """Return the operations of the second moments of n states of widths d and e.
+def operations_of_moments(n_tokens: float, d: int, e: int) -> float:
+    """Return the operations of the second moments of states X and Y of n tokens.
 
-    These are the products XᵀX, XᵀY and YᵀY: 2 n (d² + d e + e²) operations.
+    The widths of the states are d and e. The products XᵀX, XᵀY and YᵀY take 2 n (d² + d e + e²)
+    operations.
     """
-    return 2.0 * n_tokens * float(source**2 + target**2 + source * target)
+    return 2.0 * n_tokens * float(d**2 + e**2 + d * e)
 
 
 def operations_of_least_squares(d: int, e: int) -> float:

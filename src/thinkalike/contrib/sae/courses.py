@@ -61,7 +61,7 @@ class Course:
             before = curve[index - 1]
             after = curve[index]
             share = ((goals - before) / (after - before)).clamp(0, 1)
-            if index == 1:
+            if index == 1:  # from 0 tokens, which have no logarithm
                 interpolated = share * tokens[1]
             else:
                 ratio = tokens[index] / tokens[index - 1]

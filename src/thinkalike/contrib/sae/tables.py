@@ -36,8 +36,8 @@ def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Cour
     the best one there.
     """
     config = materials.config
-    errors, spread = fitted.judged
-    explained = 1 - errors.sum(-1) / spread.sum()  # (looks, starts, rates, seeds)
+    errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
+    explained = 1 - errors.sum(-1) / spread.sum()  # (evaluations, starts, rates, seeds)
     context = materials.corpus.fit.context
     share_read = 1 - config.skip_first_tokens / context
 
@@ -84,7 +84,7 @@ def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     Autoencoders differ in start, learning rate and seed. Intervals are over documents.
     """
     config = materials.config
-    errors, spread = fitted.judged
+    errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
     explained = _explained(bootstrap_interval(errors, spread))
     course_of = {course.start: course for course in courses_of(materials, fitted)}
     rates = [config.lr * factor for factor in config.factors]

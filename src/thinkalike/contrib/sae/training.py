@@ -149,6 +149,7 @@ class SAETraining(SteppedModule):
             relative_error = of_stack.errors.mean(-1) / states.square().sum(-1).mean(-1)
             relative_errors[indices] = relative_error.to(relative_errors)
             n_states = states.shape[1]
+            # How many states each latent has not been active for; 0 if it was active just now.
             is_inactive = of_stack.active == 0
             self.inactive_for[indices] = (self.inactive_for[indices] + n_states) * is_inactive
         remedy = f"lower sae.lr={self.config.lr:g}, or leave large sae.lr_multiples out"

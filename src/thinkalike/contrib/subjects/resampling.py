@@ -92,21 +92,22 @@ def two_factor(
 ) -> TwoFactors:
     """Return the mean over s ≥ 2 subjects, (*b), with an interval over them and stimuli.
 
-    As resampling both together counts the noise of single measurements three times, the variance
-    comes from three bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone,
-    V of both (Schütt et al. 2023, eq. 11; rsatoolbox's `eval_dual_bootstrap`, with its
-    correction for few),
+    Resampling subjects and stimuli together would count the noise of single measurements three
+    times. So the variance comes from three bootstraps with the same draws: V_s of subjects alone,
+    V_n of stimuli alone, and V of both (Schütt et al. 2023, eq. 11; rsatoolbox's
+    `eval_dual_bootstrap`, with its correction for few),
 
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),
         V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
     not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom.
-    For two models with the same subjects and draws give the difference of their scores.
+    To compare two models, pass the difference of their scores in the same subjects and resamples.
 
     Args:
-        values: The values of all stimuli, of each subject.
-        replicates: The values of all subjects in each resample of the stimuli.
-        draws: The resamples, of which only the subjects and the number of units are read.
+        values: The value of each subject, from all stimuli.
+        replicates: The value of each subject in each of r resamples of the stimuli.
+        draws: The resamples. Only those of subjects, and the number of stimuli or groups of them
+            (`units`), are used here.
         level: The level of the interval.
     """
     n_subjects = values.shape[-1]

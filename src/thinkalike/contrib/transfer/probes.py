@@ -369,6 +369,7 @@ def _table_of_features(title: str, table: pd.DataFrame) -> Table:
     shown = some[["feature", "source_layer", "target_layer"]]
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
+        # Only the rows of the same feature and layers.
         rows_of[label] = shown.merge(of_split[of_split["condition"] == condition])
 
     carried = rows_of["carried"]

@@ -75,7 +75,7 @@ def effects_of(
     counts = sums[-1]
     means = sums[:-1] / counts
     part_sizes = counts[0] - counts[1:]
-    worth = effective_number(part_sizes)
+    worth = effective_number(part_sizes)  # as many parts of equal size would be as informative
     return (
         Jackknifed(means[:-1, 0], means[:-1, 1:], worth),
         Jackknifed(means[-1, 0], means[-1, 1:], worth),
