@@ -76,6 +76,7 @@ class Evidence:
         sample_size = min(SAMPLE_TOKENS, n_compared)
         generator = torch.Generator().manual_seed(self.materials.seed_for("samples"))
         order = torch.randperm(n_compared, generator=generator)
+        # The last part of the order may be shorter, and is then left out.
         samples = [sample for sample in order.split(SAMPLE_TOKENS) if len(sample) == sample_size]
         return samples[:MOST_SAMPLES]
 

@@ -137,6 +137,7 @@ class Court(
     def show(self, result: Result) -> None:
         """Print a table of some of the sources, with the values of some of the measures."""
         first = result.details.iloc[0]
+        # At most `ROWS_SHOWN`, evenly spaced.
         rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
         columns = [text_column("source", rows["source"]), text_column("kind", rows["kind"])]
         columns += [number_column(judge, rows[judge], ".3f") for judge in JUDGES_SHOWN]

@@ -41,7 +41,8 @@ class NumberedModel(ModelConfig):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that can change results.
 
-        `index` can if `members` is given, or if the model's name or path contains it.
+        `index` is the number of a model in a population. It can change results if the size of the
+        population, `members`, is given, or if the model's name or path contains the number.
         """
         # The index must be a number of its own, as in feather_berts_3, and not the 3 of gelu-3l.
         number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")

@@ -170,7 +170,7 @@ class ClassifierFinetuning(
         return config.nli.index
 
     def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of the training over all epochs, and one over the evaluation pairs.
+        """Return the passes of the training and of the evaluation, to estimate the job's time.
 
         A training step costs three times a forward pass.
         """

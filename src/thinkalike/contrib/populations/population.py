@@ -123,10 +123,11 @@ class Population(
         return {"member": with_run_settings(member_shape(config), config)}
 
     def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
-        """Return the forward passes of all stitches and of CKA; fine-tunings do not count.
+        """Return the forward passes of all stitches and of CKA, to estimate the job's time.
 
-        Each of m² pairs of members runs the target's blocks after each of L + 1 cuts, half of all
-        blocks on average: m² (L + 1) / 2 passes. Each source runs once: m passes.
+        Fine-tunings that are missing do not count. Each of m² pairs of members runs the target's
+        blocks after each of L + 1 cuts, half of all blocks on average: m² (L + 1) / 2 passes. Each
+        source runs once: m passes.
         """
         measure = config.measure_as(PopulationMeasureConfig)
         shape = shapes["member"]
@@ -210,11 +211,12 @@ class Population(
     def show(self, result: Result) -> None:
         """Print the means within and between groups by cut, and where stitches flip most labels.
 
-        The column of CKA is by layer: the layer before the cut.
+        A cut is the last block of the source in an identity stitch, and -1 its embedding. CKA is
+        that of the layer after the same block.
         """
         means = _means_by_quantity(result)
         n_cuts = len(means["flips"].between.value)
-        rows = few(n_cuts)
+        rows = few(n_cuts)  # the indices of some cuts, evenly spaced, if there are too many
         columns = []
         for name, quantity in means.items():
             for kind, estimate in (("within", quantity.within), ("between", quantity.between)):

@@ -74,16 +74,16 @@ class MiniPretraining(
         return {"model": shape_from(model, sizes)}
 
     def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes over the training tokens, and over the evaluation tokens.
+        """Return how many passes through the model the job takes, to estimate its time.
 
         A training step costs three times a forward pass.
         """
         shape = shapes["model"]
-        row = config.data.context or shape.context
+        row_length = config.data.context or shape.context
         evaluation_tokens = float(config.data.evaluation_tokens or 0)
         return [
-            shape.passes("training", float(config.pretrain.tokens), row, times=3),
-            shape.passes("report", evaluation_tokens, row),
+            shape.passes("training", float(config.pretrain.tokens), row_length, times=3),
+            shape.passes("report", evaluation_tokens, row_length),
         ]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:

@@ -35,9 +35,10 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None
     ):
-        """Make parameters of the weights, which may have a leading axis of a stack.
+        """Make parameters of weights of the shapes (d, f), (f), (f, d) and (d).
 
-        The arguments are documented in the class.
+        All of them have a leading axis s if the module is a stack of s autoencoders. With k, the
+        activation is TopK; without, ReLU.
         """
         super().__init__()
         self.d, self.f = W_enc.shape[-2:]

@@ -90,23 +90,26 @@ class SparseAutoencoders(
         return models
 
     def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of the model and of the source's model over the text.
+        """Return how many passes through the models the job takes, to estimate its time.
 
         The operations of the autoencoders themselves are left out.
         """
         sae = config.sae
         model = shapes["model"]
-        row = config.data.context or min(shape.context for shape in shapes.values())
+        row_length = config.data.context or min(shape.context for shape in shapes.values())
         passes = []
         if set(sae.starts) != {"random"}:
             for shape in shapes.values():
-                passes.append(shape.passes("starts", float(sae.map_tokens), row, full=False))
+                passes.append(
+                    shape.passes("starts", float(sae.map_tokens), row_length, full=False)
+                )
         training_tokens = float(sae.steps * sae.tokens_per_step)
-        passes.append(model.passes("training", training_tokens, row, full=False))
-        # The report is read by the clean and the ablated model, and with each autoencoder.
+        passes.append(model.passes("training", training_tokens, row_length, full=False))
+        # The evaluation text is read by the clean and the ablated model, and with each autoencoder
+        # before and after its training.
         n_report_passes = 2 + 2 * len(sae.starts) * sae.seeds
         evaluation_tokens = float(config.data.evaluation_tokens or 0)
-        passes.append(model.passes("report", evaluation_tokens, row, times=n_report_passes))
+        passes.append(model.passes("report", evaluation_tokens, row_length, times=n_report_passes))
         return passes
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
@@ -190,7 +193,7 @@ class SparseAutoencoders(
             f"{sae['seeds']} seed(s), 95 % intervals over {number_of_documents(result.scalars)} "
             "and seeds"
         )
-        rows = table.iloc[few(len(table))]
+        rows = table.iloc[few(len(table))]  # some of the rows if there are too many
         ends = zip(
             rows["explained_variance"],
             rows["explained_variance_low"],

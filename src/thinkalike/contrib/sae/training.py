@@ -205,13 +205,13 @@ class SAETraining(SteppedModule):
                 mean.lerp_(weight, share)
 
     @torch.no_grad()
-    def evaluate(self, number: int) -> None:
+    def evaluate(self, evaluation: int) -> None:
         """Fill `errors`, `active` and `dead` for one evaluation, in full precision.
 
         They are those of the autoencoders with the mean weights, on the evaluation states.
 
         Args:
-            number: The index of the evaluation.
+            evaluation: The index of the evaluation, the first axis of these tensors.
         """
         report = SiteStates(self.report.states.to(self.device), self.report.documents)
         n_documents = self.errors.shape[-1]
@@ -219,10 +219,10 @@ class SAETraining(SteppedModule):
             for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
                 stack = cast(SparseAutoencoder, average)
                 of_stack = reconstruction_by_document(stack, report, n_documents)
-                errors = of_stack.errors * self.scale**2
-                self.errors[number, indices] = errors.to(self.errors)
-                self.active[number, indices] = of_stack.active.to(self.active)
-                self.dead[number, indices] = of_stack.dead.to(self.dead)
+                errors = of_stack.errors * self.scale**2  # the states had been divided by it
+                self.errors[evaluation, indices] = errors.to(self.errors)
+                self.active[evaluation, indices] = of_stack.active.to(self.active)
+                self.dead[evaluation, indices] = of_stack.dead.to(self.dead)
 
     def trained(self) -> list[SparseAutoencoder]:
         """Return the autoencoders with the mean weights, for states that are not standardised.

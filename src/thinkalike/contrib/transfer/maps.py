@@ -51,13 +51,16 @@ class OfMaps(Instrument[AnalyzeConfig]):
         return fingerprints(config, ("model", "target", "data"))
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models over the text that maps are fitted and tested on."""
+        """Return the passes over the text that maps are fitted and tested on, to estimate time.
+
+        A model that is both source and target reads it once.
+        """
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
         tokens = float(fit_tokens + held_out_tokens)
-        row = config.data.context or min(shape.context for shape in shapes.values())
+        row_length = config.data.context or min(shape.context for shape in shapes.values())
         distinct = dict.fromkeys(shapes.values())
-        return [shape.passes("text", tokens, row, full=False) for shape in distinct]
+        return [shape.passes("text", tokens, row_length, full=False) for shape in distinct]
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,9 +166,10 @@ class CarriedProbes(
         return {"stimuli": stimuli, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over sentences and text, without the fits of probes.
+        """Return the passes over sentences and text, to estimate the job's time.
 
-        The control with an untrained target adds passes over the text.
+        The fits of probes are left out. The control with an untrained target adds passes over the
+        text.
         """
         text = super().model_passes(config, shapes)
         passes = [*sentence_passes(config, shapes), *text]
@@ -365,7 +366,7 @@ def _table_of_features(title: str, table: pd.DataFrame) -> Table:
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
     best = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
-    some = best.iloc[few(len(best), FEATURES_SHOWN)]
+    some = best.iloc[few(len(best), FEATURES_SHOWN)]  # at most that many features
     shown = some[["feature", "source_layer", "target_layer"]]
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():

@@ -125,7 +125,7 @@ class Steering(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over the text that maps are fitted on, and over steered texts.
+        """Return the passes over the text for maps, and over steered texts, to estimate time.
 
         A steered pass is counted as a whole forward pass, though it begins after a block.
         """
@@ -266,7 +266,7 @@ def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
         rows_of[label] = table[table["condition"] == condition]
-    shown = few(len(rows_of["carried"]), ROWS_SHOWN)
+    shown = few(len(rows_of["carried"]), ROWS_SHOWN)  # indices of rows, evenly spaced
     carried = rows_of["carried"].iloc[shown]
     layers = []
     for source, target in zip(carried["source_layer"], carried["target_layer"], strict=True):
