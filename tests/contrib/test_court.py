@@ -65,12 +65,12 @@ def heard(bench):
 
 @pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
 def test_what_is_the_same_loses_nothing(name, heard):
-    course = heard[name].course
+    course = heard[name].stitched_run
     assert abs(course.penalty) < 1e-4
     assert course.kl < 1e-5
     assert max(course.distances) < 1e-3
     assert min(heard[name].columns["r2"], heard[name].columns["r2_back"]) > 1 - 1e-3
-    assert heard["other seed"].course.kl > 1e-4, "control"
+    assert heard["other seed"].stitched_run.kl > 1e-4, "control"
 
 
 def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
@@ -87,7 +87,7 @@ def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
     ends = [setting.target.advance(state, LAYER + 1, 4) for state in (mapped, own)]
     logs = [setting.target.finish(end)[:, :-1].log_softmax(-1) for end in ends]
     losses = [-each.gather(-1, setting.evaluation_rows[:, 1:, None]).mean() for each in logs]
-    course = heard["other seed"].course
+    course = heard["other seed"].stitched_run
     assert course.penalty == pytest.approx(float(losses[0] - losses[1]), abs=1e-5)
     assert course.kl == pytest.approx(float((logs[1].exp() * (logs[1] - logs[0])).sum(-1).mean()), rel=1e-3)
     for found, (stitched, goal) in zip((course.distances[0], course.distances[-1]), ((mapped, own), ends), strict=True):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
 from thinkalike.contrib.sae.carrying import in_own_units, mapped_autoencoder, standardised, with_fitted_decoder
-from thinkalike.contrib.sae.courses import Course, savings, savings_table
+from thinkalike.contrib.sae.courses import StartCurve, savings, savings_table
 from thinkalike.contrib.sae.saelens import load_sae, save_sae
 from thinkalike.errors import ModelError
 from thinkalike.measures import AffineMap, Moments
@@ -175,10 +175,10 @@ def test_a_start_twice_as_fast_saves_half():
 
 
 def test_between_two_looks_it_is_a_line_over_the_logarithm():
-    one = Course("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
+    one = StartCurve("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
     goals = torch.tensor([[0.0], [0.25], [0.5], [0.6], [0.7], [0.71]])
     assert one.reaches(goals).flatten().tolist() == pytest.approx([0, 500, 1000, 2000, 4000, math.inf])
-    falling = Course("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
+    falling = StartCurve("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
     assert falling.reaches(torch.tensor([[0.45], [0.5]])).flatten().tolist() == pytest.approx([900, 1000]), "first time"
 
 

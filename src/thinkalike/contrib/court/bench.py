@@ -31,7 +31,7 @@ MIXING = (*BAGS, *CONTROLS)
 StateMap = Callable[[Tensor], Tensor]
 
 
-class TargetCourse(NamedTuple):
+class TargetRun(NamedTuple):
     """What the target itself computes for one batch of the evaluation text.
 
     Attributes:
@@ -43,7 +43,7 @@ class TargetCourse(NamedTuple):
     losses: Float[Tensor, "b s"]
 
 
-class StitchedCourse(NamedTuple):
+class StitchedRun(NamedTuple):
     """What becomes of the target when it resumes from mapped states: means over the report.
 
     Attributes:
@@ -174,16 +174,16 @@ class Bench:
         return TargetSide(residual, beyond, plain, greatest_by_layer(controls))
 
     @cached_property
-    def target_courses(self) -> list[TargetCourse]:
+    def target_runs(self) -> list[TargetRun]:
         """The target's own states and losses, for each batch of the evaluation text."""
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)
-        courses = []
+        runs = []
         for rows in row_batches(self.materials.evaluation_rows):
             states = target.residuals(rows, layers)
             losses = next_token_losses(target, [states[-1]], rows)[0]
-            courses.append(TargetCourse(states, losses))
-        return courses
+            runs.append(TargetRun(states, losses))
+        return runs
 
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
@@ -197,7 +197,7 @@ class Bench:
         return token_features(rows, text_of_token, counts)
 
     @torch.no_grad()
-    def course(self, source: Source, stitch: StateMap) -> StitchedCourse:
+    def stitched_run(self, source: Source, stitch: StateMap) -> StitchedRun:
         """Stitch a source into the target, and measure how the target's outputs and states change.
 
         The target resumes from the mapped states of the source, in place of its own. The first
@@ -213,24 +213,24 @@ class Bench:
         kl = torch.zeros_like(penalty)
         distances = torch.zeros(n_later, dtype=torch.float64, device=target.device)
         batches = row_batches(self.materials.evaluation_rows)
-        for rows, target_course in zip(batches, self.target_courses, strict=True):
+        for rows, target_run in zip(batches, self.target_runs, strict=True):
             mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
-            entering = torch.cat([target_course.states[0][:, :1], mapped[:, 1:]], 1)
+            entering = torch.cat([target_run.states[0][:, :1], mapped[:, 1:]], 1)
             (states,) = states_onwards(target, [(self.materials.layer, entering)])
 
             losses = next_token_losses(target, states[-1:], rows)[0]
-            penalty += (losses - target_course.losses).double().sum()
+            penalty += (losses - target_run.losses).double().sum()
             last = states[-1][:, :-1].flatten(0, 1)
-            own_last = target_course.states[-1][:, :-1].flatten(0, 1)
+            own_last = target_run.states[-1][:, :-1].flatten(0, 1)
             kl += token_kl(last, target.finish, own_last).double().sum()
             for depth, (state, own_state) in enumerate(
-                zip(states, target_course.states, strict=True)
+                zip(states, target_run.states, strict=True)
             ):
                 distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)
                 distances[depth] += distance[:, :-1].double().sum()
 
         n_predicted = self.materials.evaluation_rows[:, 1:].numel()
-        return StitchedCourse(
+        return StitchedRun(
             penalty=float(penalty) / n_predicted,
             kl=float(kl) / n_predicted,
             distances=[total / n_predicted for total in distances.tolist()],

@@ -1,4 +1,4 @@
-"""What the judges of a court look at: a source's states, its maps to the target, and its course.
+"""What the judges of a court look at: a source's states, its maps to the target, its stitched run.
 
 Everything about a source is computed once, when the first judge asks for it.
 """
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.bench import Bench, StitchedCourse, inner_states
+from thinkalike.contrib.court.bench import Bench, StitchedRun, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
 from thinkalike.evaluation.columns import interval_columns
@@ -139,7 +139,7 @@ class Evidence:
 
     @cached_property
     @torch.no_grad()
-    def course(self) -> StitchedCourse:
+    def stitched_run(self) -> StitchedRun:
         """How the target's loss and states change when it resumes from the source's states.
 
         The stitch, from source to target states, is fitted by ridge regression. The penalty of the
@@ -160,7 +160,7 @@ class Evidence:
             halves_of(one_document),
         )
         stitch = least_squares(moments, layer_pair, ridge=None)
-        return self.bench.course(self.source, stitch)
+        return self.bench.stitched_run(self.source, stitch)
 
 
 def _is_not_massive(

@@ -88,11 +88,13 @@ def _profile(evidence: Evidence) -> float:
 
 
 JUDGES = (
-    Judge("penalty", lambda evidence: evidence.course.penalty, higher=False),
-    Judge("KL", lambda evidence: evidence.course.kl, higher=False),
-    Judge("distance", lambda evidence: evidence.course.distances[0], higher=False),
-    Judge("penultimate match", lambda evidence: evidence.course.distances[-1], higher=False),
-    Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), higher=False),
+    Judge("penalty", lambda evidence: evidence.stitched_run.penalty, higher=False),
+    Judge("KL", lambda evidence: evidence.stitched_run.kl, higher=False),
+    Judge("distance", lambda evidence: evidence.stitched_run.distances[0], higher=False),
+    Judge("penultimate match", lambda evidence: evidence.stitched_run.distances[-1], higher=False),
+    Judge(
+        "latent alignment", lambda evidence: fmean(evidence.stitched_run.distances), higher=False
+    ),
     Judge("CKA", _cka, higher=True),
     Judge("mutual neighbours", _mean_over_samples(partial(mutual_knn, k=NEIGHBOURS)), higher=True),
     Judge("RSA", _mean_over_samples(_rsa), higher=True),

@@ -100,7 +100,7 @@ MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRE
 
 
 def _stitching_jobs(case: Case) -> list[InnerJob]:
-    """Return the stitching job of each direction of a scale."""
+    """Return one stitching job for each pair of a source and a target of the experiment."""
     # The floor, what the target loses when it is stitched into itself, is not computed here: the
     # directions of a model into itself are jobs of their own.
     arguments = ["stitch.floor=false"]

@@ -168,16 +168,18 @@ def _table_of_means(
 
     pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, masks)
     sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
-    total_weights = pair_weights.sum((2, 3))  # (r, kinds)
-    means = sums / total_weights.view(*sums.shape[:2], *[1] * (sums.ndim - 2))
+    total_weights = pair_weights.sum((2, 3))  # (r, masks)
+    ones_for_values = [1] * (sums.ndim - 2)  # the axes *s, over which weights are broadcast
+    means = sums / total_weights.view(*sums.shape[:2], *ones_for_values)
     within = means[:, :1]
     between = means[:, 1:2]
     cells = means[:, 2:]  # (r, g², *s)
 
-    by_group = cells.unflatten(1, (n_groups, n_groups))
+    by_group = cells.unflatten(1, (n_groups, n_groups))  # (r, source group, target group, *s)
     own_group = torch.arange(n_groups)
-    directed = by_group - by_group[:, own_group, own_group][:, None]
-    directed[:, own_group, own_group] = 0  # even where a group of two, less one, has no pair
+    within_target_group = by_group[:, own_group, own_group][:, None]
+    directed = by_group - within_target_group
+    directed[:, own_group, own_group] = 0  # also for a group that has one model left, and no pair
     return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
 
 

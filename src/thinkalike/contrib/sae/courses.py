@@ -17,8 +17,8 @@ from thinkalike.evaluation.columns import interval_columns
 
 
 @dataclass(frozen=True)
-class Course:
-    """What the autoencoders of a start explain as they read, and what that takes.
+class StartCurve:
+    """What the autoencoders of one start explain during training, and its operations.
 
     Attributes:
         start: The name of the start.
@@ -71,7 +71,7 @@ class Course:
         return torch.where(goals <= curve[0], 0.0, reached)
 
 
-def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
+def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "looks seeds"]:
     """Return the share of operations that a start saves, for what another start explains.
 
     It is 1 - a / b, at each evaluation ("look") of the other start but the first: b are the
@@ -79,17 +79,17 @@ def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
     much variance. If it never does, a are all its operations, and the share is too large.
 
     Args:
-        course: The explained variance and the operations of the start.
+        curve: The explained variance and the operations of the start.
         against: Those of the other start.
     """
     goals = against.explained.double()
-    needed = course.reaches(goals).clamp(max=float(course.tokens[-1]))
+    needed = curve.reaches(goals).clamp(max=float(curve.tokens[-1]))
     tokens = torch.tensor(against.tokens, dtype=torch.float64)[:, None]
-    return (1 - course.operations(needed) / against.operations(tokens))[1:]
+    return (1 - curve.operations(needed) / against.operations(tokens))[1:]
 
 
 def savings_table(
-    courses: Sequence[Course],
+    start_curves: Sequence[StartCurve],
 ) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
     """Compare each start with each one before it in the list: which share of operations it saves.
 
@@ -100,15 +100,15 @@ def savings_table(
     """
     tables = []
     saved_by_seed = []
-    for against, course in itertools.combinations(courses, 2):
-        saved = savings(course, against)
+    for against, curve in itertools.combinations(start_curves, 2):
+        saved = savings(curve, against)
         saved_by_seed.append(saved)
         tokens = against.tokens[1:]
-        is_reached = course.reaches(against.explained.double()).isfinite()[1:]
+        is_reached = curve.reaches(against.explained.double()).isfinite()[1:]
         tables.append(
             pd.DataFrame(
                 {
-                    "start": course.start,
+                    "start": curve.start,
                     "against": against.start,
                     "tokens": tokens,
                     "explained_variance": against.explained[1:].mean(-1).tolist(),

@@ -15,7 +15,7 @@ from thinkalike.contrib.sae.fitting import fit_all
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.saelens import save_sae
 from thinkalike.contrib.sae.source import seed_folder, source_jobs, source_model, source_result
-from thinkalike.contrib.sae.tables import BLANK, courses_of, curves, table_of
+from thinkalike.contrib.sae.tables import BLANK, curves, curves_of_starts, table_of
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
@@ -124,7 +124,7 @@ class SparseAutoencoders(
             fitted = fit_all(materials, run, loggers_of(run, config.logger.kind))
         with work.phase("report"):
             table = table_of(materials, fitted)
-            courses = courses_of(materials, fitted)
+            start_curves = curves_of_starts(materials, fitted)
         best_rate = fitted.best_rate_index(0)
         for seed in range(config.sae.seeds):
             save_sae(
@@ -138,8 +138,8 @@ class SparseAutoencoders(
 
         arrays: dict[str, Tensor] = {"errors": fitted.errors.float(), "spread": fitted.spread}
         tables = {"curves": curves(materials, fitted)}
-        if len(courses) > 1:
-            tables["savings"], arrays["saved"] = savings_table(courses)
+        if len(start_curves) > 1:
+            tables["savings"], arrays["saved"] = savings_table(start_curves)
         last = table[table["start"] == config.sae.start].iloc[-1]
         scalars = {name: float(last[name]) for name in SCALARS if not isnan(last[name])}
         _, judged_spread = fitted.judged

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.contrib.sae.costs import SiteCost, operations_of_start, operations_per_token
-from thinkalike.contrib.sae.courses import Course
+from thinkalike.contrib.sae.courses import StartCurve
 from thinkalike.contrib.sae.fitting import FittedAutoencoders
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.site_states import SplicedLosses, spliced_losses
@@ -29,7 +29,7 @@ NOTHING_TO_RECOVER = Estimate(*(torch.tensor(math.nan),) * 3)
 STARTS_IN_ORDER = ("random", "least_squares", "transferred")
 
 
-def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Course]:
+def curves_of_starts(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[StartCurve]:
     """Return, for each start, its explained variance during training and its operations.
 
     The starts that others are compared with come first. At each evaluation the learning rate is
@@ -46,7 +46,7 @@ def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Cour
     if materials.source is not None:
         source = _site_cost(materials.source.model, materials.source.layer, context)
 
-    courses = []
+    start_curves = []
     for start in STARTS_IN_ORDER:
         if start not in config.starts:
             continue
@@ -55,8 +55,8 @@ def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Cour
         for evaluation, explained_now in enumerate(explained):
             rate_index = fitted.best_rate_index(start_index, evaluation)
             at_best_rate.append(explained_now[start_index, rate_index])
-        courses.append(
-            Course(
+        start_curves.append(
+            StartCurve(
                 start,
                 materials.tokens_read,
                 torch.stack(at_best_rate),
@@ -64,7 +64,7 @@ def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Cour
                 operations_per_token(config, share_read, target),
             )
         )
-    return courses
+    return start_curves
 
 
 def _site_cost(model: FrozenModel, layer: int, context: int) -> SiteCost:
@@ -86,12 +86,12 @@ def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     config = materials.config
     errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
     explained = _explained(bootstrap_interval(errors, spread))
-    course_of = {course.start: course for course in courses_of(materials, fitted)}
+    curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rates = [config.lr * factor for factor in config.factors]
     rows = itertools.product(materials.tokens_read, config.starts, rates, materials.seeds)
     table = pd.DataFrame(list(rows), columns=["tokens", "start", "rate", "seed"])
     table["flops"] = [
-        course_of[start].spent(tokens)
+        curve_of_start[start].spent(tokens)
         for tokens, start in zip(table["tokens"], table["start"], strict=True)
     ]
     flat = Estimate(*(tensor.flatten() for tensor in explained))
@@ -132,7 +132,7 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
     spliced_by_case = losses.spliced.unflatten(0, (len(cases), config.seeds))
 
     errors, spread = fitted.judged
-    course_of = {course.start: course for course in courses_of(materials, fitted)}
+    curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rows = []
     for (start, evaluation, rate), spliced in zip(cases, spliced_by_case, strict=True):
         name = config.starts[start]
@@ -147,7 +147,7 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
                 "start": name,
                 "rate": config.lr * config.factors[rate] if evaluation else 0.0,
                 "tokens": tokens,
-                "flops": course_of[name].spent(tokens),
+                "flops": curve_of_start[name].spent(tokens),
                 **interval_columns("explained_variance", explained),
                 **_loss_columns(losses, spliced),
                 "active_latents": float(fitted.active[evaluation, start, rate].mean()),

@@ -196,6 +196,7 @@ class SAETraining(SteppedModule):
         It is done here so that a checkpoint after this step has the updated means.
         """
         super().optimizer_step(*arguments, **keywords)
+        # Polynomial-decay averaging: later weights count more (Shamir & Zhang 2013, section 4).
         share = (AVERAGING + 1) / (self.global_step + 1 + AVERAGING)
         with torch.no_grad():
             weights_and_means = zip(
