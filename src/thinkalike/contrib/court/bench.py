@@ -44,7 +44,7 @@ class TargetRun(NamedTuple):
 
 
 class StitchedRun(NamedTuple):
-    """What becomes of the target when it resumes from mapped states: means over the report.
+    """How the target changes when it resumes from mapped states, as means over the evaluation text.
 
     Attributes:
         penalty: The loss minus the target's own, in nats.
@@ -59,7 +59,7 @@ class StitchedRun(NamedTuple):
 
 
 class TargetSide(NamedTuple):
-    """The target's side of R² at the inner tokens of the report that are compared.
+    """The target's side of R² at the inner tokens that are compared.
 
     Attributes:
         residual: Takes token, position and linear mixing out of states.
@@ -118,7 +118,7 @@ class Bench:
 
     @cached_property
     def report_states(self) -> Float[Tensor, "n d"]:
-        """The target's states at the inner tokens of the report."""
+        """The target's states at the inner tokens of the evaluation text."""
         return self._target_states(self.materials.evaluation_rows)
 
     @cached_property

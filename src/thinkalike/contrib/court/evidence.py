@@ -50,12 +50,12 @@ class Evidence:
 
     @cached_property
     def _report_states(self) -> Float[Tensor, "n d"]:
-        """The source's states at the inner tokens of the report."""
+        """The source's states at the inner tokens of the evaluation text."""
         return self._source_states(self.materials.evaluation_rows)
 
     @cached_property
     def is_compared(self) -> Bool[Tensor, " n"]:
-        """Which inner tokens of the report are compared: all but massive activations."""
+        """Which inner tokens of the evaluation text are compared: all but massive activations."""
         return _is_not_massive(self._report_states, self.bench.report_states)
 
     @cached_property

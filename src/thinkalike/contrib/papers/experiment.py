@@ -142,7 +142,6 @@ class Experiment(
         tabulates: Whether its table is short enough to be printed above the claims.
     """
 
-    # The arguments are documented in the docstring of the class.
     def __init__(
         self,
         name: str,
@@ -153,6 +152,7 @@ class Experiment(
         takes: Sequence[int] = (),
         tabulates: bool = False,
     ):
+        """Take the functions and models that define the experiment; see the class for each."""
         self.name = name
         self.kind = name.replace("/", "-")
         self.conclude = conclude

@@ -96,9 +96,10 @@ class Population(
         Raises:
             ConfigError: Two members have the same name.
         """
-        stated = members_of(config)
+        stated_members = members_of(config)
         members = [
-            member._replace(config=with_run_settings(member.config, config)) for member in stated
+            member._replace(config=with_run_settings(member.config, config))
+            for member in stated_members
         ]
         for name, count in Counter(member.name for member in members).items():
             if count > 1:
@@ -106,7 +107,7 @@ class Population(
 
         # The key of the result must differ if members run in another way than they state.
         changes = set()
-        for before, now in zip(stated, members, strict=True):
+        for before, now in zip(stated_members, members, strict=True):
             for setting in ("dtype", "context"):
                 value = getattr(now.config, setting)
                 if value != getattr(before.config, setting):

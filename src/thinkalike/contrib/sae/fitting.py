@@ -27,7 +27,7 @@ class FittedAutoencoders:
     """What became of the autoencoders of a job, by evaluation, start, rate and seed.
 
     Where there are several rates, the best of a start is chosen on every other document of the
-    report, and judged on the rest.
+    evaluation text, and judged on the other documents.
 
     Attributes:
         errors: Σ‖h - ĥ‖² by document, see `SAETraining`.

@@ -58,7 +58,7 @@ class SAEMaterials:
         seed: The seed of the first start.
         model: The model whose states are reconstructed.
         corpus: The text.
-        opening: The rows that training reads first. States are scaled by them, and maps and
+        first_rows: The rows that training reads first. States are scaled by them, and maps and
             decoders are fitted on them.
         source: Where a transferred start comes from, or None.
     """
@@ -67,7 +67,7 @@ class SAEMaterials:
     seed: int
     model: FrozenModel
     corpus: Corpus
-    opening: Int[Tensor, "rows t"]
+    first_rows: Int[Tensor, "rows t"]
     source: SAESource | None = None
 
     @classmethod
@@ -102,8 +102,9 @@ class SAEMaterials:
             bos=model.bos_each_row,
             fit_tokens=max(sae.tokens, sae.map_tokens),
         )
-        opening = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens")
-        return cls(sae, config.seed, model, corpus, opening.batch(0), source)
+        # One batch of `sae.map_tokens`: the rows that training reads first.
+        one_batch = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens")
+        return cls(sae, config.seed, model, corpus, one_batch.batch(0), source)
 
     @property
     def seeds(self) -> range:
@@ -119,8 +120,8 @@ class SAEMaterials:
 
     @cached_property
     def states(self) -> Float[Tensor, "n d"]:
-        """The model's states of the opening."""
-        return self._states_of(self.model, self.config.layer, self.opening)
+        """The model's states of `first_rows`, without the first tokens of each row."""
+        return self._states_of(self.model, self.config.layer, self.first_rows)
 
     def _states_of(
         self, model: FrozenModel, layer: int, rows: Int[Tensor, "rows t"]
@@ -130,12 +131,12 @@ class SAEMaterials:
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
-        """The mean of the opening's states."""
+        """The mean of `states`."""
         return self.states.mean(0)
 
     @cached_property
     def scale(self) -> float:
-        """The root of the mean variance of the opening's states over dimensions."""
+        """The root of the mean variance of `states` over dimensions."""
         return float((self.states - self.mean).square().mean().sqrt())
 
     @cached_property
@@ -181,7 +182,7 @@ class SAEMaterials:
     def _maps_from_source(self) -> tuple[AffineMap, AffineMap]:
         """Least-squares maps from the source's states to the model's, and back."""
         assert self.source is not None
-        source_states = self._states_of(self.source.model, self.source.layer, self.opening)
+        source_states = self._states_of(self.source.model, self.source.layer, self.first_rows)
         moments = Moments([LAYER_PAIR])
         moments.update([source_states.to(self.states.device)], [self.states])
         maps = both_directions(moments.of(LAYER_PAIR))

@@ -53,7 +53,8 @@ class SAETraining(SteppedModule):
     Autoencoders with one rate are a stack, one module.
 
     Attributes:
-        errors: (evaluations, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
+        errors: (evaluations, fits, documents) Σ‖h - ĥ‖² on the evaluation text, of states that are
+            not standardised.
         active, dead: (evaluations, fits), see `Reconstruction`.
         inactive_for: How many states each latent has not been active for.
     """

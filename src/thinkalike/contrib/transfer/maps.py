@@ -143,7 +143,7 @@ def fitted_maps(
 ) -> dict[LayerPair, PairMap]:
     """Return the maps of each layer pair, from one pass of both models over the text.
 
-    The unexplained variance is of at most as many rows of the report as the maps are fitted on.
+    The unexplained variance is of at most as many held-out rows as the maps are fitted on.
 
     Args:
         source, target: The models, of one tokenizer.
