@@ -44,7 +44,7 @@ class TargetRun(NamedTuple):
 
 
 class StitchedRun(NamedTuple):
-    """How the target changes when it resumes from mapped states, as means over the evaluation text.
+    """How the target changes when it resumes from mapped states: means over evaluation tokens.
 
     Attributes:
         penalty: The loss minus the target's own, in nats.
