@@ -191,7 +191,7 @@ class Bench:
         rows = self.materials.evaluation_rows.long()
         tokenizer = self.materials.target.tokenizer
         text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
-        # How often tokens occur is counted in other text.
+        # How often tokens occur is counted in other text; every token of the rows has a count.
         other_tokens = self.materials.other_rows.long().flatten()
         counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
         return token_features(rows, text_of_token, counts)

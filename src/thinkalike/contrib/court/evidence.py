@@ -171,6 +171,6 @@ def _is_not_massive(
     The states of a few tokens can be so large that they would decide every measure.
     """
     is_massive = massive([target, source])
-    if is_massive is None:
+    if is_massive is None:  # no token has any
         return torch.ones(len(target), dtype=torch.bool)
     return ~is_massive
