@@ -16,7 +16,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import brown2023_cka as experiments
 from thinkalike.contrib.papers import experiment as frame
-from thinkalike.contrib.papers.brown2023_population import null_flips_less
+from thinkalike.contrib.papers.brown2023_population import claim_that_null_flips_less
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
 from thinkalike.contrib.papers.experiment import Case
 from thinkalike.contrib.papers.population_result import PopulationResult
@@ -64,29 +64,29 @@ def test_blocks_that_are_planted_are_found(tmp_path):
     cells = torch.where(block[:, None] == block, 0.9, 0.3)
     assert float(experiments.block_structure(cells)) == pytest.approx(0.6)
     both = case(tmp_path, aa=cells, bb=torch.full((8, 8), 0.5))
-    assert experiments._blocks(both, "a").verdict == "holds"
-    assert experiments._blocks(both, "b").verdict == "undecided"
+    assert experiments._claim_of_blocks(both, "a").verdict == "holds"
+    assert experiments._claim_of_blocks(both, "b").verdict == "undecided"
     reversed_ = case(tmp_path, cc=torch.where(block[:, None] == block, 0.3, 0.9))
-    assert experiments._blocks(reversed_, "c").verdict == "does not hold"
+    assert experiments._claim_of_blocks(reversed_, "c").verdict == "does not hold"
 
 
 def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
     high, low = torch.full((4, 6), 0.8), torch.full((4, 6), 0.8)
     low[1:3, 1:5] = 0.5
     both, alike, odd = case(tmp_path, ab=high, cb=low), [("a", "b")], [("c", "b")]
-    claim = experiments._odd_one_out("", both, alike, odd)
+    claim = experiments._claim_that_model_is_odd("", both, alike, odd)
     assert (claim.verdict, claim.units, claim.tolerance) == ("holds", "10 parts of the documents", "above 0")
     assert 0 < claim.smallest_effect < 0.05
     assert "+0.3" in claim.numbers
     assert re.search(r"minus that of \(c, b\): \+0\.\d{4} \[\+0\.\d{4}, \+0\.\d{4}\]$", claim.numbers)
-    assert experiments._odd_one_out("", both, odd, alike).verdict == "does not hold"
+    assert experiments._claim_that_model_is_odd("", both, odd, alike).verdict == "does not hold"
 
 
 def test_early_layers_that_are_alike_are_found(tmp_path):
     cells = torch.full((4, 4), 0.5)
-    assert experiments._early(case(tmp_path, ab=cells), [("a", "b")]).verdict == "undecided"
+    assert experiments._claim_that_early_layers_are_alike(case(tmp_path, ab=cells), [("a", "b")]).verdict == "undecided"
     cells[0, 0] = 0.9
-    assert experiments._early(case(tmp_path, cd=cells), [("c", "d")]).verdict == "holds"
+    assert experiments._claim_that_early_layers_are_alike(case(tmp_path, cd=cells), [("c", "d")]).verdict == "holds"
 
 
 TILTED = torch.full((4, 4), 0.5) + 0.1 * (torch.ones(4, 4).triu(1) - torch.ones(4, 4).tril(-1))
@@ -104,7 +104,7 @@ def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp
     result = planted(tmp_path, cells, noise)
     models = {name: ModelConfig(name=name) for name in "ab"}
     config = composed("experiment=brown2023/figure4", entry="analyze")
-    claim = experiments._tilt(Case(config, models, {"a, b": result}))
+    claim = experiments._claim_of_symmetry(Case(config, models, {"a, b": result}))
     assert claim.verdict == verdict
     assert claim.tolerance == "within 0.01 of 0"
 
@@ -118,7 +118,9 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
         cells = zip(names, values, strict=True)
         made = {f"{name}, {name}": planted(tmp_path / folder, likeness(value)) for name, value in cells}
         models = {name: ModelConfig(name=name) for name in names}
-        return experiments._grows(Case(composed("experiment=brown2023/figure10", entry="analyze"), models, made))
+        return experiments._claim_that_likeness_grows(
+            Case(composed("experiment=brown2023/figure10", entry="analyze"), models, made)
+        )
 
     growing = verdict("a", 0.3, 0.5, 0.7)
     assert growing.verdict == "holds"
@@ -331,7 +333,7 @@ def of_parents(folder, null, strategy, each) -> PopulationResult:
     [(0.05, 0.3, 4, "holds"), (0.15, 0.3, 4, "does not hold"), (0.05, 0.3, 2, "not testable here")],
 )
 def test_the_null_flips_less_than_a_third_where_that_was_planted(null, strategy, each, verdict, tmp_path):
-    claim = null_flips_less(of_parents(tmp_path, null, strategy, each))
+    claim = claim_that_null_flips_less(of_parents(tmp_path, null, strategy, each))
     assert claim.verdict == verdict
     if each > 2:
         assert f"{null - strategy / 3:+.3f}" in claim.numbers

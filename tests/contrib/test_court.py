@@ -19,7 +19,7 @@ from thinkalike.contrib.court.catalogue import SOURCES, entries
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.ranking import auc, doses, margin, summary_of_judges
+from thinkalike.contrib.court.ranking import auc, dose_table, margin_above_decoys, summary_of_judges
 from thinkalike.contrib.court.token_profile import KINDS, profile_likeness, token_features
 from thinkalike.contrib.court.verdict_tables import shares_by_kind, verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS
@@ -65,29 +65,29 @@ def heard(bench):
 
 @pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
 def test_what_is_the_same_loses_nothing(name, heard):
-    course = heard[name].course
+    course = heard[name].stitched_run
     assert abs(course.penalty) < 1e-4
     assert course.kl < 1e-5
     assert max(course.distances) < 1e-3
     assert min(heard[name].columns["r2"], heard[name].columns["r2_back"]) > 1 - 1e-3
-    assert heard["other seed"].course.kl > 1e-4, "control"
+    assert heard["other seed"].stitched_run.kl > 1e-4, "control"
 
 
 def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
     setting, source = bench.materials, bench.materials.siblings["other seed"]
-    x, y = (model.head(setting.fit, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
+    x, y = (model.head(setting.fit_rows, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
     apart = x - x.mean(0)
     moments = HalvedMoments([(0, 0)])
     moments.update([x], [y], torch.arange(len(x)) * 2 // len(x))
     penalty = moments.penalty((0, 0))
     weight = torch.linalg.solve(apart.T @ apart + penalty * torch.eye(x.shape[1]).double(), apart.T @ (y - y.mean(0)))
-    own, states = (model.head(setting.report, LAYER) for model in (setting.target, source))
+    own, states = (model.head(setting.evaluation_rows, LAYER) for model in (setting.target, source))
     mapped = states @ weight.float() + (y.mean(0) - x.mean(0) @ weight).float()
     mapped[:, 0] = own[:, 0]  # the first token keeps the target's own state
     ends = [setting.target.advance(state, LAYER + 1, 4) for state in (mapped, own)]
     logs = [setting.target.finish(end)[:, :-1].log_softmax(-1) for end in ends]
-    losses = [-each.gather(-1, setting.report[:, 1:, None]).mean() for each in logs]
-    course = heard["other seed"].course
+    losses = [-each.gather(-1, setting.evaluation_rows[:, 1:, None]).mean() for each in logs]
+    course = heard["other seed"].stitched_run
     assert course.penalty == pytest.approx(float(losses[0] - losses[1]), abs=1e-5)
     assert course.kl == pytest.approx(float((logs[1].exp() * (logs[1] - logs[0])).sum(-1).mean()), rel=1e-3)
     for found, (stitched, goal) in zip((course.distances[0], course.distances[-1]), ((mapped, own), ends), strict=True):
@@ -102,11 +102,11 @@ def test_residual_r2_is_that_of_the_ruler(bench, heard):
     for name in ("rescaled and permuted", "affine"):
         assert 0.95 < heard[name].residual_r2 < 1 + 1e-9
     assert abs(heard["token code"].residual_r2) < 0.02
-    rows = bench.materials.report.long()
+    rows = bench.materials.evaluation_rows.long()
     inside = slice(1, -1)
     positions = torch.arange(rows.shape[1]).expand_as(rows)[:, inside].flatten()
     bags = [each[:, inside].flatten(0, 1) for each in TokenMixing(bench.materials.target).residuals(rows, [*BAGS])]
-    documents = numbered_by_part(bench.materials.documents[:, inside].flatten())
+    documents = numbered_by_part(bench.materials.evaluation_documents[:, inside].flatten())
     residual = ResidualStates(rows[:, inside].flatten(), documents, [positions], bags)
     other, own = (
         residual.predictor(model.residuals(rows, [LAYER])[0][:, inside].flatten(0, 1))
@@ -256,11 +256,11 @@ def test_a_summary_says_what_was_planted():
 def test_courts_are_not_compared_with_each_other():
     shifted = planted()
     shifted.loc[shifted["target"] == "y", "CKA"] += 5
-    assert margin(shifted, SEEN["CKA"], ["same"]) == (pytest.approx(0.7), [])
+    assert margin_above_decoys(shifted, SEEN["CKA"], ["same"]) == (pytest.approx(0.7), [])
 
 
 def test_doses_follow_the_share_of_the_targets_own():
-    found = doses(planted()).set_index(["judge", "own_share"])
+    found = dose_table(planted()).set_index(["judge", "own_share"])
     assert found.loc[("CKA", 0.4), "value"] == pytest.approx(0.21)
     assert found.loc[("KL", 0.4), "value"] == pytest.approx(0.81)
     assert found["rank_correlation"].to_numpy() == pytest.approx(1)

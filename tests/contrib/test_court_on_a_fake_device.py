@@ -24,4 +24,4 @@ def judged():
     source = Source("other", "real", lambda tokens: other.residuals(tokens, [1])[0], target)
     evidence = Evidence(source, Bench(materials))
     assert evidence.columns
-    assert len(evidence.course)
+    assert len(evidence.stitched_run)

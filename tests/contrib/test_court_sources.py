@@ -81,7 +81,7 @@ def test_sources_of_every_kind_have_distinct_names(setting, sources):
     assert len(sources) == len(listed) >= 60
     assert {entry.kind for entry in listed} == KINDS
     for name, each in sources.items():
-        state = states(each, setting.report)
+        state = states(each, setting.evaluation_rows)
         assert (each.name, state.shape) == (name, (8, CONTEXT, each.d_model))
         assert (state.dtype, state.device, each.n_layers) == (each.dtype, each.device, 1)
         assert state.isfinite().all()
@@ -91,25 +91,27 @@ def test_sources_of_every_kind_have_distinct_names(setting, sources):
 def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
     for entry in entries(setting):
         if entry.name not in TRAINED:  # which is not repeated
-            again = states(entry.made(setting), setting.report[[5]])
-            assert (again - states(sources[entry.name], setting.report)[[5]]).abs().max() < 1e-4, entry.name
+            again = states(entry.made(setting), setting.evaluation_rows[[5]])
+            assert (again - states(sources[entry.name], setting.evaluation_rows)[[5]]).abs().max() < 1e-4, entry.name
 
 
 @pytest.mark.parametrize("place", [0, 7, CONTEXT - 2])
 def test_only_leaks_see_what_comes_later(place, sources, setting):
-    rows = setting.report.clone()
+    rows = setting.evaluation_rows.clone()
     rows[:, place + 1] = (rows[:, place + 1] + 1) % TOKENS
     leaks = {entry.name for entry in entries(setting) if entry.kind == "leak"}
     for name, each in sources.items():
-        change = (states(each, rows) - states(each, setting.report)).abs().amax((0, 2))
+        change = (states(each, rows) - states(each, setting.evaluation_rows)).abs().amax((0, 2))
         assert (change[: place + (name not in leaks)] < 1e-4).all(), name
         assert name not in leaks or change[place] > 1e-2, name
 
 
 def test_half_of_the_tokens_leak_or_half_of_the_variance(setting, sources):
-    leaking = (states(sources[LEAKS[1]], setting.fit) - setting.target_states(setting.fit)).abs().amax(-1) > 1e-5
+    leaking = (states(sources[LEAKS[1]], setting.fit_rows) - setting.target_states(setting.fit_rows)).abs().amax(
+        -1
+    ) > 1e-5
     assert 0.45 < leaking.double().mean() < 0.55
-    mixed_states, own = flat(sources[LEAKS[2]], setting.fit), flat(setting.target_source, setting.fit)
+    mixed_states, own = flat(sources[LEAKS[2]], setting.fit_rows), flat(setting.target_source, setting.fit_rows)
     shares = [np.corrcoef(a, b)[0, 1] ** 2 for a, b in zip(mixed_states.T, own.T, strict=True)]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
     assert (mixed_states.std(0) / own.std(0)).mean() == pytest.approx(1, abs=0.05)
@@ -132,11 +134,11 @@ def through(X, Y):
     ],
 )
 def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, setting, sources):
-    own, other = flat(setting.target_source, setting.fit), flat(sources[name], setting.fit)
+    own, other = flat(setting.target_source, setting.fit_rows), flat(sources[name], setting.fit_rows)
     weight, error = through(other, own)
     assert max(error, through(own, other)[1]) < 1e-5
-    held_out = flat(sources[name], setting.report) - other.mean(0)
-    expected = flat(setting.target_source, setting.report) - own.mean(0)
+    held_out = flat(sources[name], setting.evaluation_rows) - other.mean(0)
+    expected = flat(setting.target_source, setting.evaluation_rows) - own.mean(0)
     assert np.abs(held_out @ weight - expected).max() < 1e-4 * np.abs(expected).max()
     singular = np.linalg.svd(weight, compute_uv=False)
     if spread:
@@ -147,29 +149,31 @@ def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, se
 
 
 def test_whitened_states_are_principal_components_of_variance_1(setting, sources):
-    own, found = flat(setting.target_source, setting.fit), flat(sources["whitened"], setting.fit)
+    own, found = flat(setting.target_source, setting.fit_rows), flat(sources["whitened"], setting.fit_rows)
     assert np.abs(np.cov(found.T) - np.eye(own.shape[1])).max() < 1e-3
     assert max(through(found, own)[1], through(own, found)[1]) < 1e-4
 
 
 def test_what_is_near_the_target_is_not_it(setting, sources):
     for name in (entry.name for entry in entries(setting) if entry.kind == "near"):
-        assert 1e-3 < through(flat(sources[name], setting.fit), flat(setting.target_source, setting.fit))[1] < 0.35, (
-            name
-        )
+        assert (
+            1e-3
+            < through(flat(sources[name], setting.fit_rows), flat(setting.target_source, setting.fit_rows))[1]
+            < 0.35
+        ), name
 
 
 @pytest.mark.parametrize(("name", "share"), NOISE.items())
 def test_noise_on_states_is_a_share_of_each_dimensions_spread(name, share, setting, sources):
-    noise = flat(sources[name], setting.fit) - flat(setting.target_source, setting.fit)
-    assert noise.std(0) / flat(setting.target_source, setting.fit).std(0) == pytest.approx(share, rel=0.1)
-    distinct = len(prefix_codes(setting.fit).unique())
+    noise = flat(sources[name], setting.fit_rows) - flat(setting.target_source, setting.fit_rows)
+    assert noise.std(0) / flat(setting.target_source, setting.fit_rows).std(0) == pytest.approx(share, rel=0.1)
+    distinct = len(prefix_codes(setting.fit_rows).unique())
     assert len(np.unique(noise[:, :2].round(4), axis=0)) >= distinct - 2 > 1200, "each prefix has a draw of its own"
 
 
 @pytest.mark.parametrize("bits", [2, 3, 6])
 def test_rounded_states_have_ordered_levels(bits, setting, sources):
-    own, found = flat(setting.target_source, setting.fit), flat(sources[f"{bits} bits"], setting.fit)
+    own, found = flat(setting.target_source, setting.fit_rows), flat(sources[f"{bits} bits"], setting.fit_rows)
     for dimension in range(own.shape[1]):
         assert 0.9 * 2**bits < len(np.unique(found[:, dimension])) <= 2**bits
         assert (np.diff(found[own[:, dimension].argsort(), dimension]) >= 0).all()
@@ -182,7 +186,7 @@ def test_rounded_states_have_ordered_levels(bits, setting, sources):
     ("name", "function"), [("tanh", np.tanh), ("power 1.5", lambda x: np.sign(x) * np.abs(x) ** 1.5)]
 )
 def test_distortions_act_on_each_dimension_at_its_scale(name, function, setting, sources):
-    own, found = flat(setting.target_source, setting.fit), flat(sources[name], setting.fit)
+    own, found = flat(setting.target_source, setting.fit_rows), flat(sources[name], setting.fit_rows)
     assert np.abs(found - function((own - own.mean(0)) / own.std(0, ddof=1))).max() < 1e-4
 
 
@@ -203,7 +207,7 @@ def test_noise_on_weights_has_its_share_of_every_tensor(setting):
     ],
 )
 def test_components_are_those_of_scikit_learn(name, first, last, setting, sources):
-    own, part = flat(setting.target_source, setting.fit), flat(sources[name], setting.fit)
+    own, part = flat(setting.target_source, setting.fit_rows), flat(sources[name], setting.fit_rows)
     reference = PCA(setting.width).fit(own).transform(own)[:, first:last]
     assert np.abs(np.abs(part) - np.abs(reference)).max() < 1e-3
     assert through(part, own)[1] > 0.05
@@ -211,7 +215,10 @@ def test_components_are_those_of_scikit_learn(name, first, last, setting, source
 
 def test_the_small_direction_decides_more_than_other_small_ones(setting, sources):
     """It is found on other documents, and compared on the report with random directions made in the same way."""
-    own, found = flat(setting.target_source, setting.fit), flat(sources["without a small direction"], setting.fit)
+    own, found = (
+        flat(setting.target_source, setting.fit_rows),
+        flat(sources["without a small direction"], setting.fit_rows),
+    )
     removed = own - found
     assert np.linalg.matrix_rank(removed - removed.mean(0), tol=1e-3 * np.abs(removed).max()) == 1
     assert 0 < removed.var(0).sum() < 0.01 * own.var(0).sum()
@@ -219,7 +226,7 @@ def test_the_small_direction_decides_more_than_other_small_ones(setting, sources
     reference = PCA().fit(own)
     small = reference.explained_variance_ratio_ < 0.01
     axes, scales = reference.components_[small], np.sqrt(reference.explained_variance_[small])[:, None]
-    answers = setting.target.tail(setting.target_states(setting.report), LAYER).log_softmax(-1)
+    answers = setting.target.tail(setting.target_states(setting.evaluation_rows), LAYER).log_softmax(-1)
 
     def kl(state):
         changed = setting.target.tail(state, LAYER).log_softmax(-1)
@@ -230,19 +237,24 @@ def test_the_small_direction_decides_more_than_other_small_ones(setting, sources
         unit = direction / np.linalg.norm(direction)
         along = torch.tensor(np.outer(unit @ (axes / scales), unit @ (axes * scales)), dtype=torch.float32)
         others.append(
-            kl(setting.target_states(setting.report) - (setting.target_states(setting.report) - setting.mean) @ along)
+            kl(
+                setting.target_states(setting.evaluation_rows)
+                - (setting.target_states(setting.evaluation_rows) - setting.mean) @ along
+            )
         )
-    assert kl(states(sources["without a small direction"], setting.report)) > 2 * np.mean(others)
+    assert kl(states(sources["without a small direction"], setting.evaluation_rows)) > 2 * np.mean(others)
 
 
 @pytest.mark.parametrize(("name", "layer"), [("layer before", 0), ("layer after", 2), ("two layers after", 3)])
 def test_another_layer_is_the_targets(name, layer, setting, sources):
-    assert (states(sources[name], setting.report) - setting.target.head(setting.report, layer)).abs().max() < 1e-5
+    assert (
+        states(sources[name], setting.evaluation_rows) - setting.target.head(setting.evaluation_rows, layer)
+    ).abs().max() < 1e-5
 
 
 def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
-    found, width = flat(sources["superset"], setting.fit), setting.width
-    own = flat(setting.target_source, setting.fit)
+    found, width = flat(sources["superset"], setting.fit_rows), setting.width
+    own = flat(setting.target_source, setting.fit_rows)
     assert found.shape[1] == 2 * width
     assert np.abs(found[:, :width] - own).max() < 1e-6
     assert found[:, width:].std() > 2 * own.std(0).mean()
@@ -250,8 +262,8 @@ def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
 
 
 def test_a_mixture_has_half_of_both_and_a_superset_all_of_both(setting, sources):
-    own, width = flat(setting.target_source, setting.fit), setting.width
-    half, both = (flat(sources[name], setting.fit) for name in ("half own, half stranger", "beside a stranger"))
+    own, width = flat(setting.target_source, setting.fit_rows), setting.width
+    half, both = (flat(sources[name], setting.fit_rows) for name in ("half own, half stranger", "beside a stranger"))
     assert (half.shape[1], both.shape[1]) == (width, 2 * width)
     assert through(both, own)[1] < 1e-5 < 0.1 < through(half, own)[1]
     mine, strange = half[:, : width // 2], half[:, width // 2 :]
@@ -260,13 +272,13 @@ def test_a_mixture_has_half_of_both_and_a_superset_all_of_both(setting, sources)
 
 
 def test_log_probabilities_are_those_of_the_targets_own_pass(setting, sources):
-    answers = setting.target.full(setting.fit).log_softmax(-1).flatten(0, 1).double().numpy()
-    assert through(answers, flat(sources["log-probabilities"], setting.fit))[1] < 1e-4
+    answers = setting.target.full(setting.fit_rows).log_softmax(-1).flatten(0, 1).double().numpy()
+    assert through(answers, flat(sources["log-probabilities"], setting.fit_rows))[1] < 1e-4
 
 
 @pytest.mark.parametrize("name", ["token mean", "token code", "token alone"])
 def test_equal_tokens_have_equal_states(name, setting, sources):
-    found, tokens = flat(sources[name], setting.report), setting.report.flatten()
+    found, tokens = flat(sources[name], setting.evaluation_rows), setting.evaluation_rows.flatten()
     for token in tokens.unique():
         assert np.ptp(found[tokens == token], axis=0).max() < 1e-6
     assert len(np.unique(found[:, 0].round(5))) == len(tokens.unique()), "control: tokens differ"
@@ -275,14 +287,14 @@ def test_equal_tokens_have_equal_states(name, setting, sources):
 @pytest.mark.parametrize("what", ["mean", "code"])
 @pytest.mark.parametrize(("name", "count"), [("bigram", 2), ("trigram", 3)])
 def test_equal_ngrams_have_equal_states(name, count, what, setting, sources):
-    rows, source = setting.report.clone(), sources[f"{name} {what}"]
+    rows, source = setting.evaluation_rows.clone(), sources[f"{name} {what}"]
     rows[:, :20] = rows[:, [0]]  # other contexts of the n-grams that begin from 20 on
-    kept = (states(source, rows) - states(source, setting.report)).abs().amax((0, 2))
+    kept = (states(source, rows) - states(source, setting.evaluation_rows)).abs().amax((0, 2))
     assert kept[19 + count :].max() < 1e-6
     assert what == "mean" or kept[18 + count] > 1e-2, "control: the one before has a token of its own"
-    codes = NGRAM_CODES[name](setting.report, setting.target.vocabulary).flatten()
-    found = flat(source, setting.report)
-    assert len(np.unique(found[:, 0].round(5))) > len(setting.report.unique())
+    codes = NGRAM_CODES[name](setting.evaluation_rows, setting.target.vocabulary).flatten()
+    found = flat(source, setting.evaluation_rows)
+    assert len(np.unique(found[:, 0].round(5))) > len(setting.evaluation_rows.unique())
     for code in codes.unique():
         assert np.ptp(found[codes == code], axis=0).max() < 1e-6
 
@@ -321,19 +333,19 @@ class _Places:
 
 
 def test_a_position_mean_is_the_same_whatever_the_tokens_are(setting, sources):
-    found = states(sources["position mean"], setting.report)
-    expected = flat(setting.target_source, setting.other).reshape(-1, CONTEXT, setting.width).mean(0)
+    found = states(sources["position mean"], setting.evaluation_rows)
+    expected = flat(setting.target_source, setting.other_rows).reshape(-1, CONTEXT, setting.width).mean(0)
     assert np.abs(found.numpy() - expected).max() < 1e-5
     assert np.ptp(expected, axis=0).min() > 1e-2, "control: places differ"
 
 
 def test_token_and_position_means_are_added_in_turn(setting, sources):
-    own, tokens = flat(setting.target_source, setting.other), setting.other.flatten().numpy()
+    own, tokens = flat(setting.target_source, setting.other_rows), setting.other_rows.flatten().numpy()
     mean = np.stack([own[tokens == token].mean(0) for token in range(TOKENS)])
     left = (own - mean[tokens]).reshape(-1, CONTEXT, own.shape[1])
-    expected = mean[setting.report.numpy()] + left.mean(0)
+    expected = mean[setting.evaluation_rows.numpy()] + left.mean(0)
     clean, noisy = (
-        states(sources[name], setting.report).numpy()
+        states(sources[name], setting.evaluation_rows).numpy()
         for name in ("token and position means", "token and position means, noisy")
     )
     assert np.abs(clean - expected).max() < 1e-4
@@ -343,10 +355,10 @@ def test_token_and_position_means_are_added_in_turn(setting, sources):
 @pytest.mark.parametrize("last", [4, 8, 32])
 def test_a_bag_is_a_weighted_sum_of_the_last_token_vectors(last, setting, sources):
     vectors = token_vectors(setting, "embedding").double().numpy()
-    seen = vectors[setting.fit.flatten()]
+    seen = vectors[setting.fit_rows.flatten()]
     assert np.abs(seen.mean(0)).max() < 1e-4
     assert seen.std(0) == pytest.approx(1, abs=1e-3)
-    rows, place = setting.report[:1], CONTEXT - 1
+    rows, place = setting.evaluation_rows[:1], CONTEXT - 1
     found = states(sources[f"bag of the last {last}"], rows)[0, place].double().numpy()
     weights = np.exp(-2 * np.arange(min(last, CONTEXT)) / last)
     total = (weights / np.linalg.norm(weights)) @ vectors[rows[0].flip(0)[: len(weights)]]
@@ -359,16 +371,16 @@ def test_a_bag_is_a_weighted_sum_of_the_last_token_vectors(last, setting, source
 
 
 def test_a_bag_of_all_tokens_does_not_know_their_order(setting, sources):
-    rows = setting.report.clone()
+    rows = setting.evaluation_rows.clone()
     rows[:, :10] = rows[:, :10].flip(1)
     for name, known in {"bag of all": False, "bag of the last 32": True}.items():
-        apart = (states(sources[name], rows) - states(sources[name], setting.report))[:, 10:].abs().max()
+        apart = (states(sources[name], rows) - states(sources[name], setting.evaluation_rows))[:, 10:].abs().max()
         assert (apart > 1e-2) == known, name
 
 
 @pytest.mark.parametrize(("name", "steps"), [("state of the last token", -1), ("state of the next token", 1)])
 def test_a_shifted_state_is_the_targets_at_another_place(name, steps, setting, sources):
-    found, own = states(sources[name], setting.report), setting.target_states(setting.report)
+    found, own = states(sources[name], setting.evaluation_rows), setting.target_states(setting.evaluation_rows)
     assert (found.roll(steps, 1) - own)[:, 1:-1].abs().max() == 0
     end = 0 if steps < 0 else -1
     assert (found[:, end] - setting.mean).abs().max() == 0
@@ -376,20 +388,20 @@ def test_a_shifted_state_is_the_targets_at_another_place(name, steps, setting, s
 
 @pytest.mark.parametrize(("name", "share"), WITH_NEXT.items())
 def test_the_next_token_is_added_at_a_share_of_the_spread(name, share, setting, sources):
-    added = states(sources[name], setting.fit) - setting.target_states(setting.fit)
-    assert (added[:, -1].abs().max(), added[:, :-1].flatten(0, 1).std(0) / setting.spread) == (
+    added = states(sources[name], setting.fit_rows) - setting.target_states(setting.fit_rows)
+    assert (added[:, -1].abs().max(), added[:, :-1].flatten(0, 1).std(0) / setting.standard_deviations) == (
         0,
         pytest.approx(torch.full((setting.width,), share), rel=0.05),
     )
-    following = setting.fit[:, 1:].flatten()
+    following = setting.fit_rows[:, 1:].flatten()
     for token in following.unique()[:5]:
         assert np.ptp(added[:, :-1].flatten(0, 1)[following == token].numpy(), axis=0).max() < 1e-4
 
 
 def test_departures_from_token_means_are_kept_shrunk_or_moved(setting, sources):
-    own, tokens = flat(setting.target_source, setting.other), setting.other.flatten().numpy()
+    own, tokens = flat(setting.target_source, setting.other_rows), setting.other_rows.flatten().numpy()
     less, tenth, moved = (
-        flat(sources[name], setting.other)
+        flat(sources[name], setting.other_rows)
         for name in ("less the token mean", "a tenth of the departure from the token mean", "other tokens' means")
     )
     mean = np.stack([own[tokens == token].mean(0) for token in range(TOKENS)])
@@ -404,8 +416,8 @@ def test_departures_from_token_means_are_kept_shrunk_or_moved(setting, sources):
 
 
 def test_another_context_is_a_target_state_of_the_same_token(setting, sources):
-    found, tokens = flat(sources["other context"], setting.report), setting.report.flatten().numpy()
-    other, there = flat(setting.target_source, setting.other), setting.other.flatten().numpy()
+    found, tokens = flat(sources["other context"], setting.evaluation_rows), setting.evaluation_rows.flatten().numpy()
+    other, there = flat(setting.target_source, setting.other_rows), setting.other_rows.flatten().numpy()
     for token, state in zip(tokens, found, strict=True):
         assert np.abs(other[there == token] - state).max(1).min() < 1e-6
     assert len(np.unique(found[tokens == tokens[0]][:, 0].round(6))) > 1, "control: not always the same one"
@@ -420,7 +432,7 @@ def test_a_gaussian_has_mean_and_variance_of_the_token(setting, sources):
     rows = drawn(1500, 9)[:, :3]
     rows[:, -1] = 7
     found = states(sources["Gaussian given the token"], rows)[:, -1].double().numpy()
-    own = flat(setting.target_source, setting.other)[setting.other.flatten() == 7]
+    own = flat(setting.target_source, setting.other_rows)[setting.other_rows.flatten() == 7]
     spread = own.std(0)
     assert np.abs(found.mean(0) - own.mean(0)).max() < 5 * spread.max() / 1500**0.5
     assert found.std(0) == pytest.approx(spread, rel=0.12)
@@ -429,7 +441,7 @@ def test_a_gaussian_has_mean_and_variance_of_the_token(setting, sources):
 @pytest.mark.parametrize("share", [0, 20, 40, 60, 80, 100])
 def test_a_dose_has_its_share_of_the_targets_own_variance(share, setting, sources):
     found, own, other = (
-        flat(each, setting.report)
+        flat(each, setting.evaluation_rows)
         for each in (sources[f"{share} % own"], setting.target_source, sources["other context"])
     )
     mean, p = setting.mean.double().numpy(), share / 100
@@ -456,8 +468,8 @@ def test_weights_are_partly_untrained_or_all_but_the_embedding(setting):
 
 def test_a_sibling_is_taken_at_the_same_relative_depth(setting, sources):
     for name, depth in {"other depth": 0, "other seed": 1}.items():
-        expected = setting.siblings[name].head(setting.report, depth)
-        assert (states(sources[name], setting.report) - expected).abs().max() < 1e-5
+        expected = setting.siblings[name].head(setting.evaluation_rows, depth)
+        assert (states(sources[name], setting.evaluation_rows) - expected).abs().max() < 1e-5
 
 
 def test_only_the_shortcut_was_trained_on_tokens_alone(setting, sources):
@@ -465,11 +477,13 @@ def test_only_the_shortcut_was_trained_on_tokens_alone(setting, sources):
     assert set(trained) == set(TRAINED)
     module, data = trained["token alone"]
     assert data.rows.shape == (40 * (CONTEXT - 1), 2)
-    assert all((trained[name][1].rows == setting.other).all() for name in TRAINED[:2])
+    assert all((trained[name][1].rows == setting.other_rows).all() for name in TRAINED[:2])
     alone = (
-        variant(setting.target, module.model, "twin").head(setting.report.reshape(-1, 1), LAYER).view(8, CONTEXT, -1)
+        variant(setting.target, module.model, "twin")
+        .head(setting.evaluation_rows.reshape(-1, 1), LAYER)
+        .view(8, CONTEXT, -1)
     )
-    assert (states(sources["token alone"], setting.report) - alone).abs().max() < 1e-5
+    assert (states(sources["token alone"], setting.evaluation_rows) - alone).abs().max() < 1e-5
 
 
 def test_the_generator_is_splitmix64():

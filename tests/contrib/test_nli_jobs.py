@@ -28,7 +28,7 @@ from thinkalike.contrib.populations import population
 from thinkalike.contrib.populations.all_stitches import stitched_members
 from thinkalike.contrib.populations.class_losses import class_losses
 from thinkalike.contrib.populations.config import PopulationMeasureConfig
-from thinkalike.contrib.populations.encoding import encode
+from thinkalike.contrib.populations.encoding import encode_pairs
 from thinkalike.contrib.populations.member_likeness import likeness_of_members
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
@@ -181,8 +181,10 @@ def test_the_key_knows_how_members_run(tmp_path, pairs, members):
 def test_members_run_where_and_how_model_is_asked_to(members):
     config = composed("measure=population", "model.device=cuda:3", "++model.context=20", entry="analyze")
     stated = local(members[0], dtype="bfloat16")
-    assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
-    assert population.as_chosen(stated, composed("measure=population", entry="analyze")) == stated
+    assert population.with_run_settings(stated, config) == local(
+        members[0], dtype="bfloat16", device="cuda:3", context=20
+    )
+    assert population.with_run_settings(stated, composed("measure=population", entry="analyze")) == stated
 
 
 @pytest.mark.slow
@@ -218,7 +220,7 @@ def few(members):
 
 @pytest.fixture(scope="module")
 def encoded(models, few):
-    return encode(few, models[0].tokenizer, CONTEXT)
+    return encode_pairs(few, models[0].tokenizer, CONTEXT)
 
 
 @pytest.fixture

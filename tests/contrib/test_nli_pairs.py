@@ -10,7 +10,7 @@ import torch
 from published_pairs import write
 
 from thinkalike.contrib.populations.config import PairsConfig
-from thinkalike.contrib.populations.encoding import batches, encode
+from thinkalike.contrib.populations.encoding import encode_pairs, padded_batches
 from thinkalike.contrib.populations.pair_files import pairs_in
 from thinkalike.contrib.populations.pair_sets import _fit_pairs, read_pairs
 from thinkalike.contrib.populations.pair_templates import OVERLAP, TEMPLATES, nli_challenge, nli_training
@@ -430,7 +430,7 @@ def lettered() -> Pairs:
 
 
 def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
-    encoded = encode(lettered, tokenizer, context=32)
+    encoded = encode_pairs(lettered, tokenizer, context=32)
     for row in range(len(lettered)):
         first, second = (tokenizer.convert_tokens_to_ids(texts[row].split())
                          for texts in (lettered.premises, lettered.hypotheses))  # fmt: skip
@@ -441,7 +441,7 @@ def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
 
 def test_the_longer_text_of_a_long_pair_is_cut_and_counted(tokenizer):
     pairs = Pairs(["a b c d e f", "a b", "a"], ["g h", "c d", "a b c d e f g"], torch.tensor([0, 1, 2]), MNLI)
-    encoded = encode(pairs, tokenizer, context=8)
+    encoded = encode_pairs(pairs, tokenizer, context=8)
     words = [tokenizer.convert_ids_to_tokens(tokens) for tokens in encoded.tokens]
     assert [" ".join(row) for row in words] == [
         "[CLS] a b c [SEP] g h [SEP]",
@@ -449,13 +449,13 @@ def test_the_longer_text_of_a_long_pair_is_cut_and_counted(tokenizer):
         "[CLS] a [SEP] a b c d [SEP]",
     ]
     assert encoded.truncated == 2
-    assert encode(pairs, tokenizer, context=11).tokens[1] == encoded.tokens[1]
+    assert encode_pairs(pairs, tokenizer, context=11).tokens[1] == encoded.tokens[1]
 
 
 @pytest.mark.parametrize("size", [4, 100])
 def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer, lettered):
-    encoded, seen = encode(lettered, tokenizer, context=32), []
-    for batch in batches(encoded, size):
+    encoded, seen = encode_pairs(lettered, tokenizer, context=32), []
+    for batch in padded_batches(encoded, size):
         lengths = batch.mask.sum(1)
         assert batch.tokens.shape[1] == lengths.max()
         assert len(batch.rows) <= size

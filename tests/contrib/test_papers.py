@@ -31,7 +31,7 @@ from thinkalike.contrib.papers.claims import (
     verdict_on_all,
 )
 from thinkalike.contrib.papers.experiment import Case, inner_job_config
-from thinkalike.contrib.populations.population import as_chosen
+from thinkalike.contrib.populations.population import with_run_settings
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.instruments import run_job
 from thinkalike.measures import Estimate
@@ -68,7 +68,7 @@ def claims(monkeypatch, tmp_path):
             made[source, target] = stitched(tmp_path, source, target, values)
         known = [FigureDirection("g", ends, source, target) for ends, source, target, _ in directions]
         monkeypatch.setitem(brown2023_stitching.DIRECTIONS, "paper", known)
-        return brown2023_stitching._claims(case(made), "g")
+        return brown2023_stitching._claims_about_activations(case(made), "g")
 
     return run
 
@@ -100,9 +100,11 @@ def test_stitches_that_learn_and_that_do_not():
     falling, level = np.linspace(3, 2, 60)[:, None] + noise, 3 + noise
     rising = np.stack([falling[:, 0], level[:, 0] + np.linspace(0, 1, 60)], 1)
     forth, back = FigureDirection("g", ("solu", "gelu"), "a", "b"), FigureDirection("g", ("gelu", "solu"), "b", "a")
-    verdicts = [brown2023_stitching._learn({forth: curve}).verdict for curve in (falling, level, rising)]
+    verdicts = [
+        brown2023_stitching._claim_that_stitches_learn({forth: curve}).verdict for curve in (falling, level, rising)
+    ]
     assert verdicts == ["holds", "undecided", "does not hold"]
-    claim = brown2023_stitching._learn({forth: falling, back: falling})
+    claim = brown2023_stitching._claim_that_stitches_learn({forth: falling, back: falling})
     assert "all 4 together (Bonferroni)" in claim.numbers
     assert claim.units == "10 first and 30 last steps"
 
@@ -114,7 +116,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
     a, b, c, d = (FigureDirection("g", ("solu", "gelu"), *each) for each in ends)
     for pairs in ([(a, c)], [(a, b), (c, d)]):
         with pytest.raises(StoreError, match="report on different documents"):
-            brown2023_stitching._costs_more(case(made), "", pairs)
+            brown2023_stitching._claim_that_first_costs_more(case(made), "", pairs)
 
 
 @pytest.mark.ci_slow
@@ -156,7 +158,7 @@ def test_dtype_and_device_reach_all_models_of_an_experiment(name):
     assert [(job.model.dtype, job.target.dtype) for job in jobs] == [("float64", "float64")] * len(plain)
     assert [(job.model.name, job.target.name) for job in jobs] == [(job.model.name, job.target.name) for job in plain]
     if name == "brown2023/figure2":
-        member = as_chosen(composed("model=bert-mini").model, jobs[0])
+        member = with_run_settings(composed("model=bert-mini").model, jobs[0])
         assert (member.name, member.dtype) == ("bert-mini", "float64")
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
-from thinkalike.contrib.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
-from thinkalike.contrib.sae.courses import Course, savings, savings_table
+from thinkalike.contrib.sae.carrying import in_own_units, mapped_autoencoder, standardised, with_fitted_decoder
+from thinkalike.contrib.sae.courses import StartCurve, savings, savings_table
 from thinkalike.contrib.sae.saelens import load_sae, save_sae
 from thinkalike.errors import ModelError
 from thinkalike.measures import AffineMap, Moments
@@ -116,7 +116,7 @@ def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
 @pytest.mark.parametrize("k", KINDS)
 def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
     sae, up, down = tiny.jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
-    other, states = carried(sae, up, down), torch.randn(30, 9)
+    other, states = mapped_autoencoder(sae, up, down), torch.randn(30, 9)
     torch.testing.assert_close(other.encode(states), sae.encode(down(states)))
     torch.testing.assert_close(other(states), up(sae(down(states))))
     assert (other.d, other.f, other.k) == (9, 12, k)
@@ -152,14 +152,14 @@ def test_a_fitted_rotation_carries_an_sae_and_a_wrong_one_not():
     native = explained(sae, source[4_000:])
     moments = Moments([(0, 0)])
     moments.update([source[:4_000]], [target[:4_000]])
-    other = carried(sae, *both_directions(moments.of((0, 0))))
+    other = mapped_autoencoder(sae, *both_directions(moments.of((0, 0))))
     torch.testing.assert_close(other.encode(target[4_000:]), sae.encode(source[4_000:]), rtol=0, atol=1e-4)
     torch.testing.assert_close(explained(other, target[4_000:]), native, rtol=0, atol=1e-4)
 
     mean_x, mean_y, wrong = source.mean(0), target.mean(0), rotation_of(d)
     up = AffineMap(1.7 * wrong, mean_y - 1.7 * wrong @ mean_x)
     down = AffineMap(wrong.T / 1.7, mean_x - wrong.T @ mean_y / 1.7)
-    astray = explained(carried(sae, up, down), target[4_000:])
+    astray = explained(mapped_autoencoder(sae, up, down), target[4_000:])
     others = [explained(sae, (source - mean_x) @ rotation_of(d).T + mean_x) for _ in range(5)]
     assert native > 0.98
     assert astray == pytest.approx(chance, abs=0.005)
@@ -175,10 +175,10 @@ def test_a_start_twice_as_fast_saves_half():
 
 
 def test_between_two_looks_it_is_a_line_over_the_logarithm():
-    one = Course("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
+    one = StartCurve("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
     goals = torch.tensor([[0.0], [0.25], [0.5], [0.6], [0.7], [0.71]])
     assert one.reaches(goals).flatten().tolist() == pytest.approx([0, 500, 1000, 2000, 4000, math.inf])
-    falling = Course("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
+    falling = StartCurve("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
     assert falling.reaches(torch.tensor([[0.45], [0.5]])).flatten().tolist() == pytest.approx([900, 1000]), "first time"
 
 
@@ -206,7 +206,7 @@ PYTHON = "THINKALIKE_SAELENS"  # environment variable: the interpreter of an env
 def sae_of(k: int | None) -> SparseAutoencoder:
     """One that was carried over, so that its directions have different norms."""
     up, down = (AffineMap(torch.randn(*shape), torch.randn(shape[0])) for shape in ((9, 6), (6, 9)))
-    return carried(SparseAutoencoder.random(6, 20, k), up, down)
+    return mapped_autoencoder(SparseAutoencoder.random(6, 20, k), up, down)
 
 
 def rewrite(folder, tensors=None, **settings) -> None:

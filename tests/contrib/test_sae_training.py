@@ -15,7 +15,7 @@ from stores import finish
 from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import costs as formulas
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
-from thinkalike.contrib.sae.carrying import carried, with_fitted_decoder
+from thinkalike.contrib.sae.carrying import mapped_autoencoder, with_fitted_decoder
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.fitting import FittedAutoencoders
 from thinkalike.contrib.sae.saelens import load_sae
@@ -60,7 +60,7 @@ def fits_of(seeds, factors=(1.0,), k=4) -> list[SAEFit]:
 
 def run(module, folder, every=50) -> SAETraining:
     fit(module, module.data(ROWS), TrainingRun(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=every)))
-    module.evaluate(len(module.config.looks) - 1)
+    module.evaluate(len(module.config.evaluation_steps) - 1)
     return module
 
 
@@ -120,7 +120,7 @@ def test_a_step_is_adams_on_a_shuffled_buffer_of_states(tmp_path):
 
 def test_looks_are_at_the_report_before_their_steps(tmp_path):
     module = training(fits_of([0, 1]))
-    assert module.config.looks == [0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
+    assert module.config.evaluation_steps == [0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     begins = SparseAutoencoder.stacked([each.start for each in fits_of([0, 1])])
     report = SiteStates(module.report.states * module.scale + module.mean, module.report.documents)
     run(module, tmp_path)
@@ -199,15 +199,15 @@ def test_a_starts_operations_are_those_that_torch_counts():
     def transferred():
         moments = Moments([(0, 0)])
         moments.update([states_after(source, 1, rows, 1)], [states_after(model, 1, rows, 1)])
-        carried(SparseAutoencoder.random(48, 40, 4), *both_directions(moments.of((0, 0))))
+        mapped_autoencoder(SparseAutoencoder.random(48, 40, 4), *both_directions(moments.of((0, 0))))
 
     def fitted():
         with_fitted_decoder(SparseAutoencoder.random(32, 40, 4), states_after(model, 1, rows, 1))
 
     solved = formulas.EIGEN * (32**3 + 48**3)
-    assert formulas.of_start("transferred", config, seen, own, other) == counted(transferred) + solved
-    assert formulas.of_start("least_squares", config, seen, own) == counted(fitted) + formulas.EIGEN * 40**3
-    assert formulas.of_start("random", config, seen, own) == 0
+    assert formulas.operations_of_start("transferred", config, seen, own, other) == counted(transferred) + solved
+    assert formulas.operations_of_start("least_squares", config, seen, own) == counted(fitted) + formulas.EIGEN * 40**3
+    assert formulas.operations_of_start("random", config, seen, own) == 0
 
 
 @pytest.mark.parametrize("dead_after", [0, 100])
@@ -221,7 +221,7 @@ def test_a_training_token_costs_a_head_pass_and_part_of_a_step(dead_after):
         states_after(model, 1, rows, 1)
         sae_loss(sae, states, dead=dead).loss.backward()
 
-    whole = rows.numel() * formulas.of_token(config, (CONTEXT - 1) / CONTEXT, Site(model))
+    whole = rows.numel() * formulas.operations_per_token(config, (CONTEXT - 1) / CONTEXT, Site(model))
     assert whole == pytest.approx(counted(step), rel=1e-12)
 
 
@@ -265,7 +265,7 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     assert list(table["tokens"]) == [0, 1024] * 2
     for name in ("explained_variance", "penalty"):
         assert details[name].between(details[f"{name}_low"], details[f"{name}_high"]).all()
-    assert len(curves) == 2 * 2 * 2 * len(composed(*small).sae.looks)
+    assert len(curves) == 2 * 2 * 2 * len(composed(*small).sae.evaluation_steps)
     first = load_sae(result.folder)
     assert (first.d, first.f, first.k) == (32, 48, 4)
     about = json.loads((result.folder / "cfg.json").read_text())["metadata"]
@@ -331,7 +331,7 @@ def test_rates_are_chosen_and_judged_on_different_documents():
     errors = torch.tensor([[3.0, 1, 3, 1], [2, 5, 2, 5]]).view(1, 1, 2, 1, 4)
     ones = torch.ones(1, 1, 2, 1)
     made = FittedAutoencoders(errors, torch.arange(4.0), ones, ones, starts=[], trained=[])
-    assert made.best_rate(0) == 1, "by 3 + 3 and 2 + 2"
+    assert made.best_rate_index(0) == 1, "by 3 + 3 and 2 + 2"
     assert made.judged[0][0, 0, :, 0].tolist() == [[1, 1], [5, 5]]
     assert made.judged[1].tolist() == [1, 3]
     alone = FittedAutoencoders(

@@ -75,11 +75,11 @@ ALTERNATING = [[0.5, 0.2, 0.1], [0.1, 0.2, 0.5]] * 3
 
 
 CLAIMS = [
-    (salle2024_profiles._part_of_speech_leads, STEADY, TURNING),
-    (salle2024_profiles._leads_at_the_ends, TURNING, STEADY),
-    (salle2024_profiles._position_rises, TURNING, TURNING[::-1]),
-    (salle2024_profiles._number_fades, TURNING, TURNING[::-1]),
-    (salle2024_likeness._has_blocks, TURNING, ALTERNATING),
+    (salle2024_profiles._claim_that_part_of_speech_leads, STEADY, TURNING),
+    (salle2024_profiles._claim_that_part_of_speech_leads_at_ends, TURNING, STEADY),
+    (salle2024_profiles._claim_that_position_rises, TURNING, TURNING[::-1]),
+    (salle2024_profiles._claim_that_number_fades, TURNING, TURNING[::-1]),
+    (salle2024_likeness._claim_of_blocks, TURNING, ALTERNATING),
 ]
 
 
@@ -90,22 +90,30 @@ def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise,
     assert found.smallest_effect > 0
     assert claim(planted(tmp_path, "b", otherwise)).verdict == "does not hold"
     assert claim(planted(tmp_path, "c", so, noise=2.0)).verdict == "undecided"
-    if claim is not salle2024_profiles._leads_at_the_ends:
+    if claim is not salle2024_profiles._claim_that_part_of_speech_leads_at_ends:
         assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
 
 
 def test_scores_are_judged_by_the_worst_layer(tmp_path):
     first, second = (planted(tmp_path, name, STEADY) for name in "ab")
-    found = salle2024_profiles._predicts([first, second])
+    found = salle2024_profiles._claim_that_distances_are_predicted([first, second])
     assert (found.verdict, found.tolerance) == ("holds", "above 0")
     assert "a 0.80, b 0.80" in found.numbers, "of no known reference"
     assert "all 12 together" in found.numbers
     scores = second.result.tables["scores"]
     scores["share_of_reference"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
-    assert "b 0.80 (50% of its split-half reference)" in salle2024_profiles._predicts([first, second]).numbers
+    assert (
+        "b 0.80 (50% of its split-half reference)"
+        in salle2024_profiles._claim_that_distances_are_predicted([first, second]).numbers
+    )
     second.result.arrays["scores"][3] -= 1.0
-    assert salle2024_profiles._predicts([first, second]).verdict == "does not hold"
-    assert salle2024_profiles._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
+    assert salle2024_profiles._claim_that_distances_are_predicted([first, second]).verdict == "does not hold"
+    assert (
+        salle2024_profiles._claim_that_distances_are_predicted(
+            [first, planted(tmp_path, "d", STEADY, noise=0.5)]
+        ).verdict
+        == "undecided"
+    )
 
 
 MODELS_OF_LAYERS = [name for name in "abcd" for _ in range(3)]
@@ -116,12 +124,15 @@ def test_matrices_agree_with_themselves_and_not_with_noise():
     points = torch.randn(12, 3, dtype=torch.float64)
     likeness = 1 - torch.cdist(points, points) / 10
     likeness = (likeness + likeness.T) / 2
-    claim = salle2024_likeness._agree(likeness, likeness.square(), MODELS_OF_LAYERS)
+    claim = salle2024_likeness._claim_that_matrices_agree(likeness, likeness.square(), MODELS_OF_LAYERS)
     assert (claim.verdict, claim.units) == ("holds", "4 models")
-    assert salle2024_likeness._agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict == "does not hold"
+    assert (
+        salle2024_likeness._claim_that_matrices_agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict
+        == "does not hold"
+    )
     noise = torch.rand(12, 12, dtype=torch.float64)
     noise = ((noise + noise.T) / 2).fill_diagonal_(1)
-    assert salle2024_likeness._agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
+    assert salle2024_likeness._claim_that_matrices_agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
 
 
 def test_seeds_and_architectures_are_told_apart():
@@ -129,10 +140,12 @@ def test_seeds_and_architectures_are_told_apart():
     families = torch.tensor([0, 1, 0, 1])
     found = salle2024_likeness.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
     alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
-    assert salle2024_likeness._seeds({"A": alike}, found).verdict == "holds"
-    assert salle2024_likeness._seeds({"A": 1 - alike}, found).verdict == "does not hold"
+    assert salle2024_likeness._claim_that_seeds_are_alike({"A": alike}, found).verdict == "holds"
+    assert salle2024_likeness._claim_that_seeds_are_alike({"A": 1 - alike}, found).verdict == "does not hold"
     assert (
-        salle2024_likeness._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict
+        salle2024_likeness._claim_that_seeds_are_alike(
+            {"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found
+        ).verdict
         == "undecided"
     )
 
@@ -162,14 +175,14 @@ def test_leaders_of_a_contrast():
     scatter = 0.01 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
 
     def shared(*leads, noise=1.0):
-        return salle2024_likeness._shared_leader(
+        return salle2024_likeness._claim_that_leader_is_shared(
             contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter
         ).verdict
 
     assert [shared(0.4, 0.3), shared(0.4, -0.3), shared(0.4, 0.3, noise=100)] == ["holds", "does not hold", "undecided"]
 
     def split(lead, *recurrent, noise=1.0):
-        return salle2024_likeness._split_leader(contrast, lead + noise * scatter[:, 0], recurrent).verdict
+        return salle2024_likeness._claim_that_leader_differs(contrast, lead + noise * scatter[:, 0], recurrent).verdict
 
     assert [split(0.4, "mamba"), split(-0.4, "mamba"), split(0.4, "bert-mini")] == ["holds"] + ["does not hold"] * 2
     assert split(0.4, "mamba", noise=100) == "undecided"
@@ -193,7 +206,7 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
     monkeypatch.setattr(salle2024_words, "read_stimuli", lambda _: stimuli)
     config = composed("experiment=salle2024/figure_s5", entry="analyze")
-    (claim,) = salle2024_words._figure_s5(Case(config, {})).claims
+    (claim,) = salle2024_words._conclude_figure_s5(Case(config, {})).claims
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 

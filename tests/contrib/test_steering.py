@@ -318,7 +318,9 @@ def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, wo
 
 def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
     planted = accuracies("PoS", carried=0.93) | accuracies("Number", carried=0.6) | accuracies("Question", carried=0.74)
-    claims = list(chen2025_probes._carried(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
+    claims = list(
+        chen2025_probes._claims_about_context_features(probed(tmp_path, planted | accuracies("Tense", native=0.25)))
+    )
     assert [claim.verdict for claim in claims] == ["holds", "does not hold", "undecided", "not testable here"]
     assert "share 0.97 [" in claims[0].numbers
     assert claims[3].numbers == "Word position is not among these stimuli's features"
@@ -329,7 +331,7 @@ def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
     planted = accuracies("Gender", carried=0.3, words=0.27) | accuracies("Person", carried=0.8, words=0.8)
     planted |= accuracies("Tense", native=0.25)
     del planted["Tense", "word", probing.NATIVE]
-    claims = list(chen2025_probes._lexical(probed(tmp_path, planted)))
+    claims = list(chen2025_probes._claims_about_word_features(probed(tmp_path, planted)))
     verdicts = ["holds", "holds", "does not hold", "does not hold", *["not testable here"] * 4]
     assert [claim.verdict for claim in claims] == verdicts
     assert claims[6].numbers == "Tense is not judged on held-out words"
@@ -339,7 +341,7 @@ def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
 def test_controls_of_all_features_are_judged_together(tmp_path):
     good = probed(tmp_path / "good", accuracies("PoS") | accuracies("Number"))
     bad = probed(tmp_path / "bad", accuracies("PoS") | accuracies("Number", random=0.5, refitted=0.6))
-    for claim in (chen2025_probes._random, chen2025_probes._refitted):
+    for claim in (chen2025_probes._claim_about_random_maps, chen2025_probes._claim_about_refitted_probes):
         assert (claim(good).verdict, claim(bad).verdict) == ("holds", "does not hold")
         assert "hold for all 2 together (Bonferroni)" in claim(good).numbers
 
@@ -369,13 +371,19 @@ def steered(tmp_path, **shares):
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     good = steered(tmp_path / "good", native=0.95, carried=0.93)
     bad = steered(tmp_path / "bad", native=0.2, carried=0.2, random=0.4)
-    number, question = list(chen2025_steering._claims_of_number(good)), list(chen2025_steering._question(good))
+    number, question = (
+        list(chen2025_steering._claims_about_number(good)),
+        list(chen2025_steering._claims_about_questions(good)),
+    )
     # the negated direction has the share of the carried one here, whose name it begins with
     assert [claim.verdict for claim in number] == ["holds"] * 4 + ["does not hold", "holds"]
-    assert [claim.verdict for claim in (*question, chen2025_steering._late(good))] == ["holds"] * 5
+    assert [claim.verdict for claim in (*question, chen2025_steering._claim_about_late_layers(good))] == ["holds"] * 5
     assert "gpt2-mini into gpt2-mini-s1, layer 1 → 1, strength 1: the carried" in number[0].claim
     assert number[0].units == "40 pairs of texts with 10 words"
-    wrong = [claim.verdict for claim in (*chen2025_steering._claims_of_number(bad), *chen2025_steering._question(bad))]
+    wrong = [
+        claim.verdict
+        for claim in (*chen2025_steering._claims_about_number(bad), *chen2025_steering._claims_about_questions(bad))
+    ]
     assert set(wrong) == {"does not hold"}
 
 

@@ -49,7 +49,7 @@ def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
     results = {}
     for seed, delay in enumerate([0, 0.5, 1, 1.5, 2]):
         results[str(seed)] = formed(tmp_path / str(seed), [16, 16], 8.0, -delay)
-    assert trajectory_grammar._aligned(results, "5 seeds").verdict == "holds"
+    assert trajectory_grammar._claim_that_loss_aligns_seeds(results, "5 seeds").verdict == "holds"
 
 
 def test_each_seed_of_the_experiment_is_trained_first():

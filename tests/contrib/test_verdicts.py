@@ -171,7 +171,7 @@ def test_verdicts_of_planted_sources(source_code):
     said = {}
     for name, states in planted_sources(source_code.materials).items():
         evidence = at_layer_1(source_code, states)
-        said[name] = evidence.columns | {"penalty": evidence.course.penalty}
+        said[name] = evidence.columns | {"penalty": evidence.stitched_run.penalty}
     assert {name: verdict(columns) for name, columns in said.items()} == words
     for name in ("turned", "steep"):
         assert said[name]["residual_r2"] == pytest.approx(1, abs=0.02)

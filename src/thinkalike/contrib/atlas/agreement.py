@@ -21,19 +21,23 @@ FEWEST_LAYER_PAIRS = 3  # that a rank correlation is over
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
-    """Return the table with distances negated, so that more is closer in every column."""
+    """Return the table with distances negated, so that higher is more similar in every column."""
     negated = {name: -table[name] for name, is_distance in measures.items() if is_distance}
     return table.assign(**negated)
 
 
 def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
-    """Return Spearman's ρ of each two measures over the layer pairs of each pair of models.
+    """Return Spearman's ρ of each two measures, over the layer pairs of each pair of models.
 
-    ρ, in [-1, 1], is blank where a measure has the same value for all layer pairs, or where fewer
-    than three have both.
+    ρ is NaN if a measure has the same value for all layer pairs, or if fewer than three layer
+    pairs have values of both measures.
+
+    Args:
+        table: A row for each layer pair, with a column for each measure.
+        measures: For each measure, whether it is a distance.
 
     Raises:
-        DataError: All are blank.
+        DataError: All are NaN.
     """
     rows = []
     by_models = oriented(table, measures).groupby(MODEL_COLUMNS, sort=False)
@@ -54,16 +58,16 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
 
 
 def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
-    """Return for each two measures the mean ρ, its interval, and the models of the least ρ.
+    """Return for each two measures the mean ρ over pairs of models, and the pair of least ρ.
 
     Args:
-        correlations: The table of `by_pair`.
+        correlations: Spearman's ρ of each two measures and each pair of models, see `by_pair`.
     """
     rows = []
     known = correlations.dropna(subset="rho")
     for (measure, other), of_measures in known.groupby(["measure", "other"], sort=False):
         least = of_measures.iloc[int(of_measures["rho"].argmin())]
-        rho, low, high = (float(end) for end in mean_over_models(of_measures))
+        rho, low, high = (float(number) for number in mean_over_models(of_measures))
         rows.append(
             {
                 "measure": measure,
@@ -88,14 +92,13 @@ def mean_agreement(correlations: pd.DataFrame) -> Estimate:
 
 
 def mean_over_models(correlations: pd.DataFrame) -> Estimate:
-    """Return the mean of `rho` over pairs of models, with a 95 % interval over models.
+    """Return the mean of `rho` over pairs of models, with a 95 % jackknife interval over models.
 
-    Layer pairs depend on each other, and so do pairs that share a model: what was drawn are the
-    models. A replicate is the mean over the pairs without one model. The interval is Student's t
-    with one degree of freedom less than there are models, cut at -1 and 1. It is right where what
-    differs between pairs is a model's own, and up to √2 too wide where it is the pair's own. It
-    does not include what other text would change. With two models, or with one that is in every
-    pair, it is unbounded.
+    Pairs that share a model are not independent, so a replicate leaves out one model with all its
+    pairs. The interval is Student's t with one degree of freedom less than there are models,
+    clipped to [-1, 1]. It has the right width if differences between pairs come from the models,
+    and is up to √2 too wide if they come from the pairs. It does not cover the choice of the text.
+    With two models, or with one that is in every pair, it is unbounded.
     """
     value = torch.tensor(correlations["rho"].mean(), dtype=torch.float64)
     models = pd.unique(correlations[MODEL_COLUMNS].to_numpy().ravel())
@@ -110,13 +113,13 @@ def mean_over_models(correlations: pd.DataFrame) -> Estimate:
 
 
 def relative_ranks(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """Return the rank of each layer pair among those of its models, from 0, far, to 1, close.
+    """Return the rank of each layer pair among those of the same models, scaled to [0, 1].
 
-    Blank cells stay blank, and so does a measure of fewer than three layer pairs. Equal values
-    have the mean of their ranks.
+    1 is the most similar. Equal values have the mean of their ranks. Missing values stay NaN, and
+    so do all ranks of a measure with fewer than three layer pairs.
 
     Args:
-        table: A table of `oriented`.
+        table: A row for each layer pair, with values that are higher if more similar.
         measures: The columns that are ranked.
     """
     by_models = table.groupby(MODEL_COLUMNS, sort=False)[list(measures)]
@@ -128,7 +131,11 @@ def relative_ranks(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
 def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return for each two measures the layer pair whose ranks differ most.
 
-    The largest difference comes first.
+    Rows are sorted from the largest difference of ranks to the smallest.
+
+    Args:
+        table: A row for each layer pair, with a column for each measure.
+        measures: For each measure, whether it is a distance.
     """
     ranks = relative_ranks(oriented(table, measures), list(measures))
     rows = []

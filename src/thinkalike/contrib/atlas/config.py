@@ -16,7 +16,7 @@ from thinkalike.registry import CORE, OF_OUTPUTS, layer_measures
 
 @cache
 def measures_of_atlas() -> tuple[str, ...]:
-    """Return the measures of states that an atlas has, in the order of its columns."""
+    """Return the kinds of measures of states that an atlas may have, in the order of columns."""
     kinds = []
     for entry in CORE.measures:
         if getattr(instrument(entry), "in_atlas", False):
@@ -43,6 +43,7 @@ class AtlasConfig(LayerPairsConfig):
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
 
     def __post_init__(self) -> None:
+        """Refuse unknown measures, and fewer than two that compare states; drop repetitions."""
         super().__post_init__()
         of_states = measures_of_atlas()
         of_outputs = [entry.kind for entry in layer_measures(OF_OUTPUTS)]

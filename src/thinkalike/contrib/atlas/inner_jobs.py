@@ -51,15 +51,18 @@ class FinishedJobs(NamedTuple):
     results: Sequence[Result]
 
     def fingerprint(self) -> str:
-        """Return the jobs' labels and the keys of their results, which say what is in them."""
+        """Return a text that identifies the jobs and their results; a result's key is a hash."""
         pairs = zip(self.jobs, self.results, strict=True)
         return repr([(job.label, result.key) for job, result in pairs])
 
 
 def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
-    """Return the jobs of an atlas, by measure and then by pair of models."""
+    """Return one job for each measure and each pair of models of an atlas, in this order.
+
+    A job has those settings of the atlas that its measure has as well.
+    """
     measure = config.measure_as(AtlasConfig)
-    any_measure = measure_schema("cka")()  # pairs are the same for all measures
+    any_measure = measure_schema("cka")()  # pairs of models are the same for all measures
     pairs: list[AnalyzeConfig] = []
     models = {}
     for pair in asked_for(replace(config, models=config.models or [], measure=any_measure)):
@@ -92,10 +95,14 @@ def model_names(jobs: Sequence[MeasureJob]) -> list[str]:
 
 
 def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.DataFrame:
-    """Return the table source, target, source_layer, target_layer, cka, ..., in job order.
+    """Join the results of all jobs to one row for each layer pair, with a column for each measure.
 
-    A measure of predictions has a value only for the last layers, which make the predictions; its
-    other cells are blank.
+    A measure of predictions has a value only in the rows of the last layers of both models; its
+    other cells are NaN.
+
+    Args:
+        jobs: The jobs of the atlas.
+        results: The result of each job.
     """
     tables_of_measure: dict[str, list[pd.DataFrame]] = {}
     for job, result in zip(jobs, results, strict=True):
@@ -122,7 +129,10 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
 
 
 def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:
-    """Return the values between the two models, which come first in a result of layer pairs."""
+    """Return the values of one measure between the two models of a job, by layer pair.
+
+    A result may also have layer pairs within each model, in later rows; these are left out.
+    """
     table = result.details
     first_pair = table[MODEL_COLUMNS].iloc[0]
     between = table[(table[MODEL_COLUMNS] == first_pair).all(axis=1)]
@@ -134,7 +144,10 @@ def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:
 
 
 def columns_of(jobs: Sequence[MeasureJob]) -> dict[str, bool]:
-    """Return the columns of values in the table of these jobs, and whether each is a distance."""
+    """Return, for each column of values in the joined table, whether it is a distance.
+
+    A measure that differs between both directions has a second column, with the ending "_back".
+    """
     columns = []
     for kind in dict.fromkeys(job.measure for job in jobs):
         columns.append(kind)

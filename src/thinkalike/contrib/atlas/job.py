@@ -47,7 +47,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
     of_models: ClassVar[str] = "all"
 
     def settings_read(self, config: AnalyzeConfig) -> frozenset[str]:
-        """Return what the atlas reads itself, and what its comparisons of pairs read."""
+        """Return the names of the settings that apply to the atlas or to its comparisons."""
         of_pairs = (self.keys_of_part(config, part) for part in ("model", "data", "seed"))
         return super().settings_read(config).union(*of_pairs)
 
@@ -97,6 +97,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw how well measures agree, and the ranks of all layer pairs by each measure."""
         from thinkalike.contrib.figures.agreement import (  # imports matplotlib
             draw_agreement,
             draw_ranks,
@@ -111,6 +112,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         draw_ranks(with_ranks, names, folder)
 
     def show(self, result: Result) -> None:
+        """Print the mean agreement, and where measures agree most and least."""
         table = result.tables["agreement"]
         scalars = result.scalars
         mean = span(

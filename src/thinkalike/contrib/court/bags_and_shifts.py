@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code
-from thinkalike.contrib.court.source import States, Tokens, stage
+from thinkalike.contrib.court.source import StateFunction, Tokens, states_after
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.models.families import EMBED
 
@@ -16,13 +16,13 @@ DECAY = 2.0  # the weights of a bag fall from 1 to exp(-2) over its tokens
 
 
 def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
-    """Return a vector for each token, and zeros in a last row, for no token.
+    """Return a vector for each of v tokens, and a last row of zeros for "no token".
 
-    The mean of each dimension is 0 and its standard deviation 1 over the fit tokens.
+    Each dimension has mean 0 and standard deviation 1 over the tokens that maps are fitted on.
 
     Args:
-        materials: The materials of a court.
-        of: What the vectors are: "embedding", the target's, or "code", random normal numbers.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        of: "embedding" for the target's embeddings, or "code" for random normal vectors.
     """
     tokens = torch.arange(materials.target.vocabulary)
     if of == "code":
@@ -31,22 +31,22 @@ def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
     else:
         embeddings = []
         for batch in tokens.split(BATCH_TOKENS):
-            embeddings.append(stage(materials.target, EMBED, batch[:, None])[:, 0])
+            embeddings.append(states_after(materials.target, EMBED, batch[:, None])[:, 0])
         vectors = torch.cat(embeddings)
-    on_fit_tokens = vectors[materials.fit.long().flatten().to(vectors.device)]
+    on_fit_tokens = vectors[materials.fit_rows.long().flatten().to(vectors.device)]
     standardised = (vectors - on_fit_tokens.mean(0)) / on_fit_tokens.std(0)
     return torch.cat([standardised, torch.zeros_like(vectors[:1])])
 
 
-def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> States:
-    """Return the current token's vector plus a random map of a sum over the last tokens.
+def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> StateFunction:
+    """Return a function of tokens: each token's vector plus a rotated bag of the last tokens.
 
-    The sum includes the current token. Its weights fall from 1 to exp(-2) over the last tokens,
-    and are equal over infinitely many. They are scaled so that a sum of independent vectors is as
-    large as one of them.
+    The bag is a weighted sum of the vectors of the last tokens, including the current one. The
+    weights fall from 1 to exp(-2) over `last` tokens, or are equal if that is infinite. They are
+    scaled so that a sum of independent vectors is as large as one of them.
 
     Args:
-        materials: The materials of a court.
+        materials: The target model with its layer, the text, and a seed for each purpose.
         last: How many tokens the sum is over; infinity: all from the beginning of the row.
         of: What the vectors are, see `token_vectors`.
     """
@@ -54,8 +54,9 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
     rotation = materials.orthogonal_for("bag")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the token's vector plus the rotated bag, at each position."""
         positions = torch.arange(rows.shape[1])
-        lag = positions[:, None] - positions  # (t, t), of a position and an earlier one
+        lag = positions[:, None] - positions  # (t, t): how far back each other position is
         is_in_bag = (lag >= 0) & (lag < last)
         weights = torch.where(is_in_bag, torch.exp(-DECAY * lag / last), 0).to(vectors)
         normalised = weights / weights.norm(dim=1, keepdim=True)
@@ -65,19 +66,21 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
     return states
 
 
-def shifted(materials: Materials, steps: int) -> States:
-    """Return the target's state at the token before each one, or at the token after it.
+def shifted(materials: Materials, steps: int) -> StateFunction:
+    """Return a function of tokens: the target's state at the token before (or after) each one.
 
     Where a row has no such token, it is the mean state.
 
     Args:
-        materials: The materials of a court.
+        materials: The target model with its layer, the text, and a seed for each purpose.
         steps: -1 for the token before, 1 for the token after.
     """
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the neighbour's state at each position, and the mean state at the end."""
         mean = materials.mean.expand(len(rows), 1, -1)
         padded = torch.cat([mean, materials.target_states(rows), mean], 1)  # (b, t + 2, d)
+        # The state of position i is at i + 1 in `padded`.
         return padded[:, 1 + steps :][:, : rows.shape[1]]
 
     return states

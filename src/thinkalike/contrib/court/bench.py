@@ -31,8 +31,8 @@ MIXING = (*BAGS, *CONTROLS)
 StateMap = Callable[[Tensor], Tensor]
 
 
-class TargetCourse(NamedTuple):
-    """The target's own course through one batch of the report.
+class TargetRun(NamedTuple):
+    """What the target itself computes for one batch of the evaluation text.
 
     Attributes:
         states: Its states at the cut and after each later block, (b, t, d) each.
@@ -43,8 +43,8 @@ class TargetCourse(NamedTuple):
     losses: Float[Tensor, "b s"]
 
 
-class StitchedCourse(NamedTuple):
-    """What becomes of the target when it resumes from mapped states: means over the report.
+class StitchedRun(NamedTuple):
+    """How the target changes when it resumes from mapped states: means over evaluation tokens.
 
     Attributes:
         penalty: The loss minus the target's own, in nats.
@@ -59,7 +59,7 @@ class StitchedCourse(NamedTuple):
 
 
 class TargetSide(NamedTuple):
-    """The target's side of R² at the inner tokens of the report that are compared.
+    """The target's side of R² at the inner tokens that are compared.
 
     Attributes:
         residual: Takes token, position and linear mixing out of states.
@@ -80,24 +80,30 @@ def row_batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
     return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
 
 
-def inner(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
-    """Drop the first token of each row, which has no context, and the last, which has no next."""
+def at_inner_tokens(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
+    """Return what belongs to the inner tokens of each row, flattened over rows.
+
+    The first token is dropped because it has no context, the last because nothing follows it.
+    """
     return states[:, 1:-1].flatten(0, 1)
 
 
 def inner_states(
     states_of: Callable[[Tensor], Sequence[Tensor]], rows: Int[Tensor, "rows t"]
 ) -> list[Float[Tensor, "n d"]]:
-    """Return the states that a function gives of rows, at the inner tokens, on the CPU.
+    """Compute states of rows of tokens batch by batch, and return those of the inner tokens.
+
+    Inner tokens are all but the first and the last of each row. The states are on the CPU.
 
     Args:
-        states_of: Takes rows of tokens to one or more tensors (b, t, d).
-        rows: The rows, which are read batch by batch.
+        states_of: Computes one or more tensors of states (b, t, d) of a batch of rows.
+        rows: All rows of tokens.
     """
     by_batch = []
     for batch in row_batches(rows):
-        by_batch.append([inner(states).cpu() for states in states_of(batch)])
-    return [torch.cat(batches) for batches in zip(*by_batch, strict=True)]
+        by_batch.append([at_inner_tokens(states).cpu() for states in states_of(batch)])
+    by_tensor = zip(*by_batch, strict=True)
+    return [torch.cat(batches) for batches in by_tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +118,13 @@ class Bench:
 
     @cached_property
     def report_states(self) -> Float[Tensor, "n d"]:
-        """The target's states at the inner tokens of the report."""
-        return self._target_states(self.materials.report)
+        """The target's states at the inner tokens of the evaluation text."""
+        return self._target_states(self.materials.evaluation_rows)
 
     @cached_property
     def fit_states(self) -> Float[Tensor, "m d"]:
         """The target's states at the inner tokens of the rows to fit on."""
-        return self._target_states(self.materials.fit)
+        return self._target_states(self.materials.fit_rows)
 
     def _target_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
         """Return the target's states at the inner tokens of rows."""
@@ -127,90 +133,104 @@ class Bench:
 
     @cached_property
     def _mixing_states(self) -> dict[str, Float[Tensor, "n d"]]:
-        """The states of networks of local mixing, at the inner tokens of the report."""
+        """The states of networks that only mix earlier tokens, by name, at the inner tokens."""
         mixing = TokenMixing(self.materials.target)
-        states = inner_states(lambda rows: mixing.residuals(rows, MIXING), self.materials.report)
+        states = inner_states(
+            lambda rows: mixing.residuals(rows, MIXING), self.materials.evaluation_rows
+        )
         return dict(zip(MIXING, states, strict=True))
 
     @torch.no_grad()
     def target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Return the target's side of R² at these inner tokens, the same for most sources."""
+        """Return the target's side of R², computed once for each set of compared inner tokens.
+
+        Sources differ in which tokens are left out as massive activations, but most have the same.
+        """
         key = is_compared.numpy().tobytes()
         if key not in self._target_sides:
             self._target_sides[key] = self._compute_target_side(is_compared)
         return self._target_sides[key]
 
     def _compute_target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Compute what `target_side` returns."""
-        rows = self.materials.report.long()
+        """Fit what R² needs of the target: predictors of its states, and its R² with local mixing.
+
+        Residual states are states without what token, position and linear mixing of the earlier
+        tokens predict. The networks of local mixing have the target's embedding and only mix it
+        over earlier tokens.
+        """
+        rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        documents = numbered_by_part(inner(self.materials.documents))
-        bags = [self._mixing_states[name] for name in BAGS]
-        residual = ResidualStates(inner(rows), documents, [inner(positions)], bags, is_compared)
+        documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
+        bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
+        residual = ResidualStates(
+            at_inner_tokens(rows), documents, [at_inner_tokens(positions)], bags, is_compared
+        )
         beyond = residual.predictor(self.report_states)
         controls = []
         for states in self._mixing_states.values():
-            controls.append(both_ways(residual.predictor(states), beyond)[None])
+            r2_both_ways = both_ways(residual.predictor(states), beyond)
+            controls.append(r2_both_ways[None])
         plain = residual.plain_predictor(self.report_states)
         return TargetSide(residual, beyond, plain, greatest_at_each_layer(controls))
 
     @cached_property
-    def target_courses(self) -> list[TargetCourse]:
-        """The target's own course, batch by batch of the report."""
+    def target_runs(self) -> list[TargetRun]:
+        """The target's own states and losses, for each batch of the evaluation text."""
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)
-        courses = []
-        for rows in row_batches(self.materials.report):
+        runs = []
+        for rows in row_batches(self.materials.evaluation_rows):
             states = target.residuals(rows, layers)
             losses = next_token_losses(target, [states[-1]], rows)[0]
-            courses.append(TargetCourse(states, losses))
-        return courses
+            runs.append(TargetRun(states, losses))
+        return runs
 
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
-        """The features of the inner tokens of the report that an MLEM profile is about."""
-        rows = self.materials.report.long()
+        """Features of the inner tokens, such as length and frequency, for MLEM profiles."""
+        rows = self.materials.evaluation_rows.long()
         tokenizer = self.materials.target.tokenizer
         text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
-        other_tokens = self.materials.other.long().flatten()
+        # How often tokens occur is counted in other text; every token of the rows has a count.
+        other_tokens = self.materials.other_rows.long().flatten()
         counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
         return token_features(rows, text_of_token, counts)
 
     @torch.no_grad()
-    def course(self, source: Source, stitch: StateMap) -> StitchedCourse:
-        """Return the course of the target when it resumes from the mapped states of a source.
+    def stitched_run(self, source: Source, stitch: StateMap) -> StitchedRun:
+        """Stitch a source into the target, and measure how the target's outputs and states change.
 
-        The first token of each row keeps the target's own state, as maps are fitted on tokens with
-        context.
+        The target resumes from the mapped states of the source, in place of its own. The first
+        token of each row keeps the target's own state, as maps are fitted on tokens with context.
 
         Args:
-            source: The source.
-            stitch: Maps its states to the target's.
+            source: The function from tokens to states that is stitched.
+            stitch: Maps the source's states to the target's.
         """
         target = self.materials.target
         n_later = target.n_layers - self.materials.layer
         penalty = torch.zeros((), dtype=torch.float64, device=target.device)
         kl = torch.zeros_like(penalty)
         distances = torch.zeros(n_later, dtype=torch.float64, device=target.device)
-        batches = row_batches(self.materials.report)
-        for rows, target_course in zip(batches, self.target_courses, strict=True):
+        batches = row_batches(self.materials.evaluation_rows)
+        for rows, target_run in zip(batches, self.target_runs, strict=True):
             mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
-            entering = torch.cat([target_course.states[0][:, :1], mapped[:, 1:]], 1)
+            entering = torch.cat([target_run.states[0][:, :1], mapped[:, 1:]], 1)
             (states,) = states_onwards(target, [(self.materials.layer, entering)])
 
             losses = next_token_losses(target, states[-1:], rows)[0]
-            penalty += (losses - target_course.losses).double().sum()
+            penalty += (losses - target_run.losses).double().sum()
             last = states[-1][:, :-1].flatten(0, 1)
-            own_last = target_course.states[-1][:, :-1].flatten(0, 1)
+            own_last = target_run.states[-1][:, :-1].flatten(0, 1)
             kl += token_kl(last, target.finish, own_last).double().sum()
             for depth, (state, own_state) in enumerate(
-                zip(states, target_course.states, strict=True)
+                zip(states, target_run.states, strict=True)
             ):
                 distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)
                 distances[depth] += distance[:, :-1].double().sum()
 
-        n_predicted = self.materials.report[:, 1:].numel()
-        return StitchedCourse(
+        n_predicted = self.materials.evaluation_rows[:, 1:].numel()
+        return StitchedRun(
             penalty=float(penalty) / n_predicted,
             kl=float(kl) / n_predicted,
             distances=[total / n_predicted for total in distances.tolist()],

@@ -50,7 +50,7 @@ from thinkalike.contrib.court.leaks import (
     with_next_token,
 )
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.source import CachedStates, Source, States
+from thinkalike.contrib.court.source import CachedStates, Source, StateFunction
 from thinkalike.contrib.court.token_means import (
     NGRAM_CODES,
     TrigramMeans,
@@ -78,7 +78,7 @@ class SourceRecipe(NamedTuple):
 
     name: str
     kind: str
-    make: Callable[[Materials], States]
+    make: Callable[[Materials], StateFunction]
 
     def made(self, materials: Materials) -> Source:
         """Return the source, which keeps the states that it has computed."""
@@ -86,8 +86,8 @@ class SourceRecipe(NamedTuple):
         return Source(self.name, self.kind, states, materials.target)
 
 
-def _embedding(materials: Materials) -> States:
-    """Return the target's states before its first block: layer -1."""
+def _embedding(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the target's states before its first block."""
     return other_layer(materials, -1 - materials.layer)
 
 
@@ -203,7 +203,11 @@ OTHER_LAYERS = {
 
 
 def entries(materials: Materials) -> list[SourceRecipe]:
-    """Return all sources that can be made: those of the list, other layers, and siblings."""
+    """Return the recipes of all sources that can be made of a target.
+
+    They are those of `SOURCES`, other layers of the target if it has them, and the siblings
+    (separately trained models).
+    """
     listed = list(SOURCES)
     for name, steps in OTHER_LAYERS.items():
         if 0 <= materials.layer + steps < materials.target.n_layers:

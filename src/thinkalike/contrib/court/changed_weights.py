@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.source import States, stage
+from thinkalike.contrib.court.source import StateFunction, states_after
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
@@ -31,22 +31,25 @@ TUNING = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=3e-4, warmup
 TOKEN_ALONE = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)
 
 
-def at_layer(materials: Materials, model: FrozenModel) -> States:
-    """Return the states of a model at the layer of the target."""
-    return lambda rows: stage(model, materials.layer, rows)
+def at_layer(materials: Materials, model: FrozenModel) -> StateFunction:
+    """Return a function of tokens: the states of a model at the target's layer."""
+    return lambda rows: states_after(model, materials.layer, rows)
 
 
 def states_after_change(
     change: Callable[..., FrozenModel], purpose: str
-) -> Callable[[Materials], States]:
-    """Return a function that makes the states of the target after a random change of its weights.
+) -> Callable[[Materials], StateFunction]:
+    """Return a function that takes `Materials` and returns the states of a changed target.
+
+    The states are again a function of tokens.
 
     Args:
         change: Takes the target and a `seed`, and returns a changed copy.
-        purpose: The purpose that the seed is for, see `Materials.seed_for`.
+        purpose: What the seed is for; different purposes have independent seeds.
     """
 
-    def states(materials: Materials) -> States:
+    def states(materials: Materials) -> StateFunction:
+        """Return the states of the changed copy, at the layer of the target."""
         model = change(materials.target, seed=materials.seed_for(purpose))
         return at_layer(materials, model)
 
@@ -58,7 +61,8 @@ def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenMod
 
     Args:
         model: The model that is copied.
-        share: The standard deviation of the noise, in root mean squares of the weight's tensor.
+        share: The standard deviation of the noise, as a share of the root mean square of the
+            tensor that it is added to.
         seed: The seed of the noise.
     """
     module = copy.deepcopy(model.module)
@@ -73,35 +77,44 @@ def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenMod
 
 @torch.no_grad()
 def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
-    """Return a copy whose weights lie a share of the way back to untrained ones.
+    """Return a copy whose weights are (1 - share) · trained + share · untrained weights.
 
     Args:
         model: The model that is copied.
-        share: 0 for the weights of the model, 1 for untrained ones.
+        share: The share of the untrained weights, from 0 to 1.
         seed: The seed of the untrained weights.
     """
-    untrained = fresh(model, seed)
-    parameters = zip(untrained.module.parameters(), model.module.parameters(), strict=True)
+    changed = fresh(model, seed)  # a copy with untrained weights, which are changed in place
+    parameters = zip(changed.module.parameters(), model.module.parameters(), strict=True)
     for weight, trained_weight in parameters:
         weight.lerp_(trained_weight, 1 - share)
-    return untrained
+    return changed
 
 
-def trained_on(materials: Materials, config: PretrainConfig, name: str) -> States:
-    """Return the states of the target after some more steps of training on other documents.
+def trained_on(materials: Materials, config: PretrainConfig, name: str) -> StateFunction:
+    """Return a function of tokens: the states of a copy of the target that was trained further.
+
+    The training text shares no document with the texts of fits and scores.
 
     Args:
-        materials: The materials of a court.
-        config: How it is trained.
-        name: The name of the training, on which the order of its rows depends.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        config: The number of tokens, the learning rate and other settings of the training.
+        name: The name of the training, which is the seed of the order of its rows.
     """
-    return at_layer(materials, _trained_copy(materials, materials.other, config, name))
+    return at_layer(materials, _trained_copy(materials, materials.other_rows, config, name))
 
 
 def _trained_copy(
     materials: Materials, rows: Int[Tensor, "rows t"], config: PretrainConfig, name: str
 ) -> FrozenModel:
-    """Return a copy of the target that was trained on these rows, see `trained_on`."""
+    """Return a copy of the target that was trained further on rows of tokens.
+
+    Args:
+        materials: The target, a seed for the order of the rows, and the function that trains.
+        rows: The rows of tokens.
+        config: The settings of the training.
+        name: The name of the training, which also decides its seed.
+    """
     module = copy.deepcopy(materials.target.module).train().requires_grad_(True)
     data = StepData(rows, config.tokens_per_step, config.steps, materials.seed_for(name))
     materials.train(Pretraining(module, config), data, name)
@@ -109,38 +122,50 @@ def _trained_copy(
     return variant(materials.target, module, f"{materials.target.name} ({name})")
 
 
-def token_alone(materials: Materials) -> States:
-    """Return the states of a copy of the target trained to predict from the current token alone.
+def token_alone(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the states of a copy of the target that sees no context.
 
-    Each pair of tokens is a row, so there is nothing else to attend to, in whatever architecture.
-    The copy begins with the target's weights, which makes it harder to tell from the target.
+    The copy is trained on rows of two tokens, to predict the second from the first, so there is
+    nothing else to attend to, in any architecture. It begins with the target's weights, which
+    makes it harder to tell from the target.
     """
-    rows = materials.other
-    pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)
+    rows = materials.other_rows
+    pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)  # (n, 2)
     model = _trained_copy(materials, pairs, TOKEN_ALONE, "token alone")
 
     tokens = torch.arange(model.vocabulary)[:, None]
-    states = [stage(model, materials.layer, batch)[:, 0] for batch in tokens.split(BATCH_TOKENS)]
+    states = [
+        states_after(model, materials.layer, batch)[:, 0] for batch in tokens.split(BATCH_TOKENS)
+    ]
     state_of_token = torch.cat(states)  # (vocabulary, d)
     return lambda rows: state_of_token[rows.to(state_of_token.device)]
 
 
-def other_layer(materials: Materials, steps: int) -> States:
-    """Return the target's states some blocks later or earlier; before block 0 is the embedding.
+def other_layer(materials: Materials, steps: int) -> StateFunction:
+    """Return a function of tokens: the target's states at a different layer.
+
+    A layer before block 0 is the embedding.
 
     Args:
-        materials: The materials of a court.
-        steps: How many blocks later than the target's layer; below 0: earlier.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        steps: How many blocks later the layer is; negative numbers are earlier layers.
     """
     layer = materials.layer + steps
     if layer < 0:
-        return lambda rows: stage(materials.target, EMBED, rows)
-    return lambda rows: stage(materials.target, layer, rows)
+        return lambda rows: states_after(materials.target, EMBED, rows)
+    return lambda rows: states_after(materials.target, layer, rows)
 
 
-def sibling(materials: Materials, name: str) -> States:
-    """Return the states of a separately trained model, at the block of the same relative depth."""
+def sibling(materials: Materials, name: str) -> StateFunction:
+    """Return a function of tokens: states of a separately trained model at the same depth.
+
+    The depth is the share of a model's blocks that have been computed, rounded to whole blocks.
+
+    Args:
+        materials: The target model with its layer, and the separately trained models.
+        name: The name of the model among `materials.siblings`.
+    """
     model = materials.siblings[name]
     relative_depth = (materials.layer + 1) / materials.target.n_layers
     n_blocks = max(round(relative_depth * model.n_layers), 1)
-    return lambda rows: stage(model, n_blocks - 1, rows)
+    return lambda rows: states_after(model, n_blocks - 1, rows)

@@ -1,4 +1,4 @@
-"""What the judges of a court look at: a source's states, its maps to the target, and its course.
+"""What the judges of a court look at: a source's states, its maps to the target, its stitched run.
 
 Everything about a source is computed once, when the first judge asks for it.
 """
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.bench import Bench, StitchedCourse, inner_states
+from thinkalike.contrib.court.bench import Bench, StitchedRun, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
 from thinkalike.evaluation.columns import interval_columns
@@ -50,13 +50,13 @@ class Evidence:
 
     @cached_property
     def _report_states(self) -> Float[Tensor, "n d"]:
-        """The source's states at the inner tokens of the report."""
-        return self._source_states(self.materials.report)
+        """The source's states at the inner tokens of the evaluation text."""
+        return self._source_states(self.materials.evaluation_rows)
 
     @cached_property
     def is_compared(self) -> Bool[Tensor, " n"]:
-        """Which inner tokens of the report are compared: all but massive activations."""
-        return _not_massive(self._report_states, self.bench.report_states)
+        """Which inner tokens of the evaluation text are compared: all but massive activations."""
+        return _is_not_massive(self._report_states, self.bench.report_states)
 
     @cached_property
     def states(self) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k e"]]:
@@ -67,15 +67,16 @@ class Evidence:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Samples of the tokens that are compared, for measures of all pairs of tokens.
+        """Disjoint random samples of token indices, for measures of all pairs of tokens.
 
-        They are at most `MOST_SAMPLES`, of `SAMPLE_TOKENS` tokens each, or one of all tokens where
-        there are fewer. No token is in two of them.
+        There are at most `MOST_SAMPLES` of `SAMPLE_TOKENS` tokens each; with fewer tokens than
+        that, there is one sample of all.
         """
         n_compared = int(self.is_compared.sum())
         sample_size = min(SAMPLE_TOKENS, n_compared)
         generator = torch.Generator().manual_seed(self.materials.seed_for("samples"))
         order = torch.randperm(n_compared, generator=generator)
+        # The last part of the order may be shorter, and is then left out.
         samples = [sample for sample in order.split(SAMPLE_TOKENS) if len(sample) == sample_size]
         return samples[:MOST_SAMPLES]
 
@@ -87,26 +88,28 @@ class Evidence:
     @cached_property
     def later(self) -> float:
         """How much the source's states move with later tokens, see `later_share`."""
-        return later_share(self.source, self.materials.fit)
+        return later_share(self.source, self.materials.fit_rows)
 
     @cached_property
     @torch.no_grad()
     def columns(self) -> dict[str, float]:
-        """What verdicts read beside the penalty, with 95 % intervals over documents of the report.
+        """The numbers that a verdict is based on, with 95 % intervals over evaluation documents.
 
         - `r2`: R² of the target's states from the source's;
         - `r2_back`: R² of the source's states from the target's;
-        - `residual_r2`, `residual_r2_back`: the same beyond token, position and linear mixing of
-          the earlier tokens;
-        - `mixing`: what local mixing and the target share beyond these, the mean of both
-          directions;
-        - `beyond_mixing`: what source and target share, minus `MORE_THAN_MIXING` times `mixing`;
-        - `later`: see `later_share`.
+        - `residual_r2`, `residual_r2_back`: the same for residual states, without what the token,
+          its position and linear mixing of the earlier tokens predict;
+        - `mixing`: residual R² between the target and a network that only mixes earlier tokens,
+          the mean of both directions;
+        - `beyond_mixing`: residual R², the mean of both directions, minus `MORE_THAN_MIXING` times
+          `mixing`;
+        - `later`: how much the source's states change with later tokens.
         """
         target = self.bench.target_side(self.is_compared)
+        # The rows of each are R² of the target from the source, and of the source from the target.
         plain = both_ways(target.residual.plain_predictor(self._report_states), target.plain)
         residual = both_ways(target.residual.predictor(self._report_states), target.beyond)
-        mixing = target.mixing.mean(1)
+        mixing = target.mixing.mean(1)  # over both directions
         beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
         estimates = {
             "r2": with_interval(plain[:1]),
@@ -117,8 +120,8 @@ class Evidence:
         }
         columns = {"later": self.later, "mixing": float(mixing[0, 0])}
         for name, estimate in estimates.items():
-            for column, end in interval_columns(name, estimate).items():
-                columns[column] = float(end[0])
+            for column, number in interval_columns(name, estimate).items():
+                columns[column] = float(number[0])
         return columns
 
     @property
@@ -136,18 +139,20 @@ class Evidence:
 
     @cached_property
     @torch.no_grad()
-    def course(self) -> StitchedCourse:
-        """The course of the target when it resumes from the source's states.
+    def stitched_run(self) -> StitchedRun:
+        """How the target's loss and states change when it resumes from the source's states.
 
-        They go through the map of least squares, its ridge chosen by cross-validation.
+        The stitch, from source to target states, is fitted by ridge regression. The penalty of the
+        ridge is chosen by cross-validation.
         """
-        source = self._source_states(self.materials.fit)
+        source = self._source_states(self.materials.fit_rows)
         target = self.bench.fit_states
-        is_fitted = _not_massive(source, target)
+        is_fitted = _is_not_massive(source, target)
         n_fitted = int(is_fitted.sum())
 
         layer_pair = (0, self.materials.layer)
         moments = HalvedMoments([layer_pair], both=False)
+        # With one document, the halves for cross-validation are the first and second half of rows.
         one_document = torch.zeros(n_fitted, dtype=torch.long)
         moments.update(
             {layer_pair[0]: source[is_fitted]},
@@ -155,12 +160,17 @@ class Evidence:
             halves_of(one_document),
         )
         stitch = least_squares(moments, layer_pair, ridge=None)
-        return self.bench.course(self.source, stitch)
+        return self.bench.stitched_run(self.source, stitch)
 
 
-def _not_massive(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Bool[Tensor, " n"]:
-    """Return which rows are not among the few massive ones that would decide every measure."""
+def _is_not_massive(
+    source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]
+) -> Bool[Tensor, " n"]:
+    """Return which tokens have no massive activations in source or target.
+
+    The states of a few tokens can be so large that they would decide every measure.
+    """
     is_massive = massive([target, source])
-    if is_massive is None:
+    if is_massive is None:  # no token has any
         return torch.ones(len(target), dtype=torch.bool)
     return ~is_massive

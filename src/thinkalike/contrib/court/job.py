@@ -87,7 +87,10 @@ class Court(
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Judge all sources; the result has a row for each.
+        """Compare every source with the target's layer, by every measure (judge).
+
+        A source is a function from tokens to states whose similarity to the target is known. The
+        table has a row for each.
 
         Raises:
             ConfigError: The target has no block after the layer.
@@ -132,7 +135,9 @@ class Court(
         )
 
     def show(self, result: Result) -> None:
+        """Print a table of some of the sources, with the values of some of the measures."""
         first = result.details.iloc[0]
+        # At most `ROWS_SHOWN`, evenly spaced.
         rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
         columns = [text_column("source", rows["source"]), text_column("kind", rows["kind"])]
         columns += [number_column(judge, rows[judge], ".3f") for judge in JUDGES_SHOWN]
@@ -145,14 +150,18 @@ class Court(
 
 
 def _silence_trainings(work: Work) -> None:
-    """Log only warnings of trainings until the job ends: a court has dozens of them."""
+    """Log only warnings of trainings until the job ends, as many sources are trained."""
     training_log = logging.getLogger("thinkalike.training")
-    work.opened.callback(training_log.setLevel, training_log.level)
+    work.opened.callback(training_log.setLevel, training_log.level)  # restores it at the end
     training_log.setLevel(logging.WARNING)
 
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
-    """Return the configurations of separately trained models, on the device of the target."""
+    """Return the configurations of separately trained models, by what is different about them.
+
+    They run on the device of the target, with its context. There are none unless
+    `measure.siblings` names them.
+    """
     names = config.measure_as(CourtConfig).siblings or {}
     for difference, name in names.items():
         one_of(f"measure.siblings.{difference}", name, options("model"))
@@ -167,13 +176,13 @@ def _materials(
     corpus: Corpus,
     work: Work,
 ) -> Materials:
-    """Return what sources are made from.
+    """Return what sources are made from: models, three disjoint texts, and a training function.
 
     Args:
-        config: The configuration of the court.
-        target: The target.
-        siblings: Separately trained models, by what differs.
-        corpus: Text for all parts.
+        config: The configuration of the job.
+        target: The model that sources are compared with.
+        siblings: Separately trained models, by what is different about them.
+        corpus: The text, which is divided here.
         work: The job, in whose folder sources are trained.
 
     Raises:
@@ -198,7 +207,7 @@ def _materials(
             )
 
     def train(module: SteppedModule, data: StepData, name: str) -> None:
-        """Train a module of a source; a resumed job takes it up at its last state."""
+        """Train a module of a source; a resumed job continues from the last checkpoint."""
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
         fit(module, data, TrainingRun(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
@@ -206,10 +215,10 @@ def _materials(
     return Materials(
         target=target,
         layer=measure.layer,
-        fit=fit_rows,
-        report=report.tokens,
-        documents=report.documents,
-        other=other_rows,
+        fit_rows=fit_rows,
+        evaluation_rows=report.tokens,
+        evaluation_documents=report.documents,
+        other_rows=other_rows,
         seed=config.seed,
         train=train,
         siblings=siblings,
@@ -219,12 +228,13 @@ def _materials(
 def _rows_of_different_documents(
     rows: TokenRows, fit_tokens: int, other_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of rows to fit on, and of rows that share no document with them.
+    """Split rows of tokens into rows to fit on, and rows that share no document with them.
 
-    There are as many whole rows as the tokens fill, or fewer where the text is too short.
+    Both are whole rows, so there may be fewer tokens than asked for; and there are fewer where the
+    text is too short.
 
     Args:
-        rows: All rows; those to fit on are the first of them.
+        rows: All rows. The first ones are those to fit on.
         fit_tokens: How many tokens to fit on.
         other_tokens: How many tokens of other documents.
     """
@@ -237,21 +247,29 @@ def _rows_of_different_documents(
 
 
 def _spread_rows(rows: TokenRows, tokens: int) -> TokenRows:
-    """Return rows from all over the report, so that they are of as many documents as possible."""
+    """Return evenly spaced rows, so that they come from as many documents as possible.
+
+    Args:
+        rows: All rows of tokens of the evaluation text.
+        tokens: How many tokens are wanted; whole rows have at most as many.
+    """
     step = max(rows.tokens.numel() // tokens, 1)
     n_rows = tokens // rows.context
-    return rows.select(slice(None, None, step)).select(slice(n_rows))
+    every_step = rows.select(slice(None, None, step))
+    return every_step.select(slice(n_rows))
 
 
 def _judged_sources(
     bench: Bench, names: list[str] | None, work: Work
 ) -> list[dict[str, str | float]]:
-    """Return a row for each source. Rows are kept one by one, and a resumed job repeats none.
+    """Return a row for each source with the values of all measures.
+
+    Each row is saved when it is complete, so that a resumed job does not repeat it.
 
     Args:
-        bench: The sources' materials and the judges.
+        bench: What sources are made from, with the target's side of each comparison.
         names: The names of the sources; None: all.
-        work: The job.
+        work: The job, which keeps the rows.
 
     Raises:
         ConfigError: A name is not that of a source.

@@ -50,11 +50,14 @@ class Judge(NamedTuple):
     against: tuple[str, ...] = DECOYS
 
 
-def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
-    """Return the mean of a measure of all pairs of tokens over the samples of tokens."""
+def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
+    """Return a function that averages a measure over samples of tokens.
+
+    For measures of all pairs of tokens, which would cost too much on all tokens at once.
+    """
 
     def value(evidence: Evidence) -> float:
-        """Return the mean over samples; source and target are compared at the same tokens."""
+        """Return the mean over samples; both models' states are taken at the same tokens."""
         source, target = evidence.states
         values = [measure(source[sample], target[sample]) for sample in evidence.samples]
         return float(torch.stack(values).mean())
@@ -74,7 +77,10 @@ def _rsa(source: Tensor, target: Tensor) -> Tensor:
 
 
 def _profile(evidence: Evidence) -> float:
-    """Return how alike the MLEM profiles of source and target are, over part of a sample."""
+    """Return how similar the MLEM profiles of source and target are, over `PROFILE_TOKENS` tokens.
+
+    A profile is the importance of each feature of tokens, such as length or frequency.
+    """
     tokens = evidence.samples[0][:PROFILE_TOKENS]
     source, target = evidence.states
     seed = evidence.materials.seed_for("MLEM profile")
@@ -82,14 +88,16 @@ def _profile(evidence: Evidence) -> float:
 
 
 JUDGES = (
-    Judge("penalty", lambda evidence: evidence.course.penalty, higher=False),
-    Judge("KL", lambda evidence: evidence.course.kl, higher=False),
-    Judge("distance", lambda evidence: evidence.course.distances[0], higher=False),
-    Judge("penultimate match", lambda evidence: evidence.course.distances[-1], higher=False),
-    Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), higher=False),
+    Judge("penalty", lambda evidence: evidence.stitched_run.penalty, higher=False),
+    Judge("KL", lambda evidence: evidence.stitched_run.kl, higher=False),
+    Judge("distance", lambda evidence: evidence.stitched_run.distances[0], higher=False),
+    Judge("penultimate match", lambda evidence: evidence.stitched_run.distances[-1], higher=False),
+    Judge(
+        "latent alignment", lambda evidence: fmean(evidence.stitched_run.distances), higher=False
+    ),
     Judge("CKA", _cka, higher=True),
-    Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), higher=True),
-    Judge("RSA", _over_samples(_rsa), higher=True),
+    Judge("mutual neighbours", _mean_over_samples(partial(mutual_knn, k=NEIGHBOURS)), higher=True),
+    Judge("RSA", _mean_over_samples(_rsa), higher=True),
     Judge("MLEM profile", _profile, higher=True),
     Judge("R²", lambda evidence: evidence.r2, higher=True),
     Judge("residual R²", lambda evidence: evidence.residual_r2, higher=True),

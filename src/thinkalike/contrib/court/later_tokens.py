@@ -14,17 +14,18 @@ ROWS_TRIED = 64
 
 @torch.no_grad()
 def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
-    """Return the share of a source's states that moves when later tokens are replaced.
+    """Return the share of a source's variance that moves when later tokens are replaced.
 
-    In each of some rows, all tokens from a random position on are replaced by different ones. The
-    share is the mean squared movement of the states before that position, minus that of a second
-    run on the same tokens, over the median squared distance of states from their mean. It is the
-    largest over distances to the position; exactly 0 for a deterministic causal source.
+    In each of some rows, all tokens from a random position on are replaced by different ones, and
+    the states before that position are compared. The share is their mean squared change, minus
+    that of a second run on the same tokens, divided by the median squared distance of states from
+    their mean. It is computed for each distance to the position, and the largest one is returned.
+    It is exactly 0 for a deterministic causal source.
     """
     tokens = rows[:ROWS_TRIED].long()
     length = tokens.shape[1]
     vocabulary, indices = tokens.unique(return_inverse=True)
-    different = vocabulary[(indices + 1) % len(vocabulary)]
+    different = vocabulary[(indices + 1) % len(vocabulary)]  # the next token of those that occur
 
     # A source may leak at few positions or after few tokens, so the position differs by row.
     first_replaced = torch.randint(1, length, (len(tokens), 1), generator=seeded(0))
@@ -37,13 +38,13 @@ def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
         return source.residuals(tokens, [0])[0].cpu().double()[is_before]
 
     states = states_before(tokens)
-    by_chance = (states_before(tokens) - states).square().sum(-1)
-    movement = (states_before(replaced) - states).square().sum(-1) - by_chance
+    change_by_chance = (states_before(tokens) - states).square().sum(-1)
+    change = (states_before(replaced) - states).square().sum(-1) - change_by_chance
 
     distances = distance[is_before]
-    sums = torch.zeros(length, dtype=movement.dtype).index_add(0, distances, movement)
+    sums = torch.zeros(length, dtype=change.dtype).index_add(0, distances, change)
     mean_by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
-    size = (states - states.mean(0)).square().sum(-1).median()
-    # Where most states are the same, the size is 0, and 0 / 0 would be NaN.
-    share = mean_by_distance.max() / size.clamp(min=torch.finfo(size.dtype).tiny)
+    variance = (states - states.mean(0)).square().sum(-1).median()
+    # Where most states are the same, the variance is 0, and 0 / 0 would be NaN.
+    share = mean_by_distance.max() / variance.clamp(min=torch.finfo(variance.dtype).tiny)
     return max(float(share), 0.0)

@@ -9,30 +9,34 @@ from torch import Tensor
 from thinkalike.contrib.court.bags_and_shifts import token_vectors
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
-from thinkalike.contrib.court.source import States, Tokens
+from thinkalike.contrib.court.source import StateFunction, Tokens
 from thinkalike.measures.splitmix import splitmix
 
 SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
 
 
 def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
-    """Return the token after each.
+    """Return the next token at each position.
 
-    After the last token of a row it is the size of the vocabulary, which is no token: the last
-    row of `token_vectors`.
+    At the end of a row it is the size of the vocabulary, one more than the largest token. This
+    index stands for "no token"; `token_vectors` has zeros there.
     """
     no_token = torch.full_like(rows[:, :1], materials.target.vocabulary)
     return torch.cat([rows[:, 1:], no_token], 1)
 
 
-def next_token(materials: Materials) -> States:
-    """Return noise in clusters by the next token (Smith, Mannering, Marcu 2025)."""
+def next_token(materials: Materials) -> StateFunction:
+    """Return a function of tokens: noise in clusters by the next token.
+
+    Source: Smith, Mannering, Marcu 2025. The state at a position is the random centre of the token
+    that follows, plus noise. So it knows the answer, and nothing else.
+    """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")
     width = materials.width
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return noise about the centre of the next token of each position."""
+        """Return the centre of the next token, plus noise, at each position."""
         centre = normals_by_code(next_tokens(materials, rows), width, seed_of_centres)
         scatter = normals_by_code(prefix_codes(rows), width, seed_of_scatter)
         return (centre + SCATTER * scatter).to(materials.device, materials.dtype)
@@ -40,44 +44,55 @@ def next_token(materials: Materials) -> States:
     return states
 
 
-def half_of_the_tokens(materials: Materials) -> States:
-    """Return the leak at half of the positions, and the target's own states elsewhere.
+def half_of_the_tokens(materials: Materials) -> StateFunction:
+    """Return a function of tokens that leaks the next token at half of the positions.
 
-    The tokens up to a position decide whether it leaks.
+    There it gives the noise of `next_token`, elsewhere the target's states. A hash of the tokens
+    up to a position decides whether it leaks the next token.
     """
     leak = next_token(materials)
     seed = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the leak where the code of the tokens so far is odd; else the target's states."""
-        is_odd = splitmix(prefix_codes(rows, seed)) & 1 == 1
+        """Return noise by the next token where the hash of the prefix is odd, else own states."""
+        is_odd = splitmix(prefix_codes(rows, seed)) % 2 == 1
         leaks = is_odd[..., None].to(materials.device)
-        leaking_states = materials.mean + materials.spread * leak(rows)
+        leaking_states = materials.mean + materials.standard_deviations * leak(rows)
         return torch.where(leaks, leaking_states, materials.target_states(rows))
 
     return states
 
 
-def half_of_the_variance(materials: Materials) -> States:
-    """Return the target's own states plus the leak, each with half the variance of a dimension."""
-    leak = next_token(materials)
-    share = 0.5**0.5
-    # The leak is the sum of normal numbers of variance 1 and SCATTER².
-    size = share * materials.spread / (1 + SCATTER**2) ** 0.5
-    return lambda rows: materials.mean + share * materials.centred_states(rows) + size * leak(rows)
+def half_of_the_variance(materials: Materials) -> StateFunction:
+    """Return a function of tokens: a sum of the target's states and the noise of `next_token`.
 
-
-def with_next_token(materials: Materials, share: float, of: str = "embedding") -> States:
-    """Return the target's own states plus a vector of the next token.
-
-    Args:
-        materials: The materials of a court.
-        share: The size of the vector, in spreads of each dimension.
-        of: "embedding" or "code", see `token_vectors`.
+    In each dimension, half of the variance comes from either.
     """
-    vectors = share * materials.spread * token_vectors(materials, of)
+    leak = next_token(materials)
+    own_weight = 0.5**0.5
+    # The leak is the sum of normal numbers of variance 1 and SCATTER².
+    leak_weight = own_weight * materials.standard_deviations / (1 + SCATTER**2) ** 0.5
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return mean + √½ (own state - mean) + √½ (leak, scaled to the target's spread)."""
+        own_part = own_weight * materials.centred_states(rows)
+        return materials.mean + own_part + leak_weight * leak(rows)
+
+    return states
+
+
+def with_next_token(materials: Materials, share: float, of: str = "embedding") -> StateFunction:
+    """Return a function of tokens: the target's states plus a vector of the next token.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        share: The size of the vector, in standard deviations of each dimension of the states.
+        of: "embedding" or "code", see `token_vectors`.
+    """
+    vectors = share * materials.standard_deviations * token_vectors(materials, of)
+
+    def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return own state + vector of the next token, at each position."""
         following = next_tokens(materials, rows).long().to(vectors.device)
         return materials.target_states(rows) + vectors[following]
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.source import CachedStates, Source, Tokens, stage
+from thinkalike.contrib.court.source import CachedStates, Source, Tokens, states_after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.data import StepData
 from thinkalike.training.module import SteppedModule
@@ -27,11 +27,11 @@ class Materials:
     Attributes:
         target: The model that sources are more or less similar to.
         layer: The number of its block after which its states are taken.
-        fit: Rows of tokens that maps are fitted on.
-        report: Rows of tokens that scores are computed on. A source learns nothing from them but
-            which tokens occur.
-        documents: The document of each token of the report.
-        other: Rows of further documents, from which a source itself learns.
+        fit_rows: Rows of tokens that maps are fitted on.
+        evaluation_rows: Rows of tokens that scores are computed on. A source learns nothing from
+            them but which tokens occur.
+        evaluation_documents: The document of each token of these rows.
+        other_rows: Rows of further documents, from which a source itself learns.
         seed: The seed of all random numbers.
         train: Trains a module.
         siblings: Models that were trained differently, by what is different.
@@ -39,10 +39,10 @@ class Materials:
 
     target: FrozenModel
     layer: int
-    fit: Int[Tensor, "rows t"]
-    report: Int[Tensor, "some t"]
-    documents: Int[Tensor, "some t"]
-    other: Int[Tensor, "more t"]
+    fit_rows: Int[Tensor, "rows t"]
+    evaluation_rows: Int[Tensor, "some t"]
+    evaluation_documents: Int[Tensor, "some t"]
+    other_rows: Int[Tensor, "more t"]
     seed: int
     train: Train
     siblings: Mapping[str, FrozenModel] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Materials:
     @cached_property
     def target_source(self) -> Source:
         """The target's own states as a source."""
-        states = CachedStates(lambda rows: stage(self.target, self.layer, rows))
+        states = CachedStates(lambda rows: states_after(self.target, self.layer, rows))
         return Source("itself", "same", states, self.target)
 
     def target_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -69,25 +69,25 @@ class Materials:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the target's states: at least float32, see `stage`."""
+        """The dtype of the target's states: at least float32, see `states_after`."""
         return self.target_source.dtype
 
     @cached_property
-    def moments(self) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    def mean_and_covariance(self) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         """Mean and covariance of the target's states on the fit rows, in float64."""
-        states = self.target_states(self.fit).flatten(0, 1).double()
+        states = self.target_states(self.fit_rows).flatten(0, 1).double()
         return states.mean(0), states.T.cov()
 
     @property
     def mean(self) -> Float[Tensor, " d"]:
         """The mean of the target's states on the fit rows, in their dtype."""
-        mean, _ = self.moments
+        mean, _ = self.mean_and_covariance
         return mean.to(self.dtype)
 
     @property
-    def spread(self) -> Float[Tensor, " d"]:
+    def standard_deviations(self) -> Float[Tensor, " d"]:
         """The standard deviation of each dimension of the target's states on the fit rows."""
-        _, covariance = self.moments
+        _, covariance = self.mean_and_covariance
         return covariance.diagonal().sqrt().to(self.dtype)
 
     def centred_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -95,7 +95,7 @@ class Materials:
         return self.target_states(rows) - self.mean
 
     def seed_for(self, purpose: str) -> int:
-        """Return a seed that depends on nothing but the purpose and the seed of the whole."""
+        """Return a seed for one purpose, as a checksum of the purpose and the job's seed."""
         return zlib.crc32(f"{self.seed} {purpose}".encode())
 
     def normals_for(self, purpose: str, *shape: int) -> Float[Tensor, "*shape"]:
@@ -104,9 +104,10 @@ class Materials:
         return torch.randn(shape, generator=generator).to(self.device, self.dtype)
 
     def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
-        """Return a random orthogonal matrix for one purpose, uniform but for column signs.
+        """Return a random orthogonal matrix for one purpose.
 
-        It is the Q of the QR decomposition of a matrix of normal numbers.
+        It is the Q of the QR decomposition of a matrix of normal numbers, which is uniformly
+        distributed up to the signs of its columns.
         """
         square = self.normals_for(purpose, self.width, self.width)
         return torch.linalg.qr(square.double()).Q.to(self.dtype)

@@ -15,29 +15,32 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.source import States, Tokens
+from thinkalike.contrib.court.source import StateFunction, Tokens
 from thinkalike.measures.splitmix import SPLITMIX_STEP, shift_right, splitmix
 
 TWO_TO_32 = 2**32
 
 
 def normals_by_code(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*b d"]:
-    """Return independent standard normal numbers for each code, in float32.
+    """Return a vector of independent standard normal numbers for each code, in float32.
 
-    The two halves of 64 random bits give two normal numbers, by Box and Muller.
+    A code is any integer, such as the number of a token. The same code always gives the same
+    vector, as the random bits are a hash (SplitMix) of code and seed. Each 64 bits give two normal
+    numbers, by the method of Box and Muller.
 
     Args:
-        codes: A code for each vector of numbers.
-        width: How many numbers a code has.
-        seed: Another seed gives other numbers for the same codes.
+        codes: The code of each vector.
+        width: The length d of the vectors.
+        seed: Different seeds give different vectors for the same codes.
     """
     start = splitmix(codes.long() * SPLITMIX_STEP + seed)
-    steps = torch.arange(1, (width + 1) // 2 + 1, device=codes.device)
+    n_pairs_of_numbers = (width + 1) // 2
+    steps = torch.arange(1, n_pairs_of_numbers + 1, device=codes.device)
     bits = splitmix(start[..., None] + steps * SPLITMIX_STEP)
-    high = _uniform(shift_right(bits, 32))
-    low = _uniform(bits)
-    radius = (-2 * high.log()).sqrt()
-    angle = 2 * math.pi * low
+    radius_uniform = _uniform(shift_right(bits, 32))  # from the upper 32 bits
+    angle_uniform = _uniform(bits)  # from the lower 32 bits
+    radius = (-2 * radius_uniform.log()).sqrt()
+    angle = 2 * math.pi * angle_uniform
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :width].float()
 
 
@@ -48,29 +51,37 @@ def _uniform(bits: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 
 
 def prefix_codes(rows: Int[Tensor, "b t"], seed: int = 0) -> Int[Tensor, "b t"]:
-    """Return a code for each position that depends on the tokens up to there, on none later."""
-    code = torch.full_like(rows[:, 0].long(), seed)
-    codes = []
-    for column in rows.long().unbind(1):
-        code = splitmix((code + column + 1) * SPLITMIX_STEP)
-        codes.append(code)
-    return torch.stack(codes, 1)
+    """Return at each position a hash of all tokens from the beginning of the row up to there.
+
+    Equal prefixes have equal hashes. The next hash is computed from the last one and the token.
+
+    Args:
+        rows: Rows of tokens.
+        seed: Different seeds give different hashes.
+    """
+    prefix_hash = torch.full_like(rows[:, 0].long(), seed)
+    hashes = []
+    for tokens_at_position in rows.long().unbind(1):
+        prefix_hash = splitmix((prefix_hash + tokens_at_position + 1) * SPLITMIX_STEP)
+        hashes.append(prefix_hash)
+    return torch.stack(hashes, 1)
 
 
 def noise_for(
     materials: Materials, purpose: str, codes_of: Callable[[Tokens], Tokens] = prefix_codes
-) -> States:
-    """Return a function from tokens to normal numbers, of the width of the target's states.
+) -> StateFunction:
+    """Return a function from tokens to noise: normal numbers of the width of the target's states.
 
     Args:
-        materials: The materials of a court.
-        purpose: The purpose that the seed is for, see `Materials.seed_for`.
-        codes_of: Gives the code at each position; the same code has the same numbers.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        purpose: What the noise is for; different purposes have independent noise.
+        codes_of: Returns an integer for each position; where it is the same, so is the noise. By
+            default it is a hash of all tokens up to there.
     """
     seed = materials.seed_for(purpose)
 
     def noise(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the numbers of the code at each position."""
+        """Return the noise at each position of some rows of tokens."""
         numbers = normals_by_code(codes_of(rows), materials.width, seed)
         return numbers.to(materials.device, materials.dtype)
 

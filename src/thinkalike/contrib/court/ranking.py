@@ -36,11 +36,12 @@ class Margin(NamedTuple):
 
 
 def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
-    """Return the judges that a table has columns of; a court may hear some sources only.
+    """Return the judges (similarity measures) that a table has a column for.
 
     Args:
-        table: The table of some courts.
-        kinds: If given, the table must also have sources of these kinds, and decoys of the judge.
+        table: A row for each source, with a column for each judge.
+        kinds: If given, only judges are returned whose similar sources and decoys are both in the
+            table: sources of these kinds, and sources of the kinds in `judge.against`.
     """
     judges = []
     for judge in JUDGES:
@@ -53,16 +54,17 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
     return judges
 
 
-def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
-    """Return what a judge says of sources of some kinds: a row a court, a column a source.
+def scores_by_court(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
+    """Return a judge's values with a row for each court and a column for each source.
 
-    Higher always means more similar: the sign of a judge for whom lower does is turned. Sources
-    that the judge has no value of in some court are left out.
+    A court is one target, layer and seed, with which all sources are compared. Higher always means
+    more similar: values of a distance are negated. Sources without a value in some court are left
+    out.
 
     Args:
-        table: The tables of some courts, one below the other.
-        judge: The judge.
-        kinds: The kinds of sources that are wanted.
+        table: A row for each court and source, with a column for each judge.
+        judge: The similarity measure.
+        kinds: The kinds of sources that are returned.
     """
     of_kinds = table[table["kind"].isin(kinds)]
     values = of_kinds.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
@@ -71,29 +73,32 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
     return -values
 
 
-def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Margin:
-    """Return how far a judge puts all sources of some kinds above its decoys.
+def margin_above_decoys(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Margin:
+    """Return how far a similarity measure puts all sources of some kinds above its decoys.
 
-    The least of these sources is compared with the greatest decoy of the same court, and the court
-    with the smallest difference counts. A decoy fools the judge if it is as high in any court.
+    A court is one target, layer and seed, with which all sources are compared. In each court, the
+    margin is the lowest value of these sources minus the highest of the decoys; the smallest one
+    is returned. A decoy fools the measure if it is at least as high as the lowest of these sources
+    in any court.
 
     Args:
-        table: The tables of some courts, one below the other.
-        judge: The judge, whose decoys are the sources of the kinds in `judge.against`.
-        kinds: The kinds of sources that should be above them.
+        table: A row for each court and source, with a column for each judge.
+        judge: The measure. Its decoys are the sources of the kinds in `judge.against`.
+        kinds: The kinds of sources that should be above the decoys.
     """
-    worst = scores(table, judge, kinds).min(axis=1)  # of each court
-    decoys = scores(table, judge, judge.against)
+    worst = scores_by_court(table, judge, kinds).min(axis=1)  # one value for each court
+    decoys = scores_by_court(table, judge, judge.against)
     fooled_by = [str(name) for name in decoys if (decoys[name] >= worst).any()]
     least = float((worst - decoys.max(axis=1)).min())
     return Margin(least, fooled_by)
 
 
 def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each judge: areas under the ROC curve, margins, and who fools the judge.
+    """Return a row for each judge (measure): how well it ranks similar sources above decoys.
 
-    The areas are of `same` and of `real` sources against decoys. They have no intervals, as
-    sources are listed and not sampled.
+    It has the area under the ROC curve, the margin, and the names of decoys that fool the judge:
+    once for sources of the kind "same", and once, in columns that begin with "real_", for
+    separately trained models. There are no intervals, as sources are listed and not sampled.
     """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", SAME_KINDS), ("real_", REAL_KINDS)):
@@ -107,35 +112,38 @@ def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
                     "higher_is_alike": judge.higher,
                     "decoys": decoys,
                 }
-            similar_scores = scores(table, judge, kinds).to_numpy(float)
-            decoy_scores = scores(table, judge, judge.against).to_numpy(float)
-            of_kinds = margin(table, judge, kinds)
+            similar_scores = scores_by_court(table, judge, kinds).to_numpy(float)
+            decoy_scores = scores_by_court(table, judge, judge.against).to_numpy(float)
+            of_kinds = margin_above_decoys(table, judge, kinds)
             rows[judge][f"{prefix}auc"] = auc(similar_scores, decoy_scores)
             rows[judge][f"{prefix}margin"] = of_kinds.least
             rows[judge][f"{prefix}fooled_by"] = ", ".join(of_kinds.fooled_by)
     return pd.DataFrame(list(rows.values()))
 
 
-def doses(table: pd.DataFrame) -> pd.DataFrame:
-    """Return what each judge says of each dose of the target, as the mean over courts.
+def dose_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean value that each judge gives to each dose of the target, over courts.
 
-    Beside it stands Spearman's ρ of dose and similarity. There are no rows without two doses.
+    A dose is a source with a known share of its variance from the target (`own_share`).
+    `rank_correlation` is Spearman's ρ of dose and similarity. Without two doses the table is
+    empty.
     """
     rows: list[tuple[str, float, float, float]] = []
     n_doses = table["source"][table["kind"] == "dose"].nunique()
     if n_doses > 1:
         for judge in judges_of(table):
             if judge.against == DECOYS:
-                rows += _doses_of(table, judge)
+                rows += _dose_rows(table, judge)
     return pd.DataFrame(rows, columns=["judge", "own_share", "value", "rank_correlation"])
 
 
-def _doses_of(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, float, float]]:
-    """Return for each dose, in rising order, the judge, the dose, its mean value and Spearman's ρ.
+def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, float, float]]:
+    """Return rows (name of the judge, dose, mean value, Spearman's ρ), in rising order of doses.
 
-    ρ, of dose and similarity, is the same in all rows.
+    ρ, of dose and similarity, is the same in all rows. Scores are negated for judges of whom
+    lower values mean more similar, and values are not.
     """
-    mean_scores = scores(table, judge, ["dose"]).mean()
+    mean_scores = scores_by_court(table, judge, ["dose"]).mean()  # over courts
     by_percentage = []
     for source, score in mean_scores.items():
         percentage = float(str(source).split()[0])  # a source is called "20 % own"
@@ -152,10 +160,10 @@ def _doses_of(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, float
 
 
 def auc(upper: Float[np.ndarray, "rows m"], lower: Float[np.ndarray, "rows n"]) -> float:
-    """Return the share of pairs in a row in which the upper group's member is higher, in [0, 1].
+    """Return the area under the ROC curve (Hanley & McNeil 1982), averaged over rows.
 
-    Ties count as half. It is the area under the ROC curve (Hanley & McNeil 1982), ½ by chance,
-    averaged over the rows. A group that somebody listed is no sample, so there is no interval.
+    In each row it is the share of pairs (one number of `upper`, one of `lower`) in which that of
+    `upper` is greater; ties count as half. It is ½ by chance.
 
     Raises:
         ValueError: A value is NaN.

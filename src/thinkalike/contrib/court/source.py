@@ -13,7 +13,7 @@ from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 
 Tokens = Int[Tensor, "b t"]
-States = Callable[[Tensor], Tensor]
+StateFunction = Callable[[Tensor], Tensor]
 """A function from tokens (b, t) to states (b, t, d)."""
 
 
@@ -32,17 +32,26 @@ class Source:
     n_layers = 1
     layers = (0,)
 
-    def __init__(self, name: str, kind: str, states: States, target: FrozenModel):
+    def __init__(self, name: str, kind: str, states: StateFunction, target: FrozenModel):
+        """Take width and device from the states of one token, and all of the text from the target.
+
+        Args:
+            name: What tables call the source.
+            kind: How it is similar to the target, or why it is not.
+            states: A function from tokens (b, t) to states (b, t, d).
+            target: The model that the source is compared with; both read the same tokens.
+        """
         self.name = name
         self.kind = kind
         self._states = states
 
-        example = states(torch.zeros(1, 1, dtype=torch.long))  # of one token, the first of all
+        example = states(torch.zeros(1, 1, dtype=torch.long))  # (1, 1, d), of the token 0
         self.d_model = example.shape[-1]
         self.device = example.device
         self.dtype = example.dtype
         self.identity = id(self)
 
+        # The target's attributes that say how text becomes tokens.
         self.vocabulary = target.vocabulary
         self.tokenizer = target.tokenizer
         self.context = target.context
@@ -67,7 +76,7 @@ class Source:
         return 0
 
     def fingerprint(self) -> str:
-        """Return name and kind, in place of a checksum of weights."""
+        """Return a text that identifies the source, in place of a checksum of weights."""
         return f"{self.name} {self.kind}"
 
     def describe(self) -> dict[str, str]:
@@ -77,9 +86,9 @@ class Source:
     def residuals(
         self, rows: Tokens, layers: Sequence[Layer], mask: Tokens | None = None
     ) -> list[Float[Tensor, "b t d"]]:
-        """Return the states of these tokens, once for each time that layer 0 is asked for.
+        """Return the states of the tokens, one tensor for each of `layers`.
 
-        The mask is not read.
+        A source has one layer only, so all tensors are the same. The mask is ignored.
         """
         return [self._states(rows)] * len(layers)
 
@@ -87,15 +96,16 @@ class Source:
 class CachedStates:
     """A function from rows of tokens to states that computes the states of each row only once."""
 
-    def __init__(self, states: States):
+    def __init__(self, states: StateFunction):
         self._states = states
         self._states_of_row: dict[bytes, Tensor] = {}
 
     @torch.no_grad()
     def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the states of some rows; those of a row that was seen before are kept ones."""
+        """Return the states of some rows of tokens; only rows that are new are computed."""
         rows = rows.long().cpu()
         keys = [row.numpy().tobytes() for row in rows]
+        # One index for each distinct row that is not cached.
         index_of_new = {
             key: index for index, key in enumerate(keys) if key not in self._states_of_row
         }
@@ -108,7 +118,7 @@ class CachedStates:
         return torch.stack([self._states_of_row[key] for key in keys])
 
 
-def stage(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t d"]:
-    """Return a model's states at a site, such as after a block, in at least float32."""
+def states_after(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t d"]:
+    """Return a model's states after a block, or at its embedding, in at least float32."""
     state = model.residuals(rows, [layer])[0]
     return state.to(torch.promote_types(state.dtype, torch.float32))

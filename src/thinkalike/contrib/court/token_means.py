@@ -10,29 +10,34 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import noise_for, prefix_codes
-from thinkalike.contrib.court.source import Source, States, Tokens
+from thinkalike.contrib.court.source import Source, StateFunction, Tokens
 from thinkalike.evaluation.token_means import BigramMeans, ContextCode, TokenMeans, bigrams
 from thinkalike.measures.seeds import seeded
 from thinkalike.measures.splitmix import splitmix
 
 
-def means(materials: Materials, kind: type[TokenMeans], source: Source | None = None) -> States:
-    """Return the mean state of each token, or of each n-gram, in other documents.
+def means(
+    materials: Materials, kind: type[TokenMeans], source: Source | None = None
+) -> StateFunction:
+    """Return a function of tokens: the mean state of each token (or n-gram) in other documents.
 
     Args:
-        materials: The materials of a court.
+        materials: The target model with its layer, the text, and a seed for each purpose.
         kind: What means are taken of: `TokenMeans`, `BigramMeans` or `TrigramMeans`.
-        source: The source whose states are averaged; None: the target.
+        source: The source whose states are averaged; None: the target's own states.
     """
-    asked_for = torch.cat([materials.fit, materials.report, materials.other])
-    fitted = kind(source or materials.target_source, [0], materials.other, asked_for)
+    # Means are kept only for n-grams that occur in one of the texts.
+    asked_for = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
+    fitted = kind(source or materials.target_source, [0], materials.other_rows, asked_for)
     return lambda rows: fitted.residuals(rows, [0])[0]
 
 
 def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
-    """Return a number for the current token and the last two before it, see `bigrams`.
+    """Return a distinct number for each trigram: the current token and the two before it.
 
-    At the beginning of a row, where they are missing, `vocabulary` stands for them.
+    At the beginning of a row, the number `vocabulary` takes the place of missing tokens. The
+    number of the trigram is that of the bigram (see `bigrams`) plus the first token times the
+    number of bigrams.
     """
     no_tokens = torch.full_like(rows[:, :2], vocabulary)
     two_before = torch.cat([no_tokens, rows[:, :-2]], 1)
@@ -52,80 +57,97 @@ NGRAM_CODES: dict[str, ContextCode] = {
 }
 
 
-def code(materials: Materials, of: str) -> States:
-    """Return a random vector for each token, bigram or trigram that ends at the current token.
+def code(materials: Materials, of: str) -> StateFunction:
+    """Return a function of tokens: a random vector for the n-gram that ends at each position.
 
     Args:
-        materials: The materials of a court.
+        materials: The target model with its layer, the text, and a seed for each purpose.
         of: "token", "bigram" or "trigram".
     """
 
     def codes_of(rows: Tokens) -> Tokens:
+        """Return the number of the n-gram at each position."""
         return NGRAM_CODES[of](rows, materials.target.vocabulary)
 
     return noise_for(materials, f"code of the {of}", codes_of)
 
 
-def at_position(materials: Materials, token: float, noise: float = 0.0) -> States:
-    """Return the mean of the target's states at each position in other documents.
+def at_position(materials: Materials, token: float, noise: float = 0.0) -> StateFunction:
+    """Return a function of tokens: the target's mean state at each position in other documents.
 
     Args:
-        materials: The materials of a court.
-        token: With 1, the mean state of the token is subtracted first and added at the end; with 0
-            the tokens do not count.
-        noise: The size of added normal noise, as a share of the standard deviation of what the
-            mean leaves.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        token: With 1, the mean state of each token is subtracted before means of positions are
+            taken, and added to them. With 0, tokens do not matter.
+        noise: The standard deviation of added normal noise, as a share of that of the states
+            around these means.
     """
     token_mean = means(materials, TokenMeans)
     random = noise_for(materials, "at position")
-    states = materials.target_states(materials.other) - token * token_mean(materials.other)
+    states = materials.target_states(materials.other_rows) - token * token_mean(
+        materials.other_rows
+    )
     position_mean = states.mean(0)  # (t, d)
-    size = noise * (states - position_mean).flatten(0, 1).std(0)
+    noise_size = noise * (states - position_mean).flatten(0, 1).std(0)
 
     def states_at(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the mean at each position, plus noise."""
         mean = token * token_mean(rows) + position_mean[: rows.shape[1]]
-        return mean + size * random(rows)
+        return mean + noise_size * random(rows)
 
     return states_at
 
 
-def reweighted(materials: Materials, token: float, rest: float) -> States:
-    """Return a weighted sum of the token's mean state and the target's departure from it.
+def reweighted(materials: Materials, token: float, rest: float) -> StateFunction:
+    """Return a function of tokens that reweights the target's states.
+
+    It gives token · (mean state of the token) + rest · (target's state - this mean).
 
     Args:
-        materials: The materials of a court.
-        token: The weight of the mean.
-        rest: The weight of the departure.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        token: The weight of the mean state of the token.
+        rest: The weight of the deviation from it.
     """
     token_mean = means(materials, TokenMeans)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the weighted sum at each position."""
         mean = token_mean(rows)
         return token * mean + rest * (materials.target_states(rows) - mean)
 
     return states
 
 
-def with_means_of_other_tokens(materials: Materials) -> States:
-    """Return the target's states with the mean of a different token in place of its own."""
+def with_means_of_other_tokens(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the target's states with the means of their tokens exchanged.
+
+    The mean of the token itself is subtracted, and that of a different token added. Which token
+    that is, is drawn at random for each token; one that has no mean stands for itself.
+    """
     token_mean = means(materials, TokenMeans)
     generator = seeded(materials.seed_for("other tokens"))
-    tokens = materials.other.long().unique()
-    tokens = tokens[torch.randperm(len(tokens), generator=generator)]
-    stand_in = torch.arange(materials.target.vocabulary)  # itself, for a token without a mean
-    stand_in[tokens] = tokens.roll(1)
+    tokens = materials.other_rows.long().unique()
+    shuffled_tokens = tokens[torch.randperm(len(tokens), generator=generator)]
+    replacement_of = torch.arange(materials.target.vocabulary)
+    replacement_of[shuffled_tokens] = shuffled_tokens.roll(1)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        departure = materials.target_states(rows) - token_mean(rows)
-        return departure + token_mean(stand_in[rows.long().cpu()])
+        """Return (state - mean of its token) + mean of the replacement."""
+        deviation = materials.target_states(rows) - token_mean(rows)
+        return deviation + token_mean(replacement_of[rows.long().cpu()])
 
     return states
 
 
-def gaussian(materials: Materials) -> States:
-    """Return normal numbers with the mean and variance of each dimension given the token."""
+def gaussian(materials: Materials) -> StateFunction:
+    """Return a function of tokens: noise with the mean and variance of the states of each token.
+
+    The noise is normal, and dimensions are independent. The variance is E[x²] - E[x]², of states x
+    with mean 0 over tokens.
+    """
 
     def squared_states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the squares of the centred states."""
         return materials.centred_states(rows).square()
 
     squares = Source("squares", "", squared_states, materials.target)
@@ -134,6 +156,7 @@ def gaussian(materials: Materials) -> States:
     noise = noise_for(materials, "Gaussian given the token")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return mean + standard deviation · noise, at each position."""
         mean = first_moment(rows)
         variance = second_moment(rows) - (mean - materials.mean).square()
         return mean + variance.clamp(min=0).sqrt() * noise(rows)
@@ -141,39 +164,43 @@ def gaussian(materials: Materials) -> States:
     return states
 
 
-def other_context(materials: Materials) -> States:
-    """Return the target's state at the same token in another document.
+def other_context(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the target's state at the same token in another document.
 
-    The tokens up to the current one decide which occurrence it is. A token that no other document
-    has gets the mean of all states.
+    A hash of the tokens up to the current one decides which occurrence. A token that does not
+    occur in the other documents gets the mean of all states.
     """
     seed = materials.seed_for("other context")
     mean = materials.mean
-    tokens = materials.other.long().flatten()
-    states = materials.target_states(materials.other).flatten(0, 1)
-    # Occurrences of a token stand together in this order, from its start.
+    tokens = materials.other_rows.long().flatten()
+    states = materials.target_states(materials.other_rows).flatten(0, 1)
+    # Sorted by token: the occurrences of a token are order[start : start + count].
     order = tokens.argsort(stable=True)
     counts = tokens.bincount(minlength=materials.target.vocabulary)
     starts = counts.cumsum(0) - counts
 
     def states_elsewhere(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the state of another occurrence of each token, or the mean of all states."""
         rows = rows.long().cpu()
         occurrence = splitmix(prefix_codes(rows, seed)) % counts[rows].clamp(min=1)
-        position = order[(starts[rows] + occurrence).clamp(max=len(order) - 1)]
+        # The clamps only matter for tokens that do not occur, whose state is replaced below.
+        state_index = order[(starts[rows] + occurrence).clamp(max=len(order) - 1)]
         occurs = (counts[rows] > 0)[..., None].to(states.device)
-        return torch.where(occurs, states[position.to(states.device)], mean)
+        return torch.where(occurs, states[state_index.to(states.device)], mean)
 
     return states_elsewhere
 
 
-def mixture_with_other_context(materials: Materials, share: float) -> States:
-    """Return states with this share of their variance from the target's own states.
+def mixture_with_other_context(materials: Materials, share: float) -> StateFunction:
+    """Return a function of tokens that mixes the target's own state with one in another context.
 
-    The rest of the variance is that of the same token in another context.
+    It gives mean + √share (own state - mean) + √(1 - share) (other state - mean). So this share of
+    the variance comes from the target's own states, and the rest from states of the same token in
+    another document.
 
     Args:
-        materials: The materials of a court.
-        share: From 0, all from the other context, to 1, the target's own states.
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        share: From 0 (only the other context) to 1 (the target's own states).
     """
     elsewhere: Callable[[Tokens], Tensor] = other_context(materials)
     mean = materials.mean
@@ -181,6 +208,7 @@ def mixture_with_other_context(materials: Materials, share: float) -> States:
     rest_weight = (1 - share) ** 0.5
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the mixture at each position."""
         own_part = own_weight * (materials.target_states(rows) - mean)
         return mean + own_part + rest_weight * (elsewhere(rows) - mean)
 

@@ -33,10 +33,10 @@ NO_TOKEN = -1  # the class before the beginning of a row
 def token_features(
     rows: Int[Tensor, "b t"], text_of_token: Mapping[int, str], counts: Int[Tensor, " vocab"]
 ) -> Float[Tensor, "n f"]:
-    """Return the features of the tokens of rows, without the first and the last of each.
+    """Return f = 8 features of each token, without the first and the last token of each row.
 
-    They are length, class, whether it begins a word, log frequency, position, the classes of the
-    last two tokens, and whether the token occurred before; see `KINDS`.
+    The features are length, character class, whether the token begins a word, log frequency,
+    position, the classes of the two tokens before it, and whether it occurred before in the row.
 
     Args:
         rows: Tokens, at least three in a row.
@@ -46,13 +46,14 @@ def token_features(
     distinct = rows.unique()
     features_of_text = [_features_of_text(text_of_token[token]) for token in distinct.tolist()]
     index = torch.searchsorted(distinct, rows)
-    of_token = torch.tensor(features_of_text, dtype=torch.float32)[index]  # (b, t, 3)
-    length, character_class, begins_word = of_token.unbind(-1)
+    text_features = torch.tensor(features_of_text, dtype=torch.float32)[index]  # (b, t, 3)
+    length, character_class, begins_word = text_features.unbind(-1)
 
     previous_class = character_class.roll(1, 1)
     class_before_that = character_class.roll(2, 1)
     class_before_that[:, 1] = NO_TOKEN  # the second token has only one token before it
-    is_repeated = (rows[:, :, None] == rows[:, None]).tril(-1).any(-1)
+    is_same_token = rows[:, :, None] == rows[:, None]  # (b, t, t)
+    is_repeated = is_same_token.tril(-1).any(-1)
     position = torch.arange(rows.shape[1]).expand_as(rows)
     log_frequency = counts[rows].add(1).log()
     features = (
@@ -69,14 +70,18 @@ def token_features(
 
 
 def _features_of_text(text: str) -> tuple[int, int, bool]:
-    """Return the length of a token, the number of its class, and whether it begins a word."""
+    """Return the length of a token, the index of its class, and whether it begins a word.
+
+    The class is the first of `CHARACTER_CLASSES` that holds, without white space at the ends. A
+    token of no class, such as punctuation, has the index after the last class.
+    """
     stripped = text.strip() or text
-    class_number = len(CHARACTER_CLASSES)
-    for number, holds in enumerate(CHARACTER_CLASSES):
-        if holds(stripped):
-            class_number = number
+    class_index = len(CHARACTER_CLASSES)
+    for index, is_of_class in enumerate(CHARACTER_CLASSES):
+        if is_of_class(stripped):
+            class_index = index
             break
-    return len(text), class_number, text[:1].isspace()
+    return len(text), class_index, text[:1].isspace()
 
 
 def profile_likeness(
@@ -85,19 +90,20 @@ def profile_likeness(
     target: Float[Tensor, "n e"],
     seed: int,
 ) -> float:
-    """Return the weighted Kendall τ of feature importance in two sets of states of some tokens.
+    """Return how similarly two sets of states of the same tokens encode features of the tokens.
 
-    It is 0 where no feature explains anything of one of them.
+    An MLEM gives the importance of each feature in each set of states; the result is the weighted
+    Kendall τ of the two profiles of importances. It is 0 where a profile is constant.
 
     Args:
         features: The features of n tokens, see `token_features`.
-        source: States of the same tokens.
-        target: Other states of them.
+        source: The source's states of these tokens.
+        target: The target's states of these tokens.
         seed: The seed of the MLEM and of the permutations.
     """
     model = MLEM(kinds=KINDS, difference="scaled", seed=seed)
     with warnings.catch_warnings():
-        # Which features are much the same is the same for every source.
+        # MLEM warns of features that are much the same, which would be repeated for every source.
         warnings.simplefilter("ignore")
         try:
             importance = feature_importance(

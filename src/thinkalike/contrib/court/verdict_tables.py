@@ -34,9 +34,10 @@ RIGHT_VERDICTS = {
 
 
 def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each source of each court, with its verdict and whether that is right.
+    """Return a row for each row of a court's table, with its verdict and whether that is right.
 
-    `right` is None for a kind whose right verdict is an open question, and for "undecided".
+    A court's table has the numbers of sources whose similarity to a target is known. `right` is
+    None for a kind whose right verdict is an open question, and for "undecided".
     """
     rows = []
     for row in table.to_dict("records"):
@@ -50,7 +51,10 @@ def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares_by_kind(with_verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Return for each kind how many sources were judged, decided and right, and their verdicts.
+    """Return a row for each kind of source: how often its verdicts are decided and right.
+
+    `decided` is the share of verdicts other than "undecided", and `right` the share of right ones
+    among these, NaN if there are none. Kinds without a known right verdict are left out.
 
     Args:
         with_verdicts: The table of `verdict_table`.

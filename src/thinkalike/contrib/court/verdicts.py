@@ -42,19 +42,19 @@ Row = Mapping[Hashable, object]
 
 
 def _number(row: Row, column: str) -> float:
-    """Return what a row has in a column, which must be a number."""
+    """Return the number in a column of a row; a cell that is no number is an error of the code."""
     value = row[column]
     assert isinstance(value, SupportsFloat), f"{column}={value} is no number"
     return float(value)
 
 
 def is_above(row: Row, name: str, threshold: float) -> bool | None:
-    """Return whether an interval lies above a threshold; None: it contains the threshold.
+    """Return whether an interval lies above a threshold, or None if it contains the threshold.
 
     Args:
-        row: A row with the columns `{name}_low` and `{name}_high`.
-        name: What the interval is of.
-        threshold: It counts as above if even its lower end is at least this.
+        row: A row with the ends of the interval in the columns `{name}_low` and `{name}_high`.
+        name: The quantity, such as "r2".
+        threshold: The interval is above it if its lower end is at least this.
     """
     low = _number(row, f"{name}_low")
     high = _number(row, f"{name}_high")
@@ -64,7 +64,7 @@ def is_above(row: Row, name: str, threshold: float) -> bool | None:
 
 
 def _all_hold(*rules: bool | None) -> bool | None:
-    """Return whether all rules hold; None: none fails, and one is undecided."""
+    """Return whether all rules hold, or None if none fails and one of them is undecided (None)."""
     if False in rules:
         return False
     if None in rules:
@@ -73,11 +73,12 @@ def _all_hold(*rules: bool | None) -> bool | None:
 
 
 def is_leak(row: Row) -> bool | None:
-    """Return whether a source's states move when later tokens are replaced; None: nobody tried.
+    """Return whether a source's states change when later tokens are replaced.
 
-    Only a source that reads later tokens can do that. A source that copies earlier text also
-    predicts later text, wherever the text repeats itself, and its stitch may lose less than the
-    target. So neither is evidence of a leak.
+    Only a source that reads later tokens can do that. That its states predict later text, or that
+    its stitch loses less than the target, is no evidence of a leak: both are also true of a source
+    that copies earlier text, wherever the text repeats itself. Returns None if it was not
+    measured (NaN).
     """
     share = _number(row, "later")
     if math.isnan(share):
@@ -86,9 +87,10 @@ def is_leak(row: Row) -> bool | None:
 
 
 def _shares_more_than_mixing(row: Row) -> bool | None:
-    """Return whether source and target share clearly more than local mixing and the target do.
+    """Return whether source and target clearly share more than the target and local mixing do.
 
-    None: there is no interval.
+    Local mixing is a network that has the target's embedding and only mixes earlier tokens.
+    Returns None if the interval is unbounded and does not lie above 0.
     """
     if _number(row, "beyond_mixing_low") > 0:
         return True

@@ -19,12 +19,12 @@ BELOW_ROWS = 1.8  # a title and the names of models
 
 
 def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
-    """Draw the correlation of every two measures as a matrix.
+    """Draw the rank correlation of every two similarity measures as a matrix.
 
-    The measure that agrees most with the others comes first.
+    Measures are ordered by their mean correlation with the others, from the highest to the lowest.
 
     Args:
-        table: A row for each two measures, in the columns measure, other and rho.
+        table: A row for each two measures, with the columns measure, other and rho.
         measures: The names of all measures.
         folder: Where the figure is written.
     """

@@ -15,11 +15,11 @@ def draw_correlation_matrix(
     """Draw the lower half of a symmetric matrix of numbers from -1 to 1.
 
     Args:
-        axes: The panel.
+        axes: Where it is drawn.
         cells: The matrix as a table; the names of its columns are also those of the rows.
         rotation: The angle of the names of the columns, in degrees.
-        inches: The width of the matrix; the numbers are written where they can be read.
-        ha: How the names of the columns are aligned to their marks.
+        inches: The width of the matrix. If cells are wide enough, the numbers are written in them.
+        ha: The horizontal alignment of the names of the columns.
 
     Returns:
         The image, for a colour bar.

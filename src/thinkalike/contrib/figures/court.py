@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +22,20 @@ DOSE_HEIGHT = 1.8
 
 
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
-    """Draw a panel for each judge: a row for each kind of source, a point for each source.
+    """Draw what similarity measures say of sources whose similarity to a target is known.
+
+    There is a panel for each measure, with a row for each kind of source and a point for each
+    source.
 
     Args:
-        table: A row for each source, with its kind and a column for each judge.
-        judges: The names of the judges.
+        table: A row for each source, with its kind and a column for each measure.
+        judges: The names of the measures.
         folder: Where the figure is written.
     """
     kinds = list(dict.fromkeys(table["kind"]))
     from_below = kinds[::-1]  # so that the first kind is on top
     across = min(len(judges), PANELS_ACROSS)
-    down = -(-len(judges) // across)
+    down = ceil(len(judges) / across)
     height = (KIND_HEIGHT * len(kinds) + AXIS_HEIGHT) * down + 0.3
     with canvas(PAGE, height, down, across, squeeze=False, sharey=True) as (figure, panels):
         for axes, judge in zip(panels.flat, judges, strict=False):
@@ -52,14 +56,15 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
 
 
 def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Draw each judge's value against the share of the target's own variance.
+    """Draw the value of each measure against the share of variance that is the target's own.
 
     Args:
-        curves: By the name of the judge, a row for each source in the columns own_share and value.
+        curves: By the name of the measure, a row for each source with the columns own_share and
+            value.
         folder: Where the figure is written.
     """
     across = min(len(curves), PANELS_ACROSS)
-    down = -(-len(curves) // across)
+    down = ceil(len(curves) / across)
     height = DOSE_HEIGHT * down + 0.3
     with canvas(PAGE, height, down, across, squeeze=False, sharex=True) as (figure, panels):
         for axes, (judge, curve) in zip(panels.flat, curves.items(), strict=False):

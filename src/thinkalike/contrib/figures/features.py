@@ -45,7 +45,7 @@ class Contrast(NamedTuple):
 
 
 def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the correlations of all features with all: a table with named rows and columns."""
+    """Draw the matrix of correlations of features, with their names at rows and columns."""
     with canvas(COLUMN, COLUMN) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, table, rotation=45.0, inches=inches, ha="right")
@@ -56,9 +56,14 @@ def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
 
 
 def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw the layers of each model as a line through their points x, y, with their `stress`.
+    """Draw layers as points of a plane (MDS), with a line through the layers of each model.
 
     The first and the last layer of each model are named.
+
+    Args:
+        axes: Where it is drawn.
+        points: A row for each layer: model, layer, x, y, and the stress (the error of the plane's
+            distances), which is the same in all rows.
     """
     for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
         axes.plot(
@@ -86,7 +91,11 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
-    """Draw for each contrast the importance of all features in both layers, and the words."""
+    """Draw pairs of layers: the importance of features in both, and the words as points.
+
+    Each contrast is a row of panels: the words of one layer, the importances, and the words of the
+    other layer.
+    """
     n_rows = len(contrasts)
     with canvas(PAGE, 2.4 * n_rows, n_rows, 3, squeeze=False) as (figure, panels):
         for (first, middle, second), contrast in zip(panels, contrasts, strict=True):
@@ -98,10 +107,10 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
 
 
 def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> None:
-    """Draw the words of a layer in a plane, coloured by the levels of a feature.
+    """Draw the words of a layer as points of a plane (MDS), coloured by the levels of a feature.
 
     Args:
-        axes: The panel.
+        axes: Where it is drawn.
         name: The name of the layer.
         words: A row for each word: x, y, its level of the feature, and the stress of the plane.
         feature: The name of the feature.
@@ -117,7 +126,10 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
 
 
 def _draw_importance(axes: Axes, contrast: Contrast) -> None:
-    """Draw the importance of each feature in one layer against the other, with the diagonal."""
+    """Draw the importance of each feature in one layer against that in the other.
+
+    Features are named unless they are unimportant in both layers.
+    """
     table = contrast.importance
     values = table[["x", "y"]].to_numpy()
     largest = values.max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -33,20 +34,22 @@ MARGIN = 0.05  # of the height of a panel, above and below its values
 
 
 def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Draw means over pairs of models by kind of pair, against depth, with intervals over models.
+    """Draw means over pairs of models against depth, a line for each kind of pair.
 
-    Panels of one quantity have one scale, so that a null looks as small as it is.
+    The kind of a pair is the groups of its two models. Error bars are intervals over models.
+    Panels of the same quantity have the same scale, so that small effects look small.
 
     Args:
-        panels_by_title: By the title of the panel, a table with pair, place, mean, low and high,
-            and column, the quantity.
+        panels_by_title: The table of each panel, by its title. The columns are pair (the kind of
+            pair), place (the depth), mean, low, high, column (the quantity) and axis (what the
+            depth is called).
         folder: Where the figure is written.
     """
     n_panels = len(panels_by_title)
     across = min(n_panels, 2)
     if n_panels % MOST_ACROSS == 0:
         across = min(n_panels, MOST_ACROSS)
-    down = -(-n_panels // across)
+    down = ceil(n_panels / across)
     all_rows = pd.concat(list(panels_by_title.values()))
     values = all_rows.set_index("column")[["mean", "low", "high"]]
     handle_of_label = {}
@@ -57,8 +60,9 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
             quantity = str(table["column"].iloc[0])
             lowest = np.nanmin(finite.loc[quantity])
             highest = np.nanmax(finite.loc[quantity])
-            margin = MARGIN * (highest - lowest or 1)
-            _draw_means(axes, table)
+            value_range = highest - lowest or 1  # 1 if all values are the same
+            margin = MARGIN * value_range
+            _draw_means_by_depth(axes, table)
             axes.set_ylim(lowest - margin, highest + margin)
             axes.set(ylabel=LABELS[quantity], title=title)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -70,8 +74,14 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
         save(figure, folder, "groups")
 
 
-def _draw_means(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw a line for each kind of pair of models."""
+def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw means with error bars against depth, a line for each kind of pair of models.
+
+    Args:
+        axes: Where it is drawn.
+        table: A row for each kind of pair and depth, with the columns pair, place (the depth),
+            mean, low, high and axis (what the depth is called).
+    """
     for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
         colour = COLOURS[number % len(COLOURS)]
         line(axes, rows, "mean", ("low", "high"), str(pair), colour, "o-")
@@ -81,11 +91,16 @@ def _draw_means(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def draw_distances(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the distances of all pairs of models: a matrix by groups, and by the kind of pair."""
+    """Draw the distances of all pairs of models, as a matrix and as box plots by kind of pair.
+
+    Args:
+        table: A row for each source and target, with their groups and the distance (value).
+        folder: Where the figure is written.
+    """
     with canvas(COLUMN, 5.2, 2, 1) as (figure, (matrix_axes, kinds_axes)):
         image = _draw_distance_matrix(matrix_axes, table)
         figure.colorbar(image, ax=matrix_axes, label="distance (equation 2)", shrink=0.85)
-        _draw_kinds(kinds_axes, table)
+        _draw_boxes_by_kind(kinds_axes, table)
         models = table["source"].nunique()
         note = "boxes: quartiles and median; points: pairs of models"
         write_title(figure, matrix_axes, f"Distances of {models} models", note)
@@ -93,7 +108,11 @@ def draw_distances(table: pd.DataFrame, folder: Path) -> None:
 
 
 def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
-    """Draw the matrix of distances in the order of the groups, with lines between groups."""
+    """Draw the lower half of the matrix of distances, with white lines between groups.
+
+    Models are in the order of the table, in which those of one group follow each other. The image
+    is returned for a colour bar.
+    """
     names = list(dict.fromkeys(table["source"]))
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
     image = axes.imshow(lower_half(cells.to_numpy(float)), origin="lower", cmap="viridis")
@@ -108,8 +127,12 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
     return image
 
 
-def _draw_kinds(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw a box for each kind of pair, and a point for each pair of models."""
+def _draw_boxes_by_kind(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw box plots of distances by kind of pair (the two groups), and a point for each pair.
+
+    Points are shifted sideways at random so that they do not hide each other.
+    """
+    # Each pair once: distances are symmetric.
     pairs = table[table["source"] < table["target"]]
     values_of_kind = {str(kind): rows["value"] for kind, rows in pairs.groupby("pair")}
     axes.boxplot(
@@ -120,7 +143,7 @@ def _draw_kinds(axes: Axes, table: pd.DataFrame) -> None:
     )
     random = np.random.default_rng(0)
     for number, values in enumerate(values_of_kind.values()):
-        position = number + 1  # of the box
+        position = number + 1  # of the box: `boxplot` counts from 1
         jitter = random.uniform(-0.15, 0.15, len(values))
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(position + jitter, values, "o", color=colour, markersize=2.5, alpha=0.6)

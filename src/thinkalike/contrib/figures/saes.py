@@ -17,18 +17,24 @@ STARTS = {
 
 
 def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
-    """Draw explained variance against all FLOPs, a panel for each transfer.
+    """Draw the variance that sparse autoencoders explain against the FLOPs of their training.
 
-    Lines are means over seeds, points single seeds. Each start has the learning rate that is best
-    at each evaluation.
+    Lines are means over seeds, points single seeds, and colours the starts. At each evaluation,
+    the learning rate is the one that is best there.
+
+    Args:
+        curves: A row for each start, learning rate, seed and evaluation. With a column `transfer`,
+            there is a panel for each of its values.
+        folder: Where the figure is written.
     """
-    panels_of = [("", curves)]
+    titled_tables = [("", curves)]
     if "transfer" in curves:
-        panels_of = [(str(name), rows) for name, rows in curves.groupby("transfer", sort=False)]
-    n_panels = len(panels_of)
+        by_transfer = curves.groupby("transfer", sort=False)
+        titled_tables = [(str(name), rows) for name, rows in by_transfer]
+    n_panels = len(titled_tables)
     width = width_of(n_panels)
     with canvas(width, 2.6, 1, n_panels, squeeze=False) as (figure, panels):
-        for axes, (title, rows) in zip(panels[0], panels_of, strict=True):
+        for axes, (title, rows) in zip(panels[0], titled_tables, strict=True):
             _draw_starts(axes, rows)
             axes.set_title(title)
         panels[0][0].set_ylabel("explained variance [share]")
@@ -40,11 +46,11 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
 
 
 def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw what each start explains over its FLOPs: a point per seed, a line of their means.
+    """Draw explained variance against FLOPs for each start: a point per seed, a line of means.
 
     Args:
-        axes: The panel.
-        table: The rows of one panel, of all starts, rates, seeds and evaluations.
+        axes: Where it is drawn.
+        table: A row for each start, learning rate, seed and evaluation.
     """
     for number, (start, rows) in enumerate(table.groupby("start", sort=False)):
         at_best_rate = _at_best_rate(rows)
@@ -65,13 +71,16 @@ def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
             label=STARTS.get(str(start), str(start)),
         )
     axes.set(xlabel="FLOPs, all counted")
-    # Before training a random start has taken none, which a logarithm cannot show.
+    # A random start has taken 0 FLOPs before training, which a logarithmic axis cannot show.
     first_flops = table.loc[table["tokens"] > 0, "flops"].min()
     axes.set_xscale("symlog", linthresh=max(first_flops, 1.0))
 
 
 def _at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the learning rate that is best, in the mean over seeds, at each time."""
+    """Return the rows of the best learning rate at each number of tokens.
+
+    The best one explains most variance, in the mean over seeds.
+    """
     means = rows.groupby(["tokens", "rate"])["explained_variance"].mean()
-    best = list(means.groupby("tokens").idxmax())  # (tokens, rate) at each number of tokens
+    best = list(means.groupby("tokens").idxmax())  # pairs (tokens, rate)
     return rows.set_index(["tokens", "rate"]).loc[best].reset_index()

@@ -26,7 +26,13 @@ SMOOTHED_STEPS = 10  # of a running mean
 
 
 def draw_directions(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the penalty against the layer, a panel for each group, a line for each direction."""
+    """Draw the penalty of stitches against the layer, a line for each source and target.
+
+    Args:
+        table: A row for each source, target and layer, with the penalty and its interval. There is
+            a panel for each value of the column `group`.
+        folder: Where the figure is written.
+    """
     groups = list(dict.fromkeys(table["group"]))
     width = width_of(len(groups))
     with canvas(width, 3.2, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
@@ -56,10 +62,10 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
 def draw_learning_curves(
     curves: Mapping[tuple[str, str], Float[np.ndarray, "steps layers"]], folder: Path
 ) -> None:
-    """Draw smoothed losses against the step, a row of panels for each group, a panel a layer.
+    """Draw the smoothed training losses of stitches: a row of panels per group, a panel per layer.
 
     Args:
-        curves: The losses of all layers at each step, by group and direction.
+        curves: The losses of the stitches of all layers at each step, by (group, label).
         folder: Where the figure is written.
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
@@ -90,10 +96,10 @@ def draw_learning_curves(
 def _draw_losses(
     axes: Axes, curves: Mapping[str, Float[np.ndarray, "steps layers"]], layer: int
 ) -> None:
-    """Draw the smoothed losses of one layer over steps, a line for each curve, by label.
+    """Draw the smoothed losses of one layer over training steps, a line for each label.
 
     Args:
-        axes: The panel.
+        axes: Where it is drawn.
         curves: The losses of all layers at each step, by label.
         layer: The column of the losses that is drawn.
     """

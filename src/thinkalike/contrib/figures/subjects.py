@@ -22,15 +22,16 @@ BANDS = "coloured bands: 95 % intervals"
 def draw_subject_scores(
     table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str
 ) -> None:
-    """Draw the mean score of each layer of each model, a panel for each recorded layer.
+    """Draw how well each layer of each model explains recordings, a panel for each recorded layer.
 
-    A grey band is the noise ceiling, from `lower` to `upper` of `ceilings`.
+    Scores are means over subjects. A grey band is the noise ceiling, which no model is expected to
+    exceed by much.
 
     Args:
         table: A row for each recorded layer and layer of a model, with its score and interval.
-        ceilings: A row for each recorded layer.
+        ceilings: The ends `lower` and `upper` of the noise ceiling of each recorded layer.
         folder: Where the figure is written.
-        comparator: How distances were compared, which the axis says.
+        comparator: How distances were compared, such as "spearman"; a label of the axis.
     """
     recorded = list(ceilings["recorded"])
     n_panels = len(recorded)

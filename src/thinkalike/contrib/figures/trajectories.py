@@ -14,11 +14,13 @@ from thinkalike.figures.trajectories import label_steps, step_position
 
 
 def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
-    """Draw similarity to the end by layer in each run, and how many runs have an onset when.
+    """Draw how training runs settle: similarity to the last checkpoint, and onsets of features.
+
+    The onset of a feature is the step from which it can be read out of a layer.
 
     Args:
         runs: By the name of the run, a row for each layer and step.
-        onsets: A row for each run, feature and layer.
+        onsets: A row for each run, feature and layer, with the onset or NaN.
         folder: Where the figure is written.
     """
     last_run = list(runs.values())[-1]
@@ -36,9 +38,10 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
 
 
 def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
-    """Draw the likeness of each checkpoint to the last: a line per run and layer.
+    """Draw the similarity of each checkpoint to the last one: a line per run and layer.
 
-    The lines of the first run come first, one for each layer, so a legend of layers names these.
+    Colours are layers. The lines of the first run are drawn first, one for each layer, so that a
+    legend with one label for each layer names these.
     """
     for table in runs.values():
         positions = step_position(table["step"].unique())
@@ -49,7 +52,10 @@ def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
 
 
 def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
-    """Draw a circle at each step of an onset, with the number of runs that have it there."""
+    """Draw a circle for each feature and onset, with the number of runs in it.
+
+    The onset of a run is the earliest one of its layers. Runs without an onset are not drawn.
+    """
     features = list(dict.fromkeys(onsets["feature"]))
     for number, feature in enumerate(features):
         of_feature = onsets[onsets["feature"] == feature]

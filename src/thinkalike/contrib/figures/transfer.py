@@ -65,12 +65,13 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
 
 
 def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> None:
-    """Draw the accuracies of all conditions side by side at each feature, with chance.
+    """Draw the accuracies of all conditions side by side for each feature, with chance.
 
     Args:
-        axes: The panel.
+        axes: Where it is drawn.
         table: A row for each condition and feature of one layer pair and split.
-        features: The features from left to right; where a condition has none, nothing is drawn.
+        features: The features from left to right. Where a condition has no accuracy for a feature,
+            nothing is drawn.
     """
     conditions = list(dict.fromkeys(table["condition"]))
     positions = np.arange(len(features))
@@ -104,9 +105,10 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
 
 
 def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
-    """Draw the share of the natural effect against the layer pair.
+    """Draw the effects of steering vectors against the layer pair.
 
-    There is a panel for each position and strength. Without any natural effect, effects are drawn.
+    There is a panel for each position and strength. Effects are shares of the natural effect, that
+    of the text itself; if no share is known, they are in nats.
 
     Args:
         table: The table of a result of `measure=steering`.
@@ -132,10 +134,10 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
 
 
 def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
-    """Draw a line for each condition against the layer pair.
+    """Draw the effects of steering vectors against the layer pair, a line for each condition.
 
     Args:
-        axes: The panel.
+        axes: Where it is drawn.
         table: A row for each layer pair and condition, of one position and strength.
         has_shares: Whether shares of the natural effect are drawn, and not effects in nats.
     """
@@ -166,7 +168,10 @@ def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
 
 
 def _error_bars(value: pd.Series, low: pd.Series, high: pd.Series) -> list[pd.Series]:
-    """Return how far the interval reaches below and above the value; NaN where it has no end."""
+    """Return the lengths of error bars below and above values, NaN where an interval is unbounded.
+
+    They are at least 0, as matplotlib requires, even if an interval does not contain its value.
+    """
     below = (value - finite_or_nan(low)).clip(lower=0)
     above = (finite_or_nan(high) - value).clip(lower=0)
     return [below, above]

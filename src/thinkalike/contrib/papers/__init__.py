@@ -31,11 +31,12 @@ def paper_experiment(name: str) -> Experiment:
             if experiment.name == name:
                 return experiment
 
-    # A user's own file experiment/mine.yaml is an option, and no experiment.
+    # A user's own file experiment/mine.yaml is an option of the command line, but it is not one
+    # of the experiments of a paper.
     experiment_names = [
         option
         for option in options("experiment")
         if option.partition("/")[0] in PAPERS and option != name
     ]
     one_of("experiment", name, experiment_names)
-    raise AssertionError(name)
+    raise AssertionError(name)  # `one_of` has raised a ConfigError that lists the names

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
     Bound,
     Claim,
     bonferroni_note,
@@ -48,32 +49,33 @@ LAST_BLOCK = 2
 
 
 def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
-    """Return a statistic of some results with its jackknife interval over documents.
+    """Return a statistic of some CKA matrices with its jackknife interval over documents.
 
-    All results are about the same text, so that their parts of the documents are the same.
+    Each result has its matrix for all documents, and again without each of several parts of the
+    documents. All results are about the same text, so that these parts are the same.
 
     Args:
-        statistic: Takes the matrices of the results, (l, m) or (parts, l, m) each.
-        results: The results.
-        level: The probability with which the interval covers.
+        statistic: Takes one matrix (l, m) for each result, or one batch of them (parts, l, m).
+        results: The results of CKA between some pairs of models.
+        level: The probability with which the interval covers the statistic.
     """
-    cells = [torch.from_numpy(result.arrays["value"]) for result in results]
-    cells_without = [torch.from_numpy(result.arrays["without"]) for result in results]
-    return jackknife(statistic(cells), statistic(cells_without), level=level)
+    matrices = [torch.from_numpy(result.arrays["value"]) for result in results]
+    matrices_without = [torch.from_numpy(result.arrays["without"]) for result in results]
+    return jackknife(statistic(matrices), statistic(matrices_without), level=level)
 
 
-def early(n_layers: int) -> slice:
+def early_layers(n_layers: int) -> slice:
     """Return the early layers: the first eighth, at least one."""
     return slice(0, max(n_layers // 8, 1))
 
 
-def middle(n_layers: int) -> slice:
+def middle_layers(n_layers: int) -> slice:
     """Return the middle layers: all but the first and the last quarter."""
     return slice(n_layers // 4, n_layers - n_layers // 4)
 
 
 def off_diagonal(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
-    """Return the mean CKA of two different layers of a model."""
+    """Return the mean CKA of two different layers of a model, from its matrix of layers."""
     n_layers = cells.shape[-1]
     is_different = ~torch.eye(n_layers, dtype=torch.bool)
     return cells[..., is_different].mean(-1)
@@ -85,10 +87,10 @@ def block_structure(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
     The blocks are the early layers, the last layer, and all others.
     """
     n_layers = cells.shape[-1]
-    block = torch.full((n_layers,), MIDDLE_BLOCK)
-    block[early(n_layers)] = EARLY_BLOCK
-    block[-1] = LAST_BLOCK
-    is_one_block = block[:, None] == block
+    block_of_layer = torch.full((n_layers,), MIDDLE_BLOCK)
+    block_of_layer[early_layers(n_layers)] = EARLY_BLOCK
+    block_of_layer[-1] = LAST_BLOCK
+    is_one_block = block_of_layer[:, None] == block_of_layer
     is_different = ~torch.eye(n_layers, dtype=torch.bool)
     within = cells[..., is_one_block & is_different].mean(-1)
     across = cells[..., ~is_one_block].mean(-1)
@@ -98,7 +100,7 @@ def block_structure(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
 def one_sidedness(cells: Float[Tensor, "*b l m"]) -> Float[Tensor, "*b"]:
     """Return the mean over i < j of CKA(source i, target j) - CKA(source j, target i).
 
-    Both models have as many layers.
+    It is 0 for a symmetric matrix. Both models have the same number of layers, l = m.
     """
     upper_rows, upper_columns = torch.triu_indices(cells.shape[-2], cells.shape[-1], 1)
     return (cells - cells.mT)[..., upper_rows, upper_columns].mean(-1)
@@ -123,14 +125,14 @@ def _jobs_with_largest(case: Case) -> list[InnerJob]:
 
 
 def _jobs(case: Case, pairs: Sequence[Names]) -> list[InnerJob]:
-    """Return the job of each pair of a source and a target, labelled by both names."""
+    """Return one job for each pair of a source and a target; its label is "source, target"."""
     return [
         InnerJob(f"{source}, {target}", (case.models[source], case.models[target]))
         for source, target in pairs
     ]
 
 
-def _result(case: Case, names: Names) -> Result:
+def _result_of_pair(case: Case, names: Names) -> Result:
     """Return the result of the job of a source and a target."""
     return case.results[", ".join(names)]
 
@@ -138,27 +140,29 @@ def _result(case: Case, names: Names) -> Result:
 # ---- Claims.
 
 
-def _units(result: Result) -> str:
+def _interval_units(result: Result) -> str:
     """Say what intervals of a result are over."""
     return f"{len(result.arrays['without'])} parts of the documents"
 
 
-def _greater(
-    claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], words: str
+def _claim_above_zero(
+    claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], statistic_name: str
 ) -> Claim:
-    """Return the claim that a statistic of some pairs of models is above 0.
+    """Judge the claim that a statistic of some CKA matrices is above 0.
+
+    Its jackknife interval over documents decides.
 
     Args:
         claim: The claim in words.
         statistic: Takes the matrices of these pairs, in their order.
         case: The experiment with its results.
         pairs: The names of the source and the target of each pair.
-        words: What the number is, in words.
+        statistic_name: What the statistic is, in words.
     """
-    results = [_result(case, names) for names in pairs]
+    results = [_result_of_pair(case, names) for names in pairs]
     value = jackknifed(statistic, results)
-    numbers = f"{words}: {value:+.4f}"
-    return judged_claim(claim, [(Bound("above"), value)], numbers, _units(results[0]))
+    numbers = f"{statistic_name}: {value:+.4f}"
+    return judged_claim(claim, [(ABOVE_ZERO, value)], numbers, _interval_units(results[0]))
 
 
 def _listed_pairs(pairs: Sequence[Names]) -> str:
@@ -166,101 +170,121 @@ def _listed_pairs(pairs: Sequence[Names]) -> str:
     return " and ".join(f"({source}, {target})" for source, target in pairs)
 
 
-def _odd_one_out(
+def _claim_that_model_is_odd(
     claim: str, case: Case, pairs_without: Sequence[Names], pairs_with: Sequence[Names]
 ) -> Claim:
-    """Return the claim that middle layers are more similar without the odd model than with it.
+    """Judge the claim that one model's middle layers are less like those of the other models.
+
+    The statistic is the mean CKA of middle layers over pairs of models without the odd one, minus
+    that over pairs with it.
 
     Args:
         claim: The claim in words.
         case: The experiment with its results.
         pairs_without: Pairs of models without the odd one.
-        pairs_with: Pairs with it.
+        pairs_with: Pairs of a model and the odd one.
     """
 
-    def difference(cells: Sequence[Tensor]) -> Tensor:
+    def difference(matrices: Sequence[Tensor]) -> Tensor:
+        """Return the mean without the odd model minus that with it; see `pairs` for the order."""
         means = []
-        for of_pair in cells:
-            source_layers, target_layers = of_pair.shape[-2:]
-            middle_cells = of_pair[..., middle(source_layers), middle(target_layers)]
+        for matrix in matrices:
+            n_source_layers, n_target_layers = matrix.shape[-2:]
+            middle_cells = matrix[
+                ..., middle_layers(n_source_layers), middle_layers(n_target_layers)
+            ]
             means.append(middle_cells.mean((-2, -1)))
         mean_without = torch.stack(means[: len(pairs_without)]).mean(0)
         mean_with = torch.stack(means[len(pairs_without) :]).mean(0)
         return mean_without - mean_with
 
-    words = (
+    pairs = [*pairs_without, *pairs_with]
+    statistic_name = (
         f"mean CKA of middle layers of {_listed_pairs(pairs_without)} minus that of "
         f"{_listed_pairs(pairs_with)}"
     )
-    return _greater(claim, difference, case, [*pairs_without, *pairs_with], words)
+    return _claim_above_zero(claim, difference, case, pairs, statistic_name)
 
 
-def _early(case: Case, pairs: Sequence[Names]) -> Claim:
-    """Return the claim that early layers of two models are more similar than layers in general."""
+def _claim_that_early_layers_are_alike(case: Case, pairs: Sequence[Names]) -> Claim:
+    """Judge the claim that early layers of two models are more similar than layers in general."""
 
-    def excess(cells: Sequence[Tensor]) -> Tensor:
+    def excess(matrices: Sequence[Tensor]) -> Tensor:
+        """Return the mean CKA of two early layers minus that of any two, averaged over pairs."""
         excesses = []
-        for of_pair in cells:
-            source_layers, target_layers = of_pair.shape[-2:]
-            early_cells = of_pair[..., early(source_layers), early(target_layers)]
-            excesses.append(early_cells.mean((-2, -1)) - of_pair.mean((-2, -1)))
+        for matrix in matrices:
+            n_source_layers, n_target_layers = matrix.shape[-2:]
+            early_cells = matrix[..., early_layers(n_source_layers), early_layers(n_target_layers)]
+            excesses.append(early_cells.mean((-2, -1)) - matrix.mean((-2, -1)))
         return torch.stack(excesses).mean(0)
 
     claim = "early layers are alike across sizes, more than layers are in general"
-    words = f"mean CKA of early layers minus that of all, {_listed_pairs(pairs)}"
-    return _greater(claim, excess, case, pairs, words)
+    statistic_name = f"mean CKA of early layers minus that of all, {_listed_pairs(pairs)}"
+    return _claim_above_zero(claim, excess, case, pairs, statistic_name)
 
 
-def _blocks(case: Case, name: str) -> Claim:
-    """Return the claim that the layers of a model form blocks."""
+def _claim_of_blocks(case: Case, name: str) -> Claim:
+    """Judge the claim that the layers of a model form three blocks: early, middle and last.
 
-    def structure(cells: Sequence[Tensor]) -> Tensor:
-        return block_structure(cells[0])
+    Layers of one block must be more similar, by CKA, than layers of two blocks.
+    """
 
-    words = "mean CKA of two layers of one block minus that of two blocks"
+    def structure(matrices: Sequence[Tensor]) -> Tensor:
+        return block_structure(matrices[0])
+
+    statistic_name = "mean CKA of two layers of one block minus that of two blocks"
     claim = f"{name} has blocks: early, middle, last"
-    return _greater(claim, structure, case, [(name, name)], words)
+    return _claim_above_zero(claim, structure, case, [(name, name)], statistic_name)
 
 
-def _grows(case: Case) -> Claim:
-    """Return the claim that each larger model has more similar layers than the one before."""
+def _claim_that_likeness_grows(case: Case) -> Claim:
+    """Judge the claim that the layers of each larger model are more similar to each other.
 
-    def increase(cells: Sequence[Tensor]) -> Tensor:
-        smaller, larger = cells
-        return off_diagonal(larger) - off_diagonal(smaller)
+    The models are in order of size. For each one and the next, the mean CKA of two different
+    layers must increase; the intervals hold for all increases together.
+    """
 
-    steps = list(itertools.pairwise(case.names))
-    level = level_of_each(len(steps))
-    results = {name: _result(case, (name, name)) for name in case.names}
+    def increase(matrices: Sequence[Tensor]) -> Tensor:
+        of_smaller, of_larger = matrices
+        return off_diagonal(of_larger) - off_diagonal(of_smaller)
+
+    neighbours = list(itertools.pairwise(case.names))
+    level = level_of_each(len(neighbours))
+    results = {name: _result_of_pair(case, (name, name)) for name in case.names}
     increases = []
-    listed_steps = []
-    for smaller, larger in steps:
-        step = jackknifed(increase, [results[smaller], results[larger]], level)
-        increases.append(step)
-        listed_steps.append(f"{larger} minus {smaller} {step:+.4f}")
+    listed_increases = []
+    for smaller, larger in neighbours:
+        estimate = jackknifed(increase, [results[smaller], results[larger]], level)
+        increases.append(estimate)
+        listed_increases.append(f"{larger} minus {smaller} {estimate:+.4f}")
     return judged_claim(
         "the likeness of a model's layers grows with scale",
-        [(Bound("above"), step) for step in increases],
-        f"mean CKA of two different layers: {'; '.join(listed_steps)}"
-        f"{bonferroni_note(len(steps))}",
-        _units(results[case.names[0]]),
+        [(ABOVE_ZERO, estimate) for estimate in increases],
+        f"mean CKA of two different layers: {'; '.join(listed_increases)}"
+        f"{bonferroni_note(len(neighbours))}",
+        _interval_units(results[case.names[0]]),
     )
 
 
-def _tilt(case: Case) -> Claim:
-    """Return the claim that CKA between SoLU and GeLU is the same in both directions."""
+def _claim_of_symmetry(case: Case) -> Claim:
+    """Judge the claim that CKA between a SoLU and a GeLU model is the same in both directions.
 
-    def one_direction(cells: Sequence[Tensor]) -> Tensor:
-        return one_sidedness(cells[0])
+    The statistic is the mean CKA of an earlier SoLU layer with a later GeLU layer, minus that of
+    the later SoLU layer with the earlier GeLU layer. It must be nearly 0.
+    """
+
+    def direction(matrices: Sequence[Tensor]) -> Tensor:
+        return one_sidedness(matrices[0])
 
     solu, gelu = case.names
-    result = _result(case, (solu, gelu))
-    tilt = jackknifed(one_direction, [result])
+    result = _result_of_pair(case, (solu, gelu))
+    asymmetry = jackknifed(direction, [result])
     return judged_claim(
         "CKA between SoLU and GeLU shows no direction",
-        [(Bound("within", NO_DIRECTION), tilt)],
-        f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: {tilt:+.4f}",
-        _units(result),
+        [(Bound("within", NO_DIRECTION), asymmetry)],
+        f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: "
+        f"{asymmetry:+.4f}",
+        _interval_units(result),
     )
 
 
@@ -268,67 +292,84 @@ def _tilt(case: Case) -> Claim:
 
 
 def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
-    """Return the table of all pairs of models, with heatmaps of those that are drawn.
+    """Return the conclusion with the table of all pairs of models, and the function that draws.
 
     Args:
         case: The experiment with its results.
-        claims: What is claimed.
-        drawn: The names of the source and the target of each heatmap.
+        claims: The judged claims.
+        drawn: The names of the source and the target of each heatmap of CKA.
     """
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
-    tables = []
+    drawn_tables = []
     for source, target in drawn:
-        tables.append(table[(table["source"] == source) & (table["target"] == target)])
-    draw = partial(layer_heatmaps, pd.concat(tables), file="cka", label="CKA")
+        drawn_tables.append(table[(table["source"] == source) & (table["target"] == target)])
+    draw = partial(layer_heatmaps, pd.concat(drawn_tables), file="cka", label="CKA")
     return Conclusion(table, claims, draw)
 
 
-def _figure3(case: Case) -> Conclusion:
-    """Each Pythia model against the largest; the third is the odd one."""
+def _conclude_figure3(case: Case) -> Conclusion:
+    """Conclude figure 3 of Brown et al. 2023: CKA of each of four Pythia models with the largest.
+
+    The models are in order of size. The third is the odd one: it has a smaller head dimension, and
+    the paper finds its middle layers less like those of the others.
+    """
     pairs = [(name, case.names[-1]) for name in case.names]
     smallest, smaller, odd, itself = pairs
     claim = f"{odd[0]} is less like {odd[1]} in the middle layers than the others are"
     claims = [
-        _odd_one_out(claim, case, [smallest, smaller], [odd]),
-        _early(case, [smallest, smaller, odd]),
-        _blocks(case, itself[0]),
+        _claim_that_model_is_odd(claim, case, [smallest, smaller], [odd]),
+        _claim_that_early_layers_are_alike(case, [smallest, smaller, odd]),
+        _claim_of_blocks(case, itself[0]),
     ]
     if case.scale == "mini":
         # What the paper could not do: 5l and 5l-odd differ in nothing but the head dimension.
         controlled = "controlled: a smaller head dimension alone makes it so"
-        claims.append(_odd_one_out(controlled, case, [smaller], [odd]))
+        claims.append(_claim_that_model_is_odd(controlled, case, [smaller], [odd]))
     return _conclusion(case, claims, pairs)
 
 
-def _figure9(case: Case) -> Conclusion:
-    """All pairs of three Pythia models, one of them trained differently."""
+def _conclude_figure9(case: Case) -> Conclusion:
+    """Conclude figure 9 of Brown et al. 2023: CKA of all pairs of three Pythia models.
+
+    The last of them is the odd one, which has a smaller head dimension.
+    """
     odd = case.names[2]
     pairs = list(itertools.combinations(case.names, 2))
     pairs_with = [pair for pair in pairs if odd in pair]
     pairs_without = [pair for pair in pairs if odd not in pair]
     claim = f"{odd} is less like the others than they are alike in the middle layers"
-    claims = [_odd_one_out(claim, case, pairs_without, pairs_with), _early(case, pairs)]
+    claims = [
+        _claim_that_model_is_odd(claim, case, pairs_without, pairs_with),
+        _claim_that_early_layers_are_alike(case, pairs),
+    ]
     return _conclusion(case, claims, list(itertools.combinations_with_replacement(case.names, 2)))
 
 
-def _figure10(case: Case) -> Conclusion:
-    """Within each of some models of increasing size."""
-    claims = [_grows(case), *(_blocks(case, name) for name in case.names[1:])]
+def _conclude_figure10(case: Case) -> Conclusion:
+    """Conclude figure 10 of Brown et al. 2023: CKA within models of increasing size.
+
+    Blocks of similar layers are claimed of all models but the smallest.
+    """
+    claims = [_claim_that_likeness_grows(case)]
+    for name in case.names[1:]:
+        claims.append(_claim_of_blocks(case, name))
     return _conclusion(case, claims, [(name, name) for name in case.names])
 
 
-def _figure_of_activations(case: Case) -> Conclusion:
-    """Within and between SoLU and GeLU of one depth."""
+def _conclude_figures_4_and_5(case: Case) -> Conclusion:
+    """Conclude figure 4 or 5 of Brown et al. 2023: CKA within and between SoLU and GeLU models."""
     solu, gelu = case.names
-    return _conclusion(case, [_tilt(case)], [(gelu, gelu), (solu, solu), (solu, gelu)])
+    return _conclusion(
+        case, [_claim_of_symmetry(case)], [(gelu, gelu), (solu, solu), (solu, gelu)]
+    )
 
 
 def _head_dimensions(config: ModelConfig) -> dict[str, int]:
-    """Return the sizes of a Hugging Face model by its configuration alone, without its weights.
+    """Read the sizes of a Hugging Face model from its configuration, without its weights.
 
-    They are its layers, its width, its heads, the dimensions of a head, and how many of these
-    rotary embeddings turn: 0 if the configuration says nothing of these.
+    The entry "rotary" is the number of dimensions of a head that rotary embeddings rotate. It is
+    0 if the configuration does not mention rotary embeddings.
     """
     from transformers import AutoConfig
 
@@ -346,13 +387,16 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def _table1(case: Case) -> Conclusion:
-    """The sizes of Pythia models; one has smaller heads than its neighbours."""
+def _conclude_table1(case: Case) -> Conclusion:
+    """Conclude table 1 of Brown et al. 2023: one Pythia model has smaller heads than the others.
+
+    It is compared with the models that are at most two sizes smaller, or larger.
+    """
     rows = [{"model": name, **_head_dimensions(model)} for name, model in case.models.items()]
     table = pd.DataFrame(rows)
     name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
     row = table.index[table["model"] == name][0]
-    about_its_size = table[row - 2 :]  # from the second smaller model on
+    about_its_size = table[row - 2 :]  # rows are in order of size
     odd = table.loc[row]
     others = about_its_size[about_its_size["model"] != name]
     has_smaller_heads = (odd["d_head"] < others["d_head"]).all()
@@ -367,12 +411,12 @@ def _table1(case: Case) -> Conclusion:
     return Conclusion(table, [claim])
 
 
-def _pythia(*sizes: str) -> list[str]:
+def _pythia_names(*sizes: str) -> list[str]:
     """Return the names of deduplicated Pythia models of these sizes."""
     return [f"pythia-{size}-deduped" for size in sizes]
 
 
-def _activations(depth: int) -> dict[str, list[str]]:
+def _solu_and_gelu_names(depth: int) -> dict[str, list[str]]:
     """Return the names of the SoLU and the GeLU model of a depth, by scale."""
     return {
         "paper": [f"solu-{depth}l", f"gelu-{depth}l"],
@@ -382,24 +426,38 @@ def _activations(depth: int) -> dict[str, list[str]]:
 
 # The odd one among the paper's models is pythia-2.8b; among the minis it is neox-5l-odd-mini.
 FIGURE_3 = {
-    "paper": _pythia("1b", "1.4b", "2.8b", "6.9b"),
+    "paper": _pythia_names("1b", "1.4b", "2.8b", "6.9b"),
     "mini": ["neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"],
 }
 FIGURE_9 = {scale: names[:3] for scale, names in FIGURE_3.items()}
 FIGURE_10 = {
-    "paper": _pythia("70m", "160m", "410m", "1b"),
+    "paper": _pythia_names("70m", "160m", "410m", "1b"),
     "mini": ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-6l-mini"],
 }
 TABLE_1 = {
-    "paper": _pythia("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b"),
+    "paper": _pythia_names("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b"),
     "mini": ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"],
 }
 
 EXPERIMENTS = [
-    Experiment("brown2023/figure3", _figure3, FIGURE_3, _jobs_with_largest, "cka"),
-    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), _jobs_between, "cka"),
-    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), _jobs_between, "cka"),
-    Experiment("brown2023/figure9", _figure9, FIGURE_9, _jobs_between, "cka"),
-    Experiment("brown2023/figure10", _figure10, FIGURE_10, _jobs_within, "cka", takes=(2,)),
-    Experiment("brown2023/table1", _table1, TABLE_1, tabulates=True),
+    Experiment("brown2023/figure3", _conclude_figure3, FIGURE_3, _jobs_with_largest, "cka"),
+    Experiment(
+        "brown2023/figure4",
+        _conclude_figures_4_and_5,
+        _solu_and_gelu_names(3),
+        _jobs_between,
+        "cka",
+    ),
+    Experiment(
+        "brown2023/figure5",
+        _conclude_figures_4_and_5,
+        _solu_and_gelu_names(4),
+        _jobs_between,
+        "cka",
+    ),
+    Experiment("brown2023/figure9", _conclude_figure9, FIGURE_9, _jobs_between, "cka"),
+    Experiment(
+        "brown2023/figure10", _conclude_figure10, FIGURE_10, _jobs_within, "cka", takes=(2,)
+    ),
+    Experiment("brown2023/table1", _conclude_table1, TABLE_1, tabulates=True),
 ]

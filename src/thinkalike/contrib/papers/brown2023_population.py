@@ -24,6 +24,8 @@ from torch import Tensor
 
 from thinkalike.contrib.figures.populations import draw_distances, draw_groups_by_depth
 from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
+    BELOW_ZERO,
     Bound,
     Claim,
     bonferroni_note,
@@ -52,7 +54,7 @@ SMALL_PENALTY = 0.02
 # Of CKA: by how much it may tell groups apart where it should not.
 SMALL_CKA_GAP = 0.02
 # Of CKA or accuracy: groups that differ by more have parted, and not only begun to.
-PARTED = 0.02
+CLEAR_DIFFERENCE = 0.02
 # Of the flips between strategies: fewer than this share of them are flips of chance.
 CHANCE_SHARE = 1 / 3
 # Of an accuracy: by how much the groups differ at least.
@@ -68,41 +70,52 @@ FIRST_CUT = -1
 FIRST_LAYER = 0
 
 
-def _job(case: Case, side: Side) -> list[InnerJob]:
-    """Return the one job of a figure: the comparison of its population on one side's pairs."""
+def _inner_jobs(case: Case, side: Side) -> list[InnerJob]:
+    """Return the one job of a figure: the comparison of its population on one set of texts."""
     return [InnerJob(side, changes={**population_parts(case, side)})]
 
 
 # ---- Figures.
 
 
-def _figure2(case: Case) -> Conclusion:
-    """Identity stitches and CKA within and between the groups, on held-out pairs."""
+def _conclude_figure2(case: Case) -> Conclusion:
+    """Conclude figure 2 of Brown et al. 2023, about groups of classifiers on held-out texts.
+
+    Identity stitches (early blocks of one classifier in front of late blocks of another, without
+    a map) and CKA are compared within and between the groups. If the population has a null, two
+    groups whose parents differ only in the seed, they get panels and a claim of their own.
+    """
     population = PopulationResult.of(case, "report")
     claims = stitching_claims(population, "on held-out pairs")
-    claims.append(late_layers_part(population))
+    claims.append(claim_that_late_layers_differ(population))
     claims += cluster_claims(population)
-    tables = {**_stitch_panels(population, ""), **_cka_panel(population, "")}
+    tables = {**_stitch_panel_tables(population, ""), **_cka_panel_table(population, "")}
     if population.config.null:
         null = population.null
-        tables |= {**_stitch_panels(null, ", null"), **_cka_panel(null, ", null")}
-        claims.append(_null_is_not_told_apart(null))
-    return _by_depth(tables, claims)
+        tables |= {**_stitch_panel_tables(null, ", null"), **_cka_panel_table(null, ", null")}
+        claims.append(_claim_that_null_groups_are_alike(null))
+    return _conclusion_with_panels(tables, claims)
 
 
-def _figure7(case: Case) -> Conclusion:
-    """The same identity stitches on the challenge."""
+def _conclude_figure7(case: Case) -> Conclusion:
+    """Conclude figure 7 of Brown et al. 2023: identity stitches on the challenge texts.
+
+    The challenge has pairs of texts that a classifier gets wrong if it uses a heuristic.
+    """
     population = PopulationResult.of(case, "challenge")
     claims = [gap_claim(population), *stitching_claims(population, "on the challenge")]
-    tables = _stitch_panels(population, ", challenge")
+    tables = _stitch_panel_tables(population, ", challenge")
     if population.config.null:
-        tables |= _stitch_panels(population.null, ", challenge, null")
-        claims.append(null_flips_less(population))
-    return _by_depth(tables, claims)
+        tables |= _stitch_panel_tables(population.null, ", challenge, null")
+        claims.append(claim_that_null_flips_less(population))
+    return _conclusion_with_panels(tables, claims)
 
 
-def _figure8(case: Case) -> Conclusion:
-    """Distances between the models from CKA of all layers."""
+def _conclude_figure8(case: Case) -> Conclusion:
+    """Conclude figure 8 of Brown et al. 2023: distances between classifiers, from CKA.
+
+    The table has one row for each source and target; the distance is √Σ arccos²(CKA) over layers.
+    """
     population = PopulationResult.of(case, "report")
     rows = []
     for source, target in itertools.product(population.group_of.items(), repeat=2):
@@ -117,7 +130,7 @@ def _figure8(case: Case) -> Conclusion:
     difference = population.grouped(population.distances[..., None]).difference
     nearer = judged_claim(
         "models of one group are nearer to each other than models of two",
-        [(Bound("below"), difference)],
+        [(BELOW_ZERO, difference)],
         f"mean distance within minus between {difference[0]:+.3f}",
         population.units,
     )
@@ -125,60 +138,63 @@ def _figure8(case: Case) -> Conclusion:
     return Conclusion(table, claims, partial(draw_distances, table))
 
 
-def _by_depth(panels: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
-    """Return the conclusion of a figure with panels of values by depth.
+def _conclusion_with_panels(panels: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
+    """Return the conclusion of a figure whose panels show values by depth.
 
     Args:
-        panels: The table of each panel, by its title.
-        claims: What is claimed.
+        panels: The table of each panel (subplot), by its title.
+        claims: The judged claims.
     """
     with_titles = [table.assign(panel=title) for title, table in panels.items()]
     table = pd.concat(with_titles, ignore_index=True)
     return Conclusion(table, claims, partial(draw_groups_by_depth, panels))
 
 
-def _stitch_panels(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return two tables, of what identity stitches cost and flip, by the title of their panel.
+def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
+    """Return the tables of two panels about identity stitches, by the panels' titles.
+
+    One has the lost accuracy, the other the share of predictions that differ from the target's.
 
     Args:
         population: The result of a population.
-        ending: The end of both titles, which says what is special.
+        ending: The end of both titles, such as ", null".
     """
     penalties = population.grouped(population.penalties, examples=True)
     flips = population.grouped(population.flips, examples=True)
     axis = "last layer of the source"
     return {
-        f"identity stitches{ending}": _panel(
+        f"identity stitches{ending}": _panel_table(
             penalties, population, FIRST_CUT, "accuracy_penalty", axis
         ),
-        f"flipped predictions{ending}": _panel(flips, population, FIRST_CUT, "flips", axis),
+        f"flipped predictions{ending}": _panel_table(flips, population, FIRST_CUT, "flips", axis),
     }
 
 
-def _cka_panel(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
+def _cka_panel_table(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
     """Return a table of the mean CKA of each two groups by layer, by the title of its panel."""
     means = population.grouped(population.likeness)
-    return {f"CKA{ending}": _panel(means, population, FIRST_LAYER, "value", "layer")}
+    return {f"CKA{ending}": _panel_table(means, population, FIRST_LAYER, "value", "layer")}
 
 
-def _panel(
+def _panel_table(
     means: Grouped, population: PopulationResult, first: int, column: str, axis: str
 ) -> pd.DataFrame:
-    """Return a row with the mean of each pair of groups at each depth.
+    """Return the table of one panel: a row for each source group, target group and depth.
 
     Args:
-        means: The means, with one depth for each index of their last axis.
+        means: Means over pairs of models; their last axis is the depth.
         population: The result that names the groups.
-        first: The depth of the first index.
-        column: What the values are called.
-        axis: What the depths are called.
+        first: The depth at index 0 of that axis.
+        column: What the values are called, for the figure.
+        axis: What the depths are called, for the figure.
     """
     rows = []
     groups = list(enumerate(population.group_names))
     n_depths = means.cells.value.shape[-1]
     for (source, source_name), (target, target_name) in itertools.product(groups, repeat=2):
         for index in range(n_depths):
-            mean, low, high = (float(end) for end in means.cells[source, target, index])
+            estimate = means.cells[source, target, index]
+            mean, low, high = (float(number) for number in estimate)
             rows.append((f"{source_name} into {target_name}", index + first, mean, low, high))
     table = pd.DataFrame(rows, columns=["pair", "place", "mean", "low", "high"])
     return table.assign(column=column, axis=axis)
@@ -192,10 +208,12 @@ LateClaim = tuple[str, Bound, Tensor, Kind, list[tuple[int, int]]]
 
 
 def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
-    """Return the claims about stitches.
+    """Judge the claims about identity stitches.
 
-    Each direction is judged by itself, as signed accuracies may cancel. In models of fewer than 5
-    blocks no cut is late, and the claims about late cuts are untestable.
+    Such a stitch runs the embedding and the first blocks of one model, up to a cut, and then the
+    later blocks of another. Each direction between two groups is judged by itself, as signed
+    accuracies may cancel. In models of fewer than 5 blocks no cut is late, and the claims about
+    late cuts are untestable.
 
     Args:
         population: The result of a population.
@@ -211,11 +229,11 @@ def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
     within = [direction for direction in directions if direction[0] == direction[1]]
     between = [direction for direction in directions if direction[0] != direction[1]]
     is_small = Bound("below", SMALL_PENALTY)
-    is_positive = Bound("above")
+    is_positive = ABOVE_ZERO
     penalties = population.penalties
 
     claims = [
-        _by_direction(
+        _claim_about_directions(
             f"stitches at early cuts cost almost nothing {where}",
             population,
             is_small,
@@ -251,7 +269,7 @@ def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
     for claim, bound, values, kind, some_directions in late_claims:
         if late:
             claims.append(
-                _by_direction(
+                _claim_about_directions(
                     f"{claim} {where}", population, bound, values, kind, some_directions, late
                 )
             )
@@ -261,7 +279,7 @@ def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
     return claims
 
 
-def _by_direction(
+def _claim_about_directions(
     claim: str,
     population: PopulationResult,
     bound: Bound,
@@ -270,15 +288,16 @@ def _by_direction(
     directions: Sequence[tuple[int, int]],
     cuts: Sequence[int],
 ) -> Claim:
-    """Return a claim about some directions between groups at some cuts.
+    """Judge a claim about identity stitches in some directions between groups, at some cuts.
 
     Args:
         claim: The claim in words.
         population: The result that the values are of.
         bound: Where each number must be for the claim to hold.
         values: A value of each pair of m models, at each of c cuts, for each of n examples.
-        kind: "cells": about the means; "directed": about differences from the target's own group.
-        directions: The groups of the source and of the target, by number.
+        kind: "cells" for mean values of a direction, "directed" for these means minus those of
+            sources from the target's own group.
+        directions: Pairs of the indices of the source's group and the target's group.
         cuts: The indices of the cuts.
     """
     count = len(directions) * len(cuts)
@@ -291,7 +310,10 @@ def _by_direction(
         listed.append(f"{names[source]} into {names[target]} {by_cut}")
     numbers = "; ".join(listed)
     if kind == "directed":
-        numbers += f"; {_where_groups_part(-values.mean(-1), population, 'cut', FIRST_CUT)}"
+        # The function takes likenesses, and models are alike where penalties are low.
+        numbers += (
+            f"; {_depths_of_first_difference(-values.mean(-1), population, 'cut', FIRST_CUT)}"
+        )
     bounded = [(bound, means[source, target][list(cuts)]) for source, target in directions]
     return judged_claim(
         claim, bounded, f"{numbers}{bonferroni_note(count)}", population.units_with_examples
@@ -299,18 +321,18 @@ def _by_direction(
 
 
 def gap_claim(population: PopulationResult) -> Claim:
-    """Return the claim that one group is right more often.
+    """Judge the claim that the first group is right more often than the second.
 
     The interval is Welch's, over models and pairs of texts.
     """
     group_of = list(population.group_of.values())
-    correct = []
+    correct = []  # of each group: (its models, pairs of texts), 1 where correct
     for name in population.group_names:
         is_member = [group == name for group in group_of]
         correct.append(population.correct_alone[is_member])
     first, second = correct[:2]
 
-    # Each entry of `correct` has the models of a group in rows, and the pairs in columns.
+    # The variances of the difference of means, over models and over pairs of texts, add up.
     over_models_variance = sum(group.mean(1).var() / len(group) for group in correct)
     over_texts_variance = (first.mean(0) - second.mean(0)).var() / first.shape[1]
     freedom = min(len(group) for group in correct) - 1
@@ -325,10 +347,13 @@ def gap_claim(population: PopulationResult) -> Claim:
     )
 
 
-def null_flips_less(population: PopulationResult) -> Claim:
-    """Return the claim that the null flips less than a third of what two strategies flip.
+def claim_that_null_flips_less(population: PopulationResult) -> Claim:
+    """Judge the claim that chance flips fewer predictions than a difference in strategy does.
 
-    It is about the last cut but one. It is untestable with fewer than three models in a group.
+    A flip is a pair of texts for which a stitch predicts another class than its target. The null
+    is two groups whose parents differ in nothing but the seed; flips between them must be under a
+    third of those between two strategies, at the last cut but one. The claim is untestable with
+    fewer than three models in a group.
     """
     claim = (
         "the null: parents of one strategy flip under a third of what two strategies flip on the "
@@ -345,7 +370,7 @@ def null_flips_less(population: PopulationResult) -> Claim:
     flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m)
 
     def excess(models: list[int]) -> float:
-        """Return by how much the null's flips exceed their share of the strategies' flips."""
+        """Return the null's share of flips minus `CHANCE_SHARE` times that of two strategies."""
         groups = [group_of[model] for model in models]
         cells = grouped(flips[models][:, models, None], groups).cells.value[..., 0]
         means = symmetric(cells)
@@ -360,16 +385,17 @@ def null_flips_less(population: PopulationResult) -> Claim:
         f"flips between {' and '.join(null_groups)} minus a third of those between {strategy} and "
         f"{null_groups[0]}: {value:+.3f}"
     )
-    return judged_claim(claim, [(Bound("below"), value)], numbers, all_groups.units_with_examples)
+    return judged_claim(claim, [(BELOW_ZERO, value)], numbers, all_groups.units_with_examples)
 
 
 # ---- Claims about CKA.
 
 
-def late_layers_part(population: PopulationResult) -> Claim:
-    """Return the claim that CKA tells groups apart late, and not early.
+def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
+    """Judge the claim that CKA tells groups apart in late layers, but not in early ones.
 
-    Late is the last quarter of the layers, early the first half.
+    The gap is the mean CKA within groups minus that between groups. It must be above 0 in the
+    last quarter of the layers, and nearly 0 in the first half.
     """
     n_layers = population.likeness.shape[-1]
     n_late = max(n_layers // 4, 1)
@@ -378,58 +404,65 @@ def late_layers_part(population: PopulationResult) -> Claim:
     count = len(early) + len(late)
     gap = population.grouped(population.likeness, level=level_of_each(count)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
-    parting = _where_groups_part(population.likeness, population, "layer", FIRST_LAYER)
+    onsets = _depths_of_first_difference(population.likeness, population, "layer", FIRST_LAYER)
     return judged_claim(
         "CKA tells the groups apart in late layers, and not in early ones",
-        [(Bound("above"), gap[late]), (Bound("within", SMALL_CKA_GAP), gap[early])],
-        f"within minus between {by_layer}{bonferroni_note(count)}; {parting}",
+        [(ABOVE_ZERO, gap[late]), (Bound("within", SMALL_CKA_GAP), gap[early])],
+        f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
         population.units,
     )
 
 
-def _null_is_not_told_apart(null: PopulationResult) -> Claim:
-    """Return the claim that CKA in the last layer does not tell the null's two parents apart."""
+def _claim_that_null_groups_are_alike(null: PopulationResult) -> Claim:
+    """Judge the claim that CKA of the last layer does not tell the null's two groups apart.
+
+    The parents of these groups differ in nothing but the seed. The gap is the mean CKA within
+    groups minus that between them; it must be nearly 0.
+    """
     gap = null.grouped(null.likeness[..., -1:]).difference
-    parting = _where_groups_part(null.likeness, null, "layer", FIRST_LAYER)
+    onsets = _depths_of_first_difference(null.likeness, null, "layer", FIRST_LAYER)
     return judged_claim(
         "the null: CKA in the last layer does not tell two parents of one strategy apart",
         [(Bound("within", SMALL_CKA_GAP), gap)],
-        f"within minus between {gap[0]:+.3f}; {parting}",
+        f"within minus between {gap[0]:+.3f}; {onsets}",
         null.units,
     )
 
 
 def _listed_depths(estimate: Estimate, indices: Sequence[int], first: int) -> str:
-    """Return "depth: value [interval]" at some indices of an estimate's axis, as one text.
+    """Return a text such as "3: +0.037 [+0.032, +0.043], 4: ...", with depths before values.
 
     Args:
         estimate: One number for each depth.
-        indices: The indices that are listed.
-        first: The depth of index 0.
+        indices: The indices of the estimate that are listed.
+        first: The depth at index 0.
     """
     return ", ".join(f"{index + first}: {estimate[index]:+.3f}" for index in indices)
 
 
-def _where_groups_part(
+def _depths_of_first_difference(
     values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first: int
 ) -> str:
-    """Say at which depth groups first differ, and where they first do by more than `PARTED`.
+    """Say in words at which depth the groups first differ, and first differ clearly.
+
+    They differ where the interval of (mean within groups - mean between groups) excludes 0, and
+    clearly where it excludes all values up to ±`CLEAR_DIFFERENCE`.
 
     Args:
         values: A likeness of each pair of m models at each of l depths.
         population: The result that the values are of.
         depth: What a depth is called: "cut" or "layer".
-        first: The number of the first one.
+        first: The depth at index 0.
     """
     n_depths = values.shape[-1]
     gap = population.grouped(values, level=level_of_each(n_depths)).difference
-    names = []
-    for index in (onset_of_difference(gap), onset_of_difference(gap, PARTED)):
-        names.append("none" if index is None else str(index + first))
-    any_difference, clear_difference = names
+    onsets = []
+    for index in (onset_of_difference(gap), onset_of_difference(gap, CLEAR_DIFFERENCE)):
+        onsets.append("none" if index is None else str(index + first))
+    any_onset, clear_onset = onsets
     return (
-        f"the first {depth} that shows a difference is {any_difference}, "
-        f"one of more than {PARTED} {clear_difference}"
+        f"the first {depth} that shows a difference is {any_onset}, "
+        f"one of more than {CLEAR_DIFFERENCE} {clear_onset}"
     )
 
 
@@ -437,11 +470,16 @@ def _where_groups_part(
 
 
 def cluster_claims(population: PopulationResult) -> list[Claim]:
-    """Return the claims that flips alone, and distances alone, cluster models by their groups."""
+    """Judge whether a clustering of the models finds their groups.
+
+    One clustering uses the predictions that late identity stitches change, the other one uses
+    distances from CKA.
+    """
     flips = population.flips.mean(-1)  # (m, m, cuts)
     n_blocks = flips.shape[-1] - 1
     first_late_cut = max(int(LATE_SHARE * n_blocks), 0)
-    late_flips = symmetric(flips[..., first_late_cut:-1].mean(-1)).fill_diagonal_(0)
+    directed_flips = flips[..., first_late_cut:-1].mean(-1)  # (source, target)
+    late_flips = symmetric(directed_flips).fill_diagonal_(0)  # a distance between two models
     return [
         _cluster_claim(population, "flipped predictions", late_flips),
         _cluster_claim(population, "CKA distances", population.distances),
@@ -451,12 +489,15 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
 def _cluster_claim(
     population: PopulationResult, source: str, distances: Float[Tensor, "m m"]
 ) -> Claim:
-    """Return the claim that clusters by some distances are the groups.
+    """Judge the claim that clusters of the models, by some distances, are their groups.
+
+    The statistic is the adjusted Rand index of clusters and groups, with a jackknife interval over
+    models. Where a paper has published a cluster, the index with it is listed as well.
 
     Args:
         population: The result of a population.
         source: What the distances come from, in words.
-        distances: The distances of its models.
+        distances: The distance between any two of the m models.
     """
     partitions: dict[str, list[Hashable]] = {"the groups": list(population.group_of.values())}
     if population.config.cluster:
@@ -489,13 +530,13 @@ def _rand_index(
     partition: Sequence[Hashable],
     models: list[int],
 ) -> float:
-    """Return the adjusted Rand index of the clusters of some models and a partition of all.
+    """Return the adjusted Rand index of a clustering of some models with a known partition.
 
     Args:
-        distances: The distances of all m models.
-        n_clusters: How many clusters there are.
-        partition: The class of each model.
-        models: The indices of the models that count.
+        distances: The distances between all m models.
+        n_clusters: How many clusters are made.
+        partition: The known class of each of the m models.
+        models: The indices of the models that are clustered.
     """
     labels = cluster(distances[models][:, models], n_clusters)
     return adjusted_rand_index(labels, [partition[model] for model in models])
@@ -503,9 +544,25 @@ def _rand_index(
 
 MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # a population names its own
 EXPERIMENTS = [
-    Experiment("brown2023/figure2", _figure2, MODELS, partial(_job, side="report"), "population"),
     Experiment(
-        "brown2023/figure7", _figure7, MODELS, partial(_job, side="challenge"), "population"
+        "brown2023/figure2",
+        _conclude_figure2,
+        MODELS,
+        partial(_inner_jobs, side="report"),
+        "population",
     ),
-    Experiment("brown2023/figure8", _figure8, MODELS, partial(_job, side="report"), "population"),
+    Experiment(
+        "brown2023/figure7",
+        _conclude_figure7,
+        MODELS,
+        partial(_inner_jobs, side="challenge"),
+        "population",
+    ),
+    Experiment(
+        "brown2023/figure8",
+        _conclude_figure8,
+        MODELS,
+        partial(_inner_jobs, side="report"),
+        "population",
+    ),
 ]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from thinkalike.contrib.figures.stitching import draw_directions, draw_learning_curves
 from thinkalike.contrib.papers.claims import (
-    Bound,
+    ABOVE_ZERO,
+    BELOW_ZERO,
     Claim,
     bonferroni_note,
     judged_claim,
@@ -29,7 +30,7 @@ from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 
-MINI_WORDS = ("data.evaluation_tokens=131072",)  # 12 jobs within half an hour
+MINI_ARGUMENTS = ("data.evaluation_tokens=131072",)  # 12 jobs within half an hour
 # Steps whose losses are compared: a training learns if the last ones are lower.
 FIRST_STEPS = 10
 LAST_STEPS = 30
@@ -56,8 +57,13 @@ class FigureDirection(NamedTuple):
         return f"{self.source} → {self.target}"
 
 
-def _all_directions(depth: int, ending: str = "") -> list[FigureDirection]:
-    """Return the four directions between and within the SoLU and the GeLU model of a depth."""
+def _directions_at_depth(depth: int, ending: str = "") -> list[FigureDirection]:
+    """Return the four stitching jobs of a depth: each of SoLU and GeLU into each.
+
+    Args:
+        depth: The number of layers of the models.
+        ending: The end of the models' names, such as "-mini".
+    """
     names = {activation: f"{activation}-{depth}l{ending}" for activation in ("solu", "gelu")}
     directions = []
     for source, source_name in names.items():
@@ -77,8 +83,8 @@ OTHER_SEED = [
     FigureDirection("3 layers, other seed", ("gelu", "gelu"), "gelu-3l-mini", "gelu-3l-mini-s1"),
 ]
 DIRECTIONS = {
-    "paper": [*_all_directions(3), *_all_directions(4)],
-    "mini": [*_all_directions(3, "-mini"), *_all_directions(4, "-mini"), *OTHER_SEED],
+    "paper": [*_directions_at_depth(3), *_directions_at_depth(4)],
+    "mini": [*_directions_at_depth(3, "-mini"), *_directions_at_depth(4, "-mini"), *OTHER_SEED],
 }
 
 
@@ -93,21 +99,23 @@ def _models_of_directions(directions: Sequence[FigureDirection]) -> list[str]:
 MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRECTIONS.items()}
 
 
-def _stitches(case: Case) -> list[InnerJob]:
-    """Return the stitching job of each direction of a scale."""
-    words = ["stitch.floor=false"]  # the floor is that of the directions of a model into itself
+def _stitching_jobs(case: Case) -> list[InnerJob]:
+    """Return one stitching job for each pair of a source and a target of the experiment."""
+    # The floor, what the target loses when it is stitched into itself, is not computed here: the
+    # directions of a model into itself are jobs of their own.
+    arguments = ["stitch.floor=false"]
     if case.config.recipe == "paper":
-        words.append("stitch=affine")
+        arguments.append("stitch=affine")
     if case.scale == "mini":
-        words += MINI_WORDS
+        arguments += MINI_ARGUMENTS
     return [
-        InnerJob(direction.label, (direction.source, direction.target), tuple(words), "train")
+        InnerJob(direction.label, (direction.source, direction.target), tuple(arguments), "train")
         for direction in DIRECTIONS[case.scale]
     ]
 
 
-def _penalties(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFrame:
-    """Return the tables of some directions as one, with a column `group`."""
+def _joined_penalty_tables(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFrame:
+    """Return one table with the penalties of some stitching jobs, and a column `group`."""
     tables = []
     for direction in directions:
         tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
@@ -134,16 +142,19 @@ class PenaltyDifferences(NamedTuple):
 def penalty_differences(
     pairs: Sequence[tuple[Result, Result]], together: bool = True
 ) -> PenaltyDifferences:
-    """Return the first penalty minus the second at every layer of each pair of results, (p, l).
+    """Return the penalty of the first result minus that of the second, for each pair and layer.
 
-    The models share a tokenizer.
+    The penalty of a stitch is its loss minus the target's own loss on the same tokens. Stitches
+    are between layers of the same number. The differences have the shape (pairs, layers), with
+    bootstrap intervals over documents.
 
     Args:
-        pairs: Results of stitching jobs that report on the same documents.
+        pairs: Pairs of results of stitching jobs. All models share a tokenizer, and all jobs are
+            evaluated on the same documents.
         together: Whether the intervals hold for all differences together.
 
     Raises:
-        StoreError: Two results report on different documents.
+        StoreError: Two results are evaluated on different documents.
     """
     first = pairs[0][0]
     for pair in pairs:
@@ -163,13 +174,16 @@ def penalty_differences(
 
 
 def _document_penalties(result: Result) -> Float[np.ndarray, "l documents"]:
-    """Return the penalty of each document at each layer, summed over its tokens."""
+    """Return the stitch's loss minus the target's, summed over the tokens of each document."""
     rows = _rows_of_same_layers(result).index
     return result.arrays["stitch"][rows] - result.arrays["target"]
 
 
 def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
-    """Return the penalty of one direction minus that of the reverse at each layer, in nats."""
+    """Return the penalty of one direction minus that of the reverse at each layer, in nats.
+
+    `low` and `high` are the ends of the interval of each layer by itself.
+    """
     columns = ["source", "target", "source_layer"]
     table = _rows_of_same_layers(forward)[columns].rename(columns={"source_layer": "layer"})
     differences = penalty_differences([(forward, back)], together=False).differences
@@ -177,27 +191,35 @@ def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
     return table.assign(asymmetry=value.numpy(), low=low.numpy(), high=high.numpy())
 
 
-def _figure1(case: Case) -> Conclusion:
-    """Penalties of all directions between SoLU and GeLU; for minis also between seeds."""
+def _conclude_figure1(case: Case) -> Conclusion:
+    """Conclude figure 1 of Brown et al. 2023: penalties of stitches between SoLU and GeLU models.
+
+    A further table has the asymmetry: the penalty from SoLU to GeLU minus that from GeLU to SoLU.
+    """
     directions = DIRECTIONS[case.scale]
     claims = []
-    for group in dict.fromkeys(direction.group for direction in directions):
-        claims += _claims(case, group)
+    groups = dict.fromkeys(direction.group for direction in directions)  # each once, in order
+    for group in groups:
+        claims += _claims_about_activations(case, group)
 
-    by_ends = {(direction.source, direction.target): direction for direction in directions}
+    by_models = {(direction.source, direction.target): direction for direction in directions}
     asymmetry_tables = []
     for forward in directions:
-        back = by_ends.get((forward.target, forward.source))
+        back = by_models.get((forward.target, forward.source))
         if forward.activations[0] == "solu" and back is not None and back is not forward:
             of_pair = asymmetry_by_layer(case.results[forward.label], case.results[back.label])
             asymmetry_tables.append(of_pair.assign(group=forward.group))
-    table = _penalties(case, directions)
+    table = _joined_penalty_tables(case, directions)
     draw = partial(draw_directions, table)
     return Conclusion(table, claims, draw, {"asymmetry": pd.concat(asymmetry_tables)})
 
 
-def _claims(case: Case, group: str) -> list[Claim]:
-    """Return what section 3 says of SoLU and GeLU, checked on one group of directions."""
+def _claims_about_activations(case: Case, group: str) -> list[Claim]:
+    """Judge the claims of the paper's section 3 on one group of four stitching directions.
+
+    The directions are from a SoLU or GeLU model to a SoLU or GeLU model. That the same activation
+    costs least is untestable if source and target are one model.
+    """
     by_activations = {
         direction.activations: direction
         for direction in DIRECTIONS[case.scale]
@@ -218,15 +240,15 @@ def _claims(case: Case, group: str) -> list[Claim]:
         )
     else:
         pairs = [(across, same) for across in (into_gelu, into_solu) for same in within]
-        cheapest = _costs_more(case, costs_least, pairs)
+        cheapest = _claim_that_first_costs_more(case, costs_least, pairs)
     return [
-        _costs_more(
+        _claim_that_first_costs_more(
             case,
             f"{group}: SoLU into GeLU costs more than GeLU into SoLU at every layer",
             [(into_gelu, into_solu)],
         ),
         cheapest,
-        _costs_more(
+        _claim_that_first_costs_more(
             case,
             f"{group}: SoLU into SoLU stitches better than GeLU into GeLU",
             [(within_gelu, within_solu)],
@@ -234,15 +256,15 @@ def _claims(case: Case, group: str) -> list[Claim]:
     ]
 
 
-def _costs_more(
+def _claim_that_first_costs_more(
     case: Case, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
 ) -> Claim:
-    """Return the claim that the first direction of each pair costs more at every layer.
+    """Judge the claim that stitches cost more in one direction than in another, at every layer.
 
     Args:
         case: The experiment, with its results.
         claim: What the paper says.
-        pairs: Pairs of directions, of which the first should have the larger penalty.
+        pairs: Pairs of stitching directions; the first one should have the larger penalty.
     """
     results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
     differences, token_counts = penalty_differences(results)
@@ -253,13 +275,20 @@ def _costs_more(
         listed_pairs.append(f"{more.label} minus {less.label} by layer: {by_layer}")
     numbers = f"{'; '.join(listed_pairs)}; intervals hold for all together (max-t)"
     units = number_of_documents(document_counts(token_counts))
-    return judged_claim(claim, [(Bound("above"), differences)], numbers, units)
+    return judged_claim(claim, [(ABOVE_ZERO, differences)], numbers, units)
 
 
-def _figure6(case: Case) -> Conclusion:
-    """Learning curves of all stitches."""
-    directions = [item for item in DIRECTIONS[case.scale] if item not in OTHER_SEED]
-    curves = {item: case.results[item.label].arrays["curve"] for item in directions}
+def _conclude_figure6(case: Case) -> Conclusion:
+    """Conclude figure 6 of Brown et al. 2023: the learning curves of all stitches.
+
+    The stitches between independent seeds, which the paper does not have, are left out. Stitches
+    of a model into itself start at their solution, so the claim is about those between two models.
+    """
+    directions = []
+    for direction in DIRECTIONS[case.scale]:
+        if direction not in OTHER_SEED:
+            directions.append(direction)
+    curves = {direction: case.results[direction.label].arrays["curve"] for direction in directions}
     between_models = {
         direction: curve
         for direction, curve in curves.items()
@@ -267,30 +296,43 @@ def _figure6(case: Case) -> Conclusion:
     }
     by_panel = {(direction.group, direction.label): curve for direction, curve in curves.items()}
     draw = partial(draw_learning_curves, by_panel)
-    return Conclusion(_penalties(case, directions), [_learn(between_models)], draw)
+    return Conclusion(
+        _joined_penalty_tables(case, directions),
+        [_claim_that_stitches_learn(between_models)],
+        draw,
+    )
 
 
-def _learn(curves: Mapping[FigureDirection, Float[np.ndarray, "steps layers"]]) -> Claim:
-    """Return the claim that the losses of all stitches fall, by Welch's interval over steps."""
+def _claim_that_stitches_learn(
+    curves: Mapping[FigureDirection, Float[np.ndarray, "steps layers"]],
+) -> Claim:
+    """Judge the claim that the training loss of every stitch falls.
+
+    The change is the mean loss of the last steps minus that of the first steps. Its interval is
+    Welch's, over steps; the intervals hold for all stitches together.
+
+    Args:
+        curves: The training losses of each direction, with one stitch for each layer.
+    """
     losses = [torch.from_numpy(curve).double() for curve in curves.values()]
-    first = torch.cat([curve[:FIRST_STEPS] for curve in losses], -1)
+    first = torch.cat([curve[:FIRST_STEPS] for curve in losses], -1)  # (steps, all stitches)
     last = torch.cat([curve[-LAST_STEPS:] for curve in losses], -1)
     squared_error = first.var(0) / len(first) + last.var(0) / len(last)
-    error = squared_error.sqrt().nan_to_num(torch.inf)
+    error = squared_error.sqrt().nan_to_num(torch.inf)  # NaN if there is a single step
     freedom = max(min(len(first), len(last)) - 1, 1)
-    count = error.numel()
-    t = student_t(level_of_each(count), freedom)
+    n_stitches = error.numel()
+    t = student_t(level_of_each(n_stitches), freedom)
     change = interval_around(last.mean(0) - first.mean(0), t * error)
     largest = change[int(change.value.argmax())]
     return judged_claim(
         "every stitch between two models learns",
-        [(Bound("below"), change)],
-        f"largest change of the loss {largest:+.3f} nats{bonferroni_note(count)}",
+        [(BELOW_ZERO, change)],
+        f"largest change of the loss {largest:+.3f} nats{bonferroni_note(n_stitches)}",
         f"{len(first)} first and {len(last)} last steps",
     )
 
 
 EXPERIMENTS = [
-    Experiment("brown2023/figure1", _figure1, MODELS, _stitches),
-    Experiment("brown2023/figure6", _figure6, MODELS, _stitches),
+    Experiment("brown2023/figure1", _conclude_figure1, MODELS, _stitching_jobs),
+    Experiment("brown2023/figure6", _conclude_figure6, MODELS, _stitching_jobs),
 ]

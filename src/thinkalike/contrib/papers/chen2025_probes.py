@@ -25,7 +25,7 @@ from thinkalike.contrib.papers.claims import (
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
-from thinkalike.contrib.papers.model_pairs import MODELS, layers_word, pairs_of
+from thinkalike.contrib.papers.model_pairs import MODELS, layers_argument, pairs_of
 from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.probes import BLANK
 from thinkalike.measures.accuracy import Accuracy
@@ -59,14 +59,16 @@ class ProbedLayers:
     rows: pd.DataFrame
 
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
-        """Return the accuracy of a condition, or None if it was not measured.
+        """Return the accuracy of a probe, or None if it was not measured.
 
         Args:
             feature: The feature that is probed.
-            condition: How the probe was made.
-            split: What was held out together: "sentence" or "word".
+            condition: Where the probe was fitted and which states it reads, such as
+                "source to target".
+            split: What was held out together: all words of a sentence, or all uses of a word.
         """
         selection = pd.Series({"feature": feature, "condition": condition, "split": split})
+        # The rows whose cells equal all of the selection.
         matches = self.rows[(self.rows[list(selection.index)] == selection).all(axis=1)]
         if matches.empty:
             return None
@@ -74,15 +76,16 @@ class ProbedLayers:
         replicates = torch.from_numpy(self.result.arrays["replicates"][matches.index[0]])
         return Accuracy(
             torch.tensor(float(row["accuracy"])).double(),
-            replicates[~replicates.isnan()],
+            replicates[~replicates.isnan()],  # rows with fewer parts are filled with NaN
             float(row["effective_parts"]),
             int(row["levels"]),
         )
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
-        """Return what share of the native accuracy above chance a condition has.
+        """Return (accuracy - chance) / (native accuracy - chance).
 
-        None: one of them was not measured, or native accuracy is not above chance.
+        The native probe was fitted on the target model itself. Returns None if one of the
+        accuracies was not measured, or if the native accuracy is not above chance.
         """
         accuracy = self.accuracy(feature, condition)
         native = self.accuracy(feature, probing.NATIVE)
@@ -104,25 +107,31 @@ class ProbedLayers:
         return f"{self.rows['sentences'].max()} sentences"
 
 
-def _jobs(case: Case) -> list[InnerJob]:
-    """Return the job of each pair of models, at one layer pair."""
+def _probing_jobs(case: Case) -> list[InnerJob]:
+    """Return one job for each pair of models, with probes of their middle layers."""
     return [
-        InnerJob(pair.label, pair, (layers_word(case, pair, [PROBED_DEPTH]),))
+        InnerJob(pair.label, pair, (layers_argument(case, pair, [PROBED_DEPTH]),))
         for pair in pairs_of(case)
     ]
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Return all claims about each layer pair, with the table of all jobs."""
+    """Judge all claims about each layer pair, and return them with the table of all jobs."""
     claims: list[Claim] = []
     for label, result in case.results.items():
         by_layers = result.details.groupby(["source_layer", "target_layer"], sort=False)
         for (source_layer, target_layer), rows in by_layers:
             probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
-            claims += [*_carried(probed), *_lexical(probed), _random(probed), _refitted(probed)]
+            claims += [
+                *_claims_about_context_features(probed),
+                *_claims_about_word_features(probed),
+                _claim_about_random_maps(probed),
+                _claim_about_refitted_probes(probed),
+            ]
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
 
     def draw(folder: Path) -> None:
+        """Draw one figure for each pair of models."""
         for label, result in case.results.items():
             name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
             draw_probes(result.details, folder, name)
@@ -130,8 +139,12 @@ def _conclude(case: Case) -> Conclusion:
     return Conclusion(table, claims, draw, blank=BLANK)
 
 
-def _carried(probed: ProbedLayers) -> Iterator[Claim]:
-    """Yield what is claimed of carried probes of features of words in context."""
+def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:
+    """Judge that carried probes of features of words in context keep most of their accuracy.
+
+    A carried probe was fitted on the source and reads the target's states through the map ψ from
+    target to source. A native probe was fitted on the target.
+    """
     for feature, least in LEAST_SHARE.items():
         claim = (
             f"{probed.label}: a carried probe of {feature} keeps {least:g} of what a native one "
@@ -140,8 +153,13 @@ def _carried(probed: ProbedLayers) -> Iterator[Claim]:
         yield _share_claim(probed, claim, feature, Bound("above", least))
 
 
-def _lexical(probed: ProbedLayers) -> Iterator[Claim]:
-    """Yield what is claimed of features of single words."""
+def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
+    """Judge two claims about each feature that is a property of single words, such as gender.
+
+    A native probe (fitted on the target) cannot know the feature of words on which it was not
+    fitted. A carried probe (fitted on the source, and applied to the target through a map) keeps
+    less than half of the native accuracy above chance.
+    """
     for feature in LEXICAL:
         claim = (
             f"{probed.label}: {feature} is a matter of single words, unknown to a native probe of "
@@ -151,7 +169,7 @@ def _lexical(probed: ProbedLayers) -> Iterator[Claim]:
         if native is None:
             yield untestable_claim(claim, f"{feature} is not judged on held-out words")
         else:
-            excess = _above_chance(native)
+            excess = _excess_over_chance(native)
             numbers = f"native accuracy on held-out words minus chance {excess:+.3f}"
             bounded = [(Bound("within", NEAR_CHANCE), excess)]
             yield judged_claim(claim, bounded, numbers, probed.units)
@@ -163,14 +181,14 @@ def _lexical(probed: ProbedLayers) -> Iterator[Claim]:
 
 
 def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -> Claim:
-    """Return a claim about the share of native accuracy above chance that a carried probe has.
+    """Judge a claim about (carried accuracy - chance) / (native accuracy - chance).
 
     It is untestable if the feature was not probed, or if the native probe is not above chance.
 
     Args:
-        probed: What was found.
+        probed: The accuracies at one layer pair.
         claim: What the paper says.
-        feature: The feature that the probe is of.
+        feature: The feature that is probed.
         bound: Where the share must be for the claim to hold.
     """
     share = probed.share(feature, probing.CARRIED)
@@ -182,14 +200,17 @@ def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -
     return judged_claim(claim, [(bound, share)], f"share {share:.2f}", probed.units)
 
 
-def _random(probed: ProbedLayers) -> Claim:
-    """Return the claim that a map with random directions carries no probe."""
+def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
+    """Judge the claim that probes of the source are near chance through random maps.
+
+    The random maps have the spectrum of the fitted map, but random directions.
+    """
     level = level_of_each(len(probed.features))
     excesses = {}
     for feature in probed.features:
         accuracy = probed.accuracy(feature, probing.RANDOM)
         if accuracy is not None:
-            excesses[feature] = _above_chance(accuracy, level)
+            excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
     numbers = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
     return _claim_about_all(
@@ -201,8 +222,12 @@ def _random(probed: ProbedLayers) -> Claim:
     )
 
 
-def _refitted(probed: ProbedLayers) -> Claim:
-    """Return the claim that mapped states still have the information."""
+def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
+    """Judge the claim that mapped states still have the information that probes read.
+
+    Probes that are fitted on the mapped states must have at least `REFITTED_SHARE` of the native
+    accuracy above chance. Features whose native probe is not above chance are left out.
+    """
     level = level_of_each(len(probed.features))
     shares = {}
     for feature in probed.features:
@@ -225,13 +250,13 @@ def _claim_about_all(
     estimates: Mapping[str, Estimate],
     numbers: str,
 ) -> Claim:
-    """Return a claim about all features together.
+    """Judge a claim that must hold for every feature.
 
     Args:
-        probed: The accuracies.
+        probed: The accuracies at one layer pair.
         claim: The claim in words.
         bound: Where the estimate of each feature must be.
-        estimates: The estimates by feature, whose intervals hold for all together.
+        estimates: The estimate of each feature, with intervals that hold for all together.
         numbers: What was found, in words.
     """
     return judged_claim(
@@ -242,12 +267,12 @@ def _claim_about_all(
     )
 
 
-def _above_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
+def _excess_over_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
     """Return how far an accuracy is above chance, with its interval."""
     interval = accuracy.interval(level)
     return Estimate(*(end - accuracy.chance for end in interval))
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/probes", _conclude, MODELS, _jobs, "probes", takes=(2,)),
+    Experiment("chen2025/probes", _conclude, MODELS, _probing_jobs, "probes", takes=(2,)),
 ]

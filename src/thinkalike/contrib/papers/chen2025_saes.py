@@ -17,6 +17,7 @@ import torch
 
 from thinkalike.contrib.figures.saes import draw_sae_curves
 from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
     Bound,
     Claim,
     bonferroni_note,
@@ -28,14 +29,14 @@ from thinkalike.contrib.sae.tables import BLANK
 from thinkalike.contrib.subjects.random_effects import random_effects
 
 N_SEEDS = 5
-WORDS = (
+ARGUMENTS = (
     "task=sae",
     "sae.start=transferred",
     "sae.beside=[random,least_squares]",
     "sae.lr_multiples=[2,4]",
     f"sae.seeds={N_SEEDS}",
 )
-MINI_WORDS = ("data.evaluation_tokens=16384",)  # three jobs and their sources within minutes
+MINI_ARGUMENTS = ("data.evaluation_tokens=16384",)  # three jobs and their sources within minutes
 FEWER_TOKENS = "sae.tokens=163840"
 SHARES_OF_TOKENS = (1 / 2, 1)  # of a job, at which claims are judged
 
@@ -46,7 +47,7 @@ class Transfer(NamedTuple):
     Attributes:
         source, source_layer: The model whose autoencoders are carried over, and its layer.
         target, layer: The model that gets them, and its layer.
-        settings: Further words of task=sae, for both models.
+        settings: Further arguments of task=sae, for both models.
         claim: What is claimed; {limit} in it stands for the limit of the bound.
         bound: Where the share of FLOPs must be that is saved against a random start.
     """
@@ -120,28 +121,33 @@ def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
 MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
 
 
-def _jobs(case: Case) -> list[InnerJob]:
-    """Return a job for each transfer, with all starts in it.
+def _training_jobs(case: Case) -> list[InnerJob]:
+    """Return one training job for each transfer of sparse autoencoders from source to target.
 
-    The autoencoders of its source are trained on the way.
+    A job trains from every start (transferred, random, least squares). It also trains the
+    source's autoencoders, if they are not stored yet.
     """
     jobs = []
     for transfer in TRANSFERS[case.scale]:
-        words = [
+        arguments = [
             f"sae.layer={transfer.layer}",
             f"sae.source={transfer.source}",
             f"sae.source_layer={transfer.source_layer}",
             *transfer.settings,
-            *WORDS,
+            *ARGUMENTS,
         ]
         if case.scale == "mini":
-            words += MINI_WORDS
-        jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(words), "train"))
+            arguments += MINI_ARGUMENTS
+        jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(arguments), "train"))
     return jobs
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Return two claims about each transfer, with the tables of all of them."""
+    """Judge two claims about each transfer: it saves FLOPs of a random and of a better start.
+
+    The transferred autoencoder starts as that of another model. The better start is random, with
+    a decoder fitted by least squares.
+    """
     transfers = TRANSFERS[case.scale]
     joined = {}
     for name in ("table", "savings", "curves"):
@@ -154,9 +160,9 @@ def _conclude(case: Case) -> Conclusion:
     claims = []
     for transfer in transfers:
         claim = transfer.claim.format(limit=transfer.bound.limit)
-        claims.append(_saves(case, transfer, "random", claim, transfer.bound))
+        claims.append(_claim_that_start_saves(case, transfer, "random", claim, transfer.bound))
         claim = "it saves FLOPs of a random start with a fitted decoder"
-        claims.append(_saves(case, transfer, "least_squares", claim, Bound("above")))
+        claims.append(_claim_that_start_saves(case, transfer, "least_squares", claim, ABOVE_ZERO))
     return Conclusion(
         joined["table"],
         claims,
@@ -166,14 +172,17 @@ def _conclude(case: Case) -> Conclusion:
     )
 
 
-def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Bound) -> Claim:
-    """Return the claim that a transferred start saves FLOPs of another start.
+def _claim_that_start_saves(
+    case: Case, transfer: Transfer, against: str, claim: str, bound: Bound
+) -> Claim:
+    """Judge the claim that training from a transferred start needs fewer FLOPs than another start.
 
-    It is judged after each of `SHARES_OF_TOKENS`, with intervals over seeds.
+    The saved share of FLOPs is that of explaining as much variance as the other start does after
+    each of `SHARES_OF_TOKENS` of its training tokens. Intervals are over seeds.
 
     Args:
         case: The experiment with its results.
-        transfer: The transfer.
+        transfer: The source, the target and their layers.
         against: The other start: "random" or "least_squares".
         claim: The claim in words.
         bound: Where the share of FLOPs that is saved must be.
@@ -187,10 +196,10 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     count = len(rows)
 
     saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]
-    saved = random_effects(saved_by_seed, level=level_of_each(count))
+    saved = random_effects(saved_by_seed, level=level_of_each(count))  # one for each budget
     listed = []
     for index, tokens in enumerate(rows["tokens"]):
-        value, low, high = (100 * float(end) for end in saved[index])
+        value, low, high = (100 * float(number) for number in saved[index])
         listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
     numbers = "; ".join(listed)
     if (rows["reached"] < 1).any():
@@ -204,5 +213,5 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/sae", _conclude, MODELS, _jobs),
+    Experiment("chen2025/sae", _conclude, MODELS, _training_jobs),
 ]

@@ -17,6 +17,7 @@ import torch
 
 from thinkalike.contrib.figures.transfer import draw_steering
 from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
     Bound,
     Claim,
     bonferroni_note,
@@ -25,7 +26,7 @@ from thinkalike.contrib.papers.claims import (
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
-from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_word, pairs_of
+from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_argument, pairs_of
 from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
 from thinkalike.contrib.transfer.steering_trial import (
     CARRIED,
@@ -77,13 +78,15 @@ class Steered:
     result: Result
 
     def effects(self, layers: Sequence[int], position: str, strength: float) -> Effects | None:
-        """Return the effects of all conditions at a layer pair.
+        """Return how far steering vectors move the target's predictions at a layer pair.
 
-        None if the result has none, or if there is no natural effect that they are a share of.
+        Returns None if the result has no such rows, or if the natural effect, which the others are
+        divided by, is not above 0.
 
         Args:
             layers: The layer of the source and that of the target.
-            position: Where the vector is added: "word" or "later".
+            position: Where the vector is added: "word" for the last token of the word alone,
+                "later" for this and all later tokens.
             strength: What the vector is multiplied by.
         """
         source_layer, target_layer = layers
@@ -94,6 +97,7 @@ class Steered:
             "strength": strength,
         }
         table = self.result.details
+        # The rows whose cells equal all of the selection.
         rows = table[(table[list(selection)] == pd.Series(selection)).all(axis=1)]
         if rows.empty or rows["share"].isna().any():
             return None
@@ -106,12 +110,17 @@ class Steered:
         return Effects(steered, natural)
 
     def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
-        """Return the shares of the natural effect by condition, and `BEYOND_RANDOM`."""
+        """Return the effect of each condition as a share of the natural effect.
+
+        The natural effect is that of the text itself, such as a plural noun. The last entry,
+        `BEYOND_RANDOM`, is the share of the carried vector, with the norm of the native one, minus
+        that of a random vector.
+        """
         conditions = list(self.result.details["condition"].unique())
         matched = conditions.index(MATCHED)
         random = conditions.index(RANDOM)
-        value = effects.steered.value
-        replicates = effects.steered.replicates
+        value = effects.steered.value  # (conditions,)
+        replicates = effects.steered.replicates  # (conditions, groups)
         with_difference = Jackknifed(
             torch.cat([value, value[[matched]] - value[[random]]]),
             torch.cat([replicates, replicates[[matched]] - replicates[[random]]]),
@@ -128,10 +137,11 @@ class Steered:
         return f"{self.result.scalars['pairs']:.0f} pairs of texts with {n_words} words"
 
 
-def _jobs(case: Case) -> list[InnerJob]:
-    """Return the jobs of both contrasts between each pair of models.
+def _steering_jobs(case: Case) -> list[InnerJob]:
+    """Return two jobs for each pair of models: steering of number, and of questions.
 
-    Questions are steered at later tokens alone, and at one strength more.
+    Vectors of questions are added at the word and all later tokens only, and also at the strength
+    `QUESTION_STRENGTH`.
     """
     number = case.config.measure_as(SteeringConfig)
     question = replace(
@@ -147,7 +157,7 @@ def _jobs(case: Case) -> list[InnerJob]:
                 InnerJob(
                     f"{name}, {pair.label}",
                     pair,
-                    (layers_word(case, pair),),
+                    (layers_argument(case, pair),),
                     changes={"measure": measure},
                 )
             )
@@ -155,18 +165,26 @@ def _jobs(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Return all claims about each pair of models, with the table of both contrasts."""
+    """Judge all claims about each pair of models; the table has the results of both contrasts.
+
+    The contrasts are singular against plural, and statement against question.
+    """
     claims: list[Claim] = []
     for pair in pairs_of(case):
         number = Steered(pair, case.results[f"number, {pair.label}"])
         question = Steered(pair, case.results[f"question, {pair.label}"])
-        claims += [*_claims_of_number(number), _late(number), *_question(question)]
+        claims += [
+            *_claims_about_number(number),
+            _claim_about_late_layers(number),
+            *_claims_about_questions(question),
+        ]
     tables = []
     for label, result in case.results.items():
         contrast = label.partition(",")[0]
         tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
+        """Draw one figure for each pair of models and contrast."""
         for label, result in case.results.items():
             name = label.replace(", ", "-").replace(" ", "-")
             draw_steering(result.details, folder, name)
@@ -175,8 +193,11 @@ def _conclude(case: Case) -> Conclusion:
     return Conclusion(table, claims, draw, blank=BLANK)
 
 
-def _claims_of_number(steered: Steered) -> Iterator[Claim]:
-    """Yield what is claimed of the direction from singular to plural, at the noun."""
+def _claims_about_number(steered: Steered) -> Iterator[Claim]:
+    """Judge the claims about adding the direction from singular to plural at the noun.
+
+    The carried direction was computed in the source, and mapped to the target.
+    """
     for text, strength, condition, bound in (
         (
             "the carried direction of number does .65 of what the plural does",
@@ -207,14 +228,18 @@ def _claims_of_number(steered: Steered) -> Iterator[Claim]:
             "of one norm the carried direction does more than a random one",
             1.0,
             BEYOND_RANDOM,
-            Bound("above"),
+            ABOVE_ZERO,
         ),
     ):
-        yield _claim(steered, text, NUMBER_DEPTH, "word", strength, condition, bound)
+        yield _claim_about_share(steered, text, NUMBER_DEPTH, "word", strength, condition, bound)
 
 
-def _question(steered: Steered) -> Iterator[Claim]:
-    """Yield what is claimed of the direction from statement to question, at all later tokens."""
+def _claims_about_questions(steered: Steered) -> Iterator[Claim]:
+    """Judge the claims about adding the direction from statement to question.
+
+    It is added at the word and all later tokens. The native direction was computed in the target;
+    the carried one in the source, and mapped to the target.
+    """
     for text, condition, bound in (
         (
             "the native direction of questions does half of what the question does",
@@ -230,13 +255,15 @@ def _question(steered: Steered) -> Iterator[Claim]:
         (
             "of one norm the carried direction does more than a random one",
             BEYOND_RANDOM,
-            Bound("above"),
+            ABOVE_ZERO,
         ),
     ):
-        yield _claim(steered, text, QUESTION_DEPTH, LATER, QUESTION_STRENGTH, condition, bound)
+        yield _claim_about_share(
+            steered, text, QUESTION_DEPTH, LATER, QUESTION_STRENGTH, condition, bound
+        )
 
 
-def _claim(
+def _claim_about_share(
     steered: Steered,
     text: str,
     depth: Fraction,
@@ -245,12 +272,14 @@ def _claim(
     condition: str,
     bound: Bound,
 ) -> Claim:
-    """Return a claim about the share of the natural effect that one condition has.
+    """Judge a claim about the effect of one vector, as a share of the natural effect.
+
+    It is untestable if these layers, this strength or a natural effect were not measured.
 
     Args:
         steered: The effects of one contrast.
         text: The claim in words.
-        depth: The relative depth of the layers after which vectors are added.
+        depth: The relative depth of the layer after which vectors are added.
         position: Where they are added: "word" or "later".
         strength: What they are multiplied by.
         condition: Which vector is added, or `BEYOND_RANDOM`.
@@ -272,10 +301,11 @@ def _claim(
     return judged_claim(claim, [(bound, share)], numbers, steered.units)
 
 
-def _late(steered: Steered) -> Claim:
-    """Return the claim that in late layers not even the native direction works at the noun.
+def _claim_about_late_layers(steered: Steered) -> Claim:
+    """Judge the claim that in late layers not even the target's own direction works at the noun.
 
-    So the site matters more than the map: later tokens have read the noun by then.
+    The reason is not a bad map between the models: later tokens have read the noun by then. Layer
+    pairs without results are left out, and without any the claim is untestable.
     """
     claim = (
         f"{steered.pair.label}: beyond half of the blocks not even the native direction does a "
@@ -303,5 +333,5 @@ def _late(steered: Steered) -> Claim:
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/steering", _conclude, MODELS, _jobs, "steering", takes=(2,)),
+    Experiment("chen2025/steering", _conclude, MODELS, _steering_jobs, "steering", takes=(2,)),
 ]

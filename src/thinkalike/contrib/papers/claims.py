@@ -53,6 +53,8 @@ class Claim:
 class Bound:
     """Where a number must be for a claim to hold: above a limit, below it, or that close to 0."""
 
+    # "within" means -limit < number < limit.
+
     kind: Literal["above", "below", "within"]
     limit: float = 0.0
 
@@ -63,12 +65,18 @@ class Bound:
         return f"{self.kind} {self.limit:g}"
 
     def verdict(self, low: float, high: float) -> Verdict:
-        """Return the verdict on a number with an interval from low to high."""
+        """Return the verdict on a number whose interval is [low, high].
+
+        HOLDS if the whole interval is inside the bound, FAILS if all of it is outside, and
+        UNDECIDED if it has a part on either side.
+        """
         if self.kind == "within":
+            # |x| < limit is x > -limit and x < limit together.
             above = Bound("above", -self.limit).verdict(low, high)
             below = Bound("below", self.limit).verdict(low, high)
             return verdict_on_all([above, below])
         if self.kind == "below":
+            # x < limit is -x > -limit, and the interval of -x is [-high, -low].
             return Bound("above", -self.limit).verdict(-high, -low)
         if low > self.limit + LIMIT_ROUNDING:
             return HOLDS
@@ -77,10 +85,15 @@ class Bound:
         return UNDECIDED
 
 
-def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict on all of several statements.
+ABOVE_ZERO = Bound("above", 0.0)
+BELOW_ZERO = Bound("below", 0.0)
 
-    One that fails decides; otherwise the least certain one does.
+
+def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict on the statement that several statements are all true.
+
+    It fails if one of them fails. Otherwise it is untestable if one is, then undecided if one is,
+    and it holds if all hold (or if there are none).
     """
     distinct = set(verdicts)
     for verdict in (FAILS, UNTESTABLE, UNDECIDED):
@@ -92,15 +105,17 @@ def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
 def judged_claim(
     claim: str, bounded: Sequence[tuple[Bound, Estimate]], numbers: str, units: str
 ) -> Claim:
-    """Return the claim that all numbers of some estimates are in the bound beside them.
+    """Judge the claim that every number of some estimates lies within its bound.
 
-    Without any number it is untestable.
+    The interval of each number decides: see `Bound.verdict`. Without any number the claim is
+    untestable.
 
     Args:
         claim: The claim in words.
-        bounded: Bounds and estimates, whose intervals hold for all together.
+        bounded: Pairs of a bound and an estimate. An estimate may have several numbers, each with
+            an interval; the caller makes the intervals wide enough to hold all together.
         numbers: What was found, in words.
-        units: What the intervals are over, in words.
+        units: What was sampled for the intervals, in words, such as "5 seeds".
     """
     verdicts: list[Verdict] = []
     half_widths: list[float] = []
@@ -126,13 +141,13 @@ def judged_claim(
 
 
 def exact_claim(claim: str, holds: bool, numbers: str, units: str) -> Claim:
-    """Return a claim that can be counted out, and has no interval: it holds or it does not.
+    """Return a claim that is decided by counting, without an interval: it holds or it fails.
 
     Args:
         claim: What the paper says.
-        holds: Whether it is so.
-        numbers: What was counted.
-        units: What it was counted over.
+        holds: Whether it is true of the results.
+        numbers: What was counted, in words.
+        units: What it was counted over, in words.
     """
     return Claim(claim, HOLDS if holds else FAILS, numbers, units, "exact")
 
@@ -160,7 +175,7 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
 
 
 def counts_of(claims: Sequence[Claim]) -> dict[str, float]:
-    """Return how many claims there are, and how many have each verdict, as headline numbers."""
+    """Return the number of claims, and the number with each verdict, by the name of the count."""
     verdicts = [claim.verdict for claim in claims]
     return {
         "claims": float(len(claims)),
@@ -176,13 +191,16 @@ def over_models(
     models: Sequence[Hashable],
     level: float = 0.95,
 ) -> Estimate:
-    """Return a statistic of some layers or models, with a jackknife interval over the models.
+    """Return a statistic of a set of items, with a jackknife interval over their models.
+
+    The items are models, or layers of models. The jackknife computes the statistic again without
+    all items of each model in turn.
 
     Args:
-        statistic: Takes the indices of layers or models. It may raise a ValueError where these are
-            too few; the interval is then (-∞, ∞).
-        models: The model at each index. The layers of one model are left out together.
-        level: The probability with which the interval covers.
+        statistic: Returns the statistic of the items at some indices. If it raises a ValueError
+            because a subset is too small, or returns NaN, the interval is (-∞, ∞).
+        models: The model of each item.
+        level: The probability with which the interval covers the statistic of all such models.
     """
     indices = list(range(len(models)))
     all_models = torch.as_tensor(statistic(indices)).double()
@@ -194,6 +212,7 @@ def over_models(
             without_each.append(torch.as_tensor(statistic(remaining)).double())
         replicates = torch.stack(without_each)
     except ValueError:
+        # Replicates of NaN make both ends NaN, which become -∞ and ∞ below.
         replicates = all_models[None].expand(n_distinct, *all_models.shape) * torch.nan
 
     _, low, high = jackknife(all_models, replicates, level=level)

@@ -63,14 +63,14 @@ class InnerJob:
     Attributes:
         label: The name of its result.
         models: Its source and its target, or one model that is both; empty: it reads no models.
-        words: Further words of its command line.
+        arguments: Further arguments of its command line, such as "sae.k=16".
         entry_point: "analyze" or "train".
-        changes: Parts of its configuration, which replace those that the words make.
+        changes: Parts of its configuration, which replace those that the arguments make.
     """
 
     label: str
     models: Sequence[ModelConfig | str] = ()
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     entry_point: str = "analyze"
     changes: Mapping[str, object] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class Case:
         return list(self.models)
 
     def fingerprint(self) -> str:
-        """Return the models, and the keys of the results, which say what is in them."""
+        """Return a text that identifies the models and the results; a result's key is a hash."""
         return repr([*self.names, *(result.key for result in self.results.values())])
 
 
@@ -152,6 +152,7 @@ class Experiment(
         takes: Sequence[int] = (),
         tabulates: bool = False,
     ):
+        """Take the functions and models that define the experiment; see the class for each."""
         self.name = name
         self.kind = name.replace("/", "-")
         self.conclude = conclude
@@ -160,14 +161,17 @@ class Experiment(
         self.measure = measure
         self.takes = takes
         self.tabulates = tabulates
+        # Whether the settings of the measure change anything.
         self.measures = inner_jobs is not None and measure is not None
 
     def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Job]]]:
-        """Return the case without results, and the jobs that it rests on with their labels.
+        """Return the case (configuration and models) without results, and its labelled inner jobs.
+
+        The inner jobs are those whose results the experiment draws its conclusion from.
 
         Raises:
-            ConfigError: A measure was named that the experiment is not about, or models that it
-                does not take.
+            ConfigError: The command line names a measure that the experiment is not about, or
+                models that it does not take.
         """
         if config.measure.kind != (self.measure or "loss"):  # loss: the default of analyze.py
             fact = "has no measure"
@@ -182,24 +186,25 @@ class Experiment(
         return case, labelled_jobs
 
     def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
-        """Return the jobs whose results the experiment reads, with their labels."""
+        """Return the inner jobs, whose results the experiment reads, each with its label."""
         return self.jobs(config)[1]
 
     def case(self, config: AnalyzeConfig) -> Case:
-        """Return the configuration with its models.
+        """Return the configuration together with the models of the experiment.
 
-        They are those of the command line if it names any, else the experiment's own.
+        These are the models of the command line if it names any, else the experiment's own. A
+        source and a target that are the same count as one model.
 
         Raises:
-            ConfigError: The command line names or changes models that the experiment does not
-                take.
+            ConfigError: The command line names another number of models than the experiment
+                takes, or changes settings of the experiment's own models.
         """
         own_names = self.models["mini" if config.scale == "mini" else "paper"]
         models = [model for model in (config.model, config.target) if model.name is not None]
         if len(models) == 2 and models[0] == models[1]:
             models = models[:1]
 
-        # Settings of how models run do not choose a model.
+        # Settings of how models run, such as their precision, do not choose a model.
         set_by_user = {*settings_of(config.model), *settings_of(config.target)}
         if not models and set_by_user <= set(RUNS):
             models = [model_named(name, {}) for name in own_names]
@@ -213,16 +218,15 @@ class Experiment(
         return Case(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return the configuration with all decided that was left to the recipe.
+        """Return the configuration with the recipe's defaults for stimuli and population.
 
-        Settings of a measure stay open.
+        Settings of the measure that are None stay so: the inner jobs decide them.
         """
-        # What is left open of a measure is up to the inner jobs.
         with_defaults: AnalyzeConfig = completed(config, ("stimuli", "population"))
         return with_defaults
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the measure and the population, unless the experiment is about them."""
+        """Return the parts of the configuration that this experiment ignores."""
         unread: dict[str, None] = {}
         if not self.measures:
             unread["measure"] = None
@@ -231,9 +235,10 @@ class Experiment(
         return unread
 
     def as_read(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return what the conclusion depends on.
+        """Return the configuration that the conclusion depends on, for the key of its result.
 
-        Every setting is decided, and the population is that of the inner jobs.
+        Settings that are None get the recipe's defaults. An experiment about a population takes
+        that of its first inner job, which replaces the default population at the paper's scale.
         """
         read = super().as_read(completed(config, self.reads))
         if self.measure != "population":
@@ -247,9 +252,9 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Case]:
-        """Do all jobs, and return the case with their results.
+        """Run all inner jobs that are not stored, and return the case with their results.
 
-        Jobs that can share a pass are done together.
+        Jobs that read the same models and text run together, in one pass.
         """
         case, labelled_jobs = self.jobs(config)
         labels = [label for label, _ in labelled_jobs]
@@ -265,7 +270,7 @@ class Experiment(
         return {"case": replace(case, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Draw the conclusion from the results of the jobs; the claims are one of its tables."""
+        """Judge the claims from the results of the inner jobs; they are one of the tables."""
         case = work.input("case", Case)
         conclusion = self.conclude(case)
         return Outcome(
@@ -284,6 +289,7 @@ class Experiment(
         return [Headline("claims_that_hold", n_holding, of=n_claims)]
 
     def show(self, result: Result) -> None:
+        """Print the claims with their verdicts, below the table if that is short."""
         if self.tabulates:
             columns = [_column(result.details[name]) for name in result.details]
             show_table(Table(self.name, columns))
@@ -296,7 +302,7 @@ class Experiment(
 
 
 def _column(cells: pd.Series) -> Column:
-    """Return a column of a table as a printed one, with empty cells for missing values."""
+    """Return a column for the screen from a column of a data frame; missing values are empty."""
     name = str(cells.name)
     if pd.api.types.is_numeric_dtype(cells):
         return number_column(name, ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
@@ -306,7 +312,10 @@ def _column(cells: pd.Series) -> Column:
 def _results(jobs: Sequence[Job]) -> list[Result]:
     """Run jobs in one pass, and return their results in order.
 
-    They run one after the other where their models do not fit into memory together.
+    If their models do not fit into memory together, the jobs run one after the other.
+
+    Raises:
+        ResourceError: A single job does not fit.
     """
     try:
         return run_jobs(jobs, shown=False)
@@ -319,14 +328,17 @@ def _results(jobs: Sequence[Job]) -> list[Result]:
 
 
 def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
-    """Return the configuration of an inner job, with what the experiment's own says of it.
+    """Return the complete configuration of an inner job.
+
+    It is composed from the inner job's own arguments and changes, and from the settings of the
+    experiment that apply to all its jobs, such as the seed, the store, and how models run.
 
     Args:
         config: The configuration of the experiment.
-        inner: The inner job.
+        inner: The models of the job, the arguments of its command line and further changes.
     """
-    words = [*inner.words, f"scale={Case(config, {}).scale}"]
-    run_settings = {}  # how models run, which the command line says of all of them
+    arguments = [*inner.arguments, f"scale={Case(config, {}).scale}"]
+    run_settings = {}  # such as the precision: without model=, the user sets it for all models
     if not config.model.name:
         for key in RUNS:
             value = getattr(config.model, key)
@@ -339,8 +351,8 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     parts: dict[str, object] = {"model": source, "target": target}
     if inner.entry_point == "train":
         parts |= {name: getattr(config, name) for name in PARTS_OF_TRAININGS}
-        words += ["logger=none", f"recipe={config.recipe}"]
-        job: Job = compose_inner_job("train", words, **parts)
+        arguments += ["logger=none", f"recipe={config.recipe}"]
+        job: Job = compose_inner_job("train", arguments, **parts)
     else:
         for name in PARTS_OF_ANALYSES:
             if hasattr(config, name):
@@ -348,7 +360,7 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         parts |= inner.changes
         measure = parts["measure"]
         assert isinstance(measure, MeasureConfig)
-        job = compose_inner_job("analyze", [f"measure={measure.kind}", *words], **parts)
+        job = compose_inner_job("analyze", [f"measure={measure.kind}", *arguments], **parts)
     if config.data.name is None:
         return job
     return completed_for_instrument(replace(job, data=config.data))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim
+from thinkalike.contrib.papers.claims import ABOVE_ZERO, Claim, judged_claim
 from thinkalike.contrib.papers.experiment import Case, InnerJob
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem.settings import MLEMConfig
@@ -47,7 +47,10 @@ class Profiles:
 
     @property
     def family(self) -> str:
-        """The architecture, which the configuration of a user's own model leaves open."""
+        """The architecture that the model had when it was loaded.
+
+        The configuration of a user's own model need not name it.
+        """
         return str(self.result.provenance["models"][0]["family"])
 
     @property
@@ -58,7 +61,8 @@ class Profiles:
     @property
     def importances(self) -> Float[Tensor, "k l f"]:
         """The importance of each feature in each layer, on each fold of the stimuli."""
-        return torch.from_numpy(self.result.arrays["importances"]).movedim(-1, 0)
+        by_layer = torch.from_numpy(self.result.arrays["importances"])  # (l, f, k)
+        return by_layer.movedim(-1, 0)
 
     @property
     def n_layers(self) -> int:
@@ -77,14 +81,18 @@ class Profiles:
 
     @property
     def reference_note(self) -> str:
-        """What share of its split-half reference the mean score is; empty if none is known."""
+        """The mean score as a share of its split-half reference, in words.
+
+        The reference is how well mean distances in one half of the sentences agree with those in
+        the other. Empty if it was not computed.
+        """
         shares = self.result.tables["scores"].get("share_of_reference", pd.Series(dtype=float))
         if not shares.notna().any():
             return ""
         return f" ({shares.mean():.0%} of its split-half reference)"
 
     def of(self, feature: str) -> Float[Tensor, "k l"]:
-        """Return the importance of a feature in every layer on every fold.
+        """Return the importance of one feature on each of k folds, in each of l layers.
 
         Raises:
             DataError: The stimuli do not have the feature.
@@ -98,10 +106,11 @@ class Profiles:
 
 
 def feature_index(feature: str, features: Sequence[str]) -> int:
-    """Return the index of a feature that claims are about.
+    """Return the index of a feature in the list of the stimuli's features.
 
     Raises:
-        DataError: The stimuli do not have the feature.
+        DataError: The stimuli do not have the feature, so that the paper's claims cannot be
+            tested on them.
     """
     if feature not in features:
         raise DataError(
@@ -111,7 +120,8 @@ def feature_index(feature: str, features: Sequence[str]) -> int:
 
 
 def profile_jobs(case: Case) -> list[InnerJob]:
-    """Return the jobs that compute the profiles of each model; the paper leaves out no word."""
+    """Return one job for each model, which computes its feature profile in every layer."""
+    # Massive activations (huge states of a few words) are kept: the paper leaves out no word.
     measure = replace(case.config.measure_as(MLEMConfig), massive="keep")
     return [
         InnerJob(name, (model,), changes={"measure": measure})
@@ -127,7 +137,7 @@ def profiles_of(case: Case) -> list[Profiles]:
 def lead_over_others(
     importances: Float[Tensor, "k *l f"], features: Sequence[str]
 ) -> Float[Tensor, " k *l"]:
-    """Return by how much PoS is more important on each fold than the runner-up.
+    """Return, for each fold, the importance of part of speech (PoS) minus that of the runner-up.
 
     The runner-up is the feature, other than PoS, with the largest mean importance over folds.
 
@@ -138,26 +148,28 @@ def lead_over_others(
     Raises:
         DataError: The stimuli do not have the feature PoS.
     """
-    index = feature_index("PoS", features)
-    others = importances[..., [other for other in range(len(features)) if other != index]]
-    runner_up = others.mean(0, keepdim=True).argmax(-1, keepdim=True)
-    runner_up_importance = others.gather(-1, runner_up.expand(*others.shape[:-1], 1))[..., 0]
-    return importances[..., index] - runner_up_importance
+    pos_index = feature_index("PoS", features)
+    other_indices = [index for index in range(len(features)) if index != pos_index]
+    others = importances[..., other_indices]
+    runner_up_index = others.mean(0, keepdim=True).argmax(-1, keepdim=True)  # (1, *l, 1)
+    index_on_each_fold = runner_up_index.expand(*others.shape[:-1], 1)
+    runner_up_importance = others.gather(-1, index_on_each_fold)[..., 0]
+    return importances[..., pos_index] - runner_up_importance
 
 
-def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], words: str) -> Claim:
-    """Return a claim that holds if the mean of a statistic over folds is above 0.
+def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], statistic_name: str) -> Claim:
+    """Judge the claim that the mean of a statistic over k folds of the stimuli is above 0.
 
     Args:
         claim: What the paper says.
-        statistic: The statistic on each fold; the claim rests on the interval of its mean.
-        words: What the statistic is, in words that the mean follows.
+        statistic: The statistic on each fold. The interval of its mean decides.
+        statistic_name: What the statistic is, in words.
     """
     mean = fold_interval(statistic)
-    numbers = f"{words} {mean:+.3f}"
-    return judged_claim(claim, [(Bound("above"), mean)], numbers, units_of_folds(statistic))
+    numbers = f"{statistic_name} {mean:+.3f}"
+    return judged_claim(claim, [(ABOVE_ZERO, mean)], numbers, units_of_folds(statistic))
 
 
 def units_of_folds(statistic: Tensor) -> str:
-    """Return what the intervals of a statistic (k, ...) are over."""
+    """Say how many folds the intervals of a statistic rest on; axis 0 holds the folds."""
     return f"{len(statistic)} folds of the stimuli"

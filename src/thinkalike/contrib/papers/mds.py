@@ -15,10 +15,10 @@ def mds(
 ) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
     """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij, and a stress.
 
-    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from
-    the classical solution (Torgerson 1952), so it is deterministic. The points are centred, on
-    principal axes, with the largest coordinate of each axis positive. The stress is Kruskal's
-    stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977). It
+    starts from the classical solution (Torgerson 1952), so it is deterministic. The points are
+    centred and rotated to their principal axes, and the coordinate of largest magnitude on each
+    axis is positive. The stress is Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
 
     >>> points, stress = mds(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
     >>> points.shape, round(stress.item(), 3)
@@ -52,18 +52,27 @@ def mds(
 
 
 def _classical_solution(delta: Float[Tensor, "l l"], dimensions: int) -> Float[Tensor, "l k"]:
-    """Return the leading components of the double-centred squared dissimilarities."""
+    """Return the classical solution (Torgerson 1952): points with k coordinates.
+
+    If δ are Euclidean distances, the inner products of the centred points are -J δ² J / 2 with
+    the centring matrix J. Its k leading eigenvectors, times the roots of their eigenvalues, are
+    the points; negative eigenvalues count as 0.
+    """
     squared = delta.square()
     row_means = squared.mean(0)
     column_means = squared.mean(1, keepdim=True)
     inner_products = -(squared - row_means - column_means + squared.mean()) / 2
-    values, vectors = torch.linalg.eigh(inner_products)
-    return (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
+    eigenvalues, eigenvectors = torch.linalg.eigh(inner_products)  # in ascending order
+    return (eigenvectors * eigenvalues.clamp(min=0).sqrt())[:, -dimensions:]
 
 
 def _on_principal_axes(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
-    """Return centred points on principal axes, each axis with its largest coordinate positive."""
+    """Return the points, centred and rotated to their principal axes.
+
+    The sign of an axis is arbitrary; here the coordinate of largest magnitude is positive.
+    """
     centred = points - points.mean(0)
-    rotated = centred @ torch.linalg.svd(centred, full_matrices=False).Vh.T
-    largest = rotated.abs().argmax(0, keepdim=True)
-    return rotated * rotated.gather(0, largest).sign()
+    principal_axes = torch.linalg.svd(centred, full_matrices=False).Vh
+    rotated = centred @ principal_axes.T
+    largest_index = rotated.abs().argmax(0, keepdim=True)
+    return rotated * rotated.gather(0, largest_index).sign()

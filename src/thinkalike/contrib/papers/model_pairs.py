@@ -29,13 +29,13 @@ class Pair(NamedTuple):
         return f"{labels.label(self.source)} into {labels.label(self.target)}"
 
     def layers(self, depths: Sequence[Fraction] = ()) -> list[list[int]]:
-        """Return the pairs of layers at some relative depths.
+        """Return pairs [source layer, target layer] at the same relative depths.
 
-        There are none where the number of blocks of a model is unknown before it is loaded.
+        The list is empty if the number of blocks of a model is unknown before it is loaded.
 
         Args:
-            depths: Shares of the blocks of both models; empty: those of each layer of the
-                shallower model.
+            depths: The shares of the blocks, such as 1/2, after which layers are compared. If
+                empty, there is one for each layer of the shallower model.
         """
         n_blocks = []
         for model in self:
@@ -46,7 +46,11 @@ class Pair(NamedTuple):
         if not depths:
             shallower = min(n_blocks)
             depths = [Fraction(number, shallower) for number in range(1, shallower + 1)]
-        return [[max(round(depth * count), 1) - 1 for count in n_blocks] for depth in depths]
+        layer_pairs = []
+        for depth in depths:
+            # The layer after n blocks has index n - 1.
+            layer_pairs.append([max(round(depth * count), 1) - 1 for count in n_blocks])
+        return layer_pairs
 
 
 def pairs_of(case: Case) -> list[Pair]:
@@ -55,16 +59,16 @@ def pairs_of(case: Case) -> list[Pair]:
     return [Pair(*pair) for pair in zip(models[::2], models[1::2], strict=False)]
 
 
-def layers_word(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
-    """Return the word of a command line that says at which layers a pair is compared.
+def layers_argument(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
+    """Return the argument layers=... of the command line that compares a pair of models.
 
-    These are the layers that a user asked for, or those at equal depth. Where the number of
-    blocks is unknown, the word is "layers=same".
+    It holds the layers that the user asked for, or else the pairs of layers at equal relative
+    depth. If the number of blocks is unknown before a model is loaded, it is "layers=same".
 
     Args:
         case: The experiment, whose configuration may name layers.
-        pair: The pair of models.
-        depths: At which relative depths, see `Pair.layers`.
+        pair: The source and the target.
+        depths: Shares of the blocks of both models; empty: the depths of all layers.
     """
     layers: object = case.config.layers
     if layers in (None, "same"):

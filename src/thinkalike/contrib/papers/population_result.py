@@ -40,10 +40,13 @@ class PopulationParts(TypedDict, total=False):
 
 
 def population_parts(case: Case, side: Side) -> PopulationParts:
-    """Return the parts of a population's job that differ from the experiment's.
+    """Return the settings of a population's comparison that differ from the experiment's.
 
-    At the paper's scale the defaults give way to the paper's own. At mini scale CKA is of [CLS]
-    unless a word says otherwise: nobody reads the other tokens of the last block.
+    A population is a set of classifiers that differ in their seeds or parents. `side` is "report"
+    for held-out pairs of texts, and "challenge" for pairs that a heuristic gets wrong. At the
+    paper's scale, the default texts and classifiers are replaced by the published ones. At mini
+    scale, CKA is of the [CLS] token unless the user asked otherwise: a classifier does not read
+    the other tokens of the last block.
     """
     config = _population_job(case)
     measure = replace(config.measure_as(PopulationMeasureConfig), side=side)
@@ -87,7 +90,11 @@ class PopulationResult:
 
     @classmethod
     def of(cls, case: Case, side: Side) -> PopulationResult:
-        """Return the population of a case, without the second group of a null."""
+        """Return the result of a case on one side, "report" or "challenge".
+
+        A null is two groups of classifiers whose parents differ in nothing but the seed. Only its
+        first group takes part in the comparison of groups, so the second one is left out here.
+        """
         config = population_parts(case, side).get("population", _population_job(case).population)
         all_groups = cls(case.results[side], config)
         left_out = config.null[1:] if config.null else []
@@ -107,7 +114,7 @@ class PopulationResult:
 
     @cached_property
     def group_of(self) -> dict[str, str]:
-        """The group of each model, by the model's name."""
+        """The group of each model of the chosen groups, by the model's name."""
         if not self.chosen_groups:
             return self._group_of_all
         return {
@@ -134,15 +141,16 @@ class PopulationResult:
         return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
 
     def _array(self, name: str) -> Tensor:
-        """Return an array (source, target, ...) of the result for the chosen models."""
-        chosen = [model in self.group_of for model in self._group_of_all]
-        indices = torch.tensor(chosen).nonzero()[:, 0]
+        """Return an array (source, target, ...) of the result, for models of chosen groups."""
+        is_chosen = [model in self.group_of for model in self._group_of_all]
+        indices = torch.tensor(is_chosen).nonzero()[:, 0]
         return torch.from_numpy(self.result.arrays[name])[indices[:, None], indices]
 
     @cached_property
     def correct_alone(self) -> Float[Tensor, "m n"]:
-        """Which pairs of texts each model gets right by itself."""
+        """1 where a model alone classifies a pair of texts correctly, else 0."""
         correct = self._array("correct").double()  # (m, m, cuts, n)
+        # A model stitched into itself is the model, at every cut; the first one is taken.
         return correct.diagonal()[0].T
 
     @cached_property
@@ -171,6 +179,12 @@ class PopulationResult:
     def grouped(
         self, values: Float[Tensor, "m m *s"], *, examples: bool = False, level: float = 0.95
     ) -> Grouped:
-        """Return means within and between groups, see `group_means.grouped`."""
+        """Return means over pairs of models within and between groups, with intervals.
+
+        Args:
+            values: A value of each pair (source, target) of m models.
+            examples: Whether the last axis holds examples, which are then averaged as well.
+            level: The level of the intervals over models.
+        """
         groups = list(self.group_of.values())
         return grouped(values, groups, examples=examples, level=level)

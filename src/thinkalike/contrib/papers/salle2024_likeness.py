@@ -20,8 +20,8 @@ from torch import Tensor
 
 from thinkalike.contrib.figures.features import Contrast, draw_contrasts, draw_plane
 from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
     FAILS,
-    Bound,
     Claim,
     bonferroni_note,
     judged_claim,
@@ -75,7 +75,7 @@ class Layers:
 
     @classmethod
     def of(cls, profiles: Sequence[Profiles]) -> Layers:
-        """Return the layers of some models, model after model."""
+        """Return the layers of some models, concatenated in the order of the models."""
         tables = [model.result.tables["scores"][["model", "layer"]] for model in profiles]
         families = np.concatenate([[model.family] * model.n_layers for model in profiles])
         return cls(
@@ -97,7 +97,7 @@ class LayerOfModel(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
-        """Return such as "GPT-2 layer 8", which `_split_leader` takes apart again."""
+        """Return a name such as "GPT-2 layer 8", which `_claim_that_leader_differs` parses."""
         return f"{self.model} layer {self.layer}"
 
 
@@ -105,9 +105,10 @@ class LayerOfModel(NamedTuple):
 
 
 def _jobs_with_distances(case: Case) -> list[InnerJob]:
-    """Return the jobs of the profiles of each model, and of RSA between each two models.
+    """Return the jobs of figure 2: feature profiles of each model, and RSA of each two models.
 
-    RSA has the settings of the profiles, and keeps massive states, as these do.
+    RSA compares layers by the distances between words. It has the same settings as the profiles,
+    and like them keeps massive activations (huge states of a few words).
     """
     measure = case.config.measure_as(MLEMConfig)
     rsa_settings = RSAConfig(
@@ -130,12 +131,16 @@ def _jobs_with_distances(case: Case) -> list[InnerJob]:
     return jobs
 
 
-def _figure2(case: Case) -> Conclusion:
-    """Similarity of all layers by feature profiles (A) and by distances (B)."""
+def _conclude_figure2(case: Case) -> Conclusion:
+    """Conclude figure 2: similarity of all layers by feature profiles (A) and by distances (B).
+
+    That the seeds of an architecture are alike is claimed only where there are several
+    architectures and one of them has two models.
+    """
     profiles = profiles_of(case)
     layers = Layers.of(profiles)
     feature_based = weighted_tau(layers.profiles)
-    agnostic = _rsa_of_all_layers(case, layers.rows)
+    agnostic = _rsa_matrix(case, layers.rows)
     matrices = {
         "A: weighted τ of feature profiles": feature_based,
         "B: Spearman's ρ of distances": agnostic,
@@ -144,13 +149,13 @@ def _figure2(case: Case) -> Conclusion:
         title: matrix_rows(layers.rows, layers.rows, value=values)
         for title, values in matrices.items()
     }
-    planes = {title: _in_plane(values, layers.rows) for title, values in matrices.items()}
+    planes = {title: _layers_as_points(values, layers.rows) for title, values in matrices.items()}
 
-    claims = [_agree(feature_based, agnostic, layers.rows["model"].tolist())]
-    claims += [_has_blocks(model) for model in profiles if model.family == RECURRENT]
+    claims = [_claim_that_matrices_agree(feature_based, agnostic, layers.rows["model"].tolist())]
+    claims += [_claim_of_blocks(model) for model in profiles if model.family == RECURRENT]
     n_families = len({model.family for model in profiles})
     if 1 < n_families < len(profiles):
-        claims.append(_seeds(matrices, layers))
+        claims.append(_claim_that_seeds_are_alike(matrices, layers))
 
     def draw_below(axes: Axes, title: str) -> None:
         """Draw the layers as points of a plane below the matrix of this title."""
@@ -161,9 +166,14 @@ def _figure2(case: Case) -> Conclusion:
     return Conclusion(table, claims, partial(draw_similarity, tables, below=draw_below))
 
 
-def _in_plane(likeness: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the layers as points of a plane, by 1 - likeness."""
-    points, stress = mds(_dissimilarity((likeness + likeness.T) / 2))
+def _layers_as_points(likeness: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the layers as points of a plane whose distances approximate 1 - likeness (MDS).
+
+    The result is `rows` with the columns x, y and stress. The stress, the error of the
+    approximation, is the same in all rows.
+    """
+    symmetric_likeness = (likeness + likeness.T) / 2
+    points, stress = mds(_dissimilarity(symmetric_likeness))
     return rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
 
 
@@ -172,10 +182,14 @@ def _dissimilarity(likeness: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
     return (1 - likeness).clamp(min=0).fill_diagonal_(0)
 
 
-def _rsa_of_all_layers(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
-    """Return RSA of all layers with all, from the results of all pairs of models.
+def _rsa_matrix(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
+    """Return the RSA of every two layers, from the results of all pairs of models.
 
-    It is NaN for layers that no result compares.
+    Only cells (layer of an earlier model, layer of a later one) are filled; all others are NaN.
+
+    Args:
+        case: The experiment with the results of its jobs.
+        rows: The model and the layer of each of l layers.
     """
     index_of = {
         layer: index for index, layer in enumerate(rows.itertuples(index=False, name=None))
@@ -189,22 +203,26 @@ def _rsa_of_all_layers(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     return values
 
 
-def _agree(
+def _claim_that_matrices_agree(
     feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]
 ) -> Claim:
-    """Return the claim that the two matrices rank pairs of layers alike.
+    """Judge the claim that two similarity matrices rank pairs of layers alike.
+
+    The statistic is Spearman's ρ of the cells above the diagonal, with a jackknife interval over
+    models.
 
     Args:
-        feature_based: The likeness of any two layers by their profiles.
-        agnostic: Their likeness by distances.
+        feature_based: The likeness of any two layers by their feature profiles.
+        agnostic: Their likeness by RSA, without knowledge of features.
         models: The model of each layer.
     """
 
     def agreement(layers: list[int]) -> Tensor:
         """Return Spearman's ρ of the two matrices over the pairs of some layers."""
         rows, columns = torch.triu_indices(len(layers), len(layers), 1)
-        cells_of = [matrix[layers][:, layers] for matrix in (feature_based, agnostic)]
-        return spearman(cells_of[0][rows, columns], cells_of[1][rows, columns])
+        feature_based_cells = feature_based[layers][:, layers]
+        agnostic_cells = agnostic[layers][:, layers]
+        return spearman(feature_based_cells[rows, columns], agnostic_cells[rows, columns])
 
     rho = over_models(agreement, models)
     distances = _dissimilarity(feature_based)
@@ -212,32 +230,42 @@ def _agree(
     p = mantel([distances], [agnostic_distances], "precomputed")[1]
     return judged_claim(
         "feature-based and feature-agnostic likeness agree",
-        [(Bound("above"), rho)],
+        [(ABOVE_ZERO, rho)],
         f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
         f"p {float(p):.3f} by Mantel's test of layers",
         f"{len(set(models))} models",
     )
 
 
-def _has_blocks(model: Profiles) -> Claim:
-    """Return the claim that layers before and after the turn form two blocks."""
+def _claim_of_blocks(model: Profiles) -> Claim:
+    """Judge the claim that the layers of a recurrent model form two blocks of similar profiles.
+
+    The blocks are the layers before `model.turn` and those from it on. The statistic is the mean
+    weighted Kendall's τ of two different layers of one block, minus that of layers of two blocks.
+    """
     is_late = torch.arange(model.n_layers) >= model.turn
     is_one_block = is_late[:, None] == is_late
     is_different = ~torch.eye(model.n_layers, dtype=torch.bool)
-    taus = torch.stack([weighted_tau(fold) for fold in model.importances])  # (k, l, l)
+    taus = torch.stack([weighted_tau(fold) for fold in model.importances])  # (folds, l, l)
     within = taus[:, is_one_block & is_different].mean(1)
     across = taus[:, ~is_one_block].mean(1)
     claim = f"low and high layers of {model.name} are two blocks"
-    words = f"mean τ of two layers on one side of layer {model.turn} minus that across it"
-    return claim_over_folds(claim, within - across, words)
+    statistic_name = f"mean τ of two layers on one side of layer {model.turn} minus that across it"
+    return claim_over_folds(claim, within - across, statistic_name)
 
 
-def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
-    """Return the claim that architectures differ more than seeds, which only minis can test.
+def _claim_that_seeds_are_alike(
+    matrices: dict[str, Float[Tensor, "l l"]], layers: Layers
+) -> Claim:
+    """Judge the claim that two seeds of one architecture are more alike than two architectures.
+
+    Only the small bundled models can test it, as they have two seeds. The statistic, for each
+    matrix, is the mean likeness of layers of two seeds minus that of two architectures; the
+    jackknife interval is over models.
 
     Args:
         matrices: Matrices of the likeness of any two layers, by their titles.
-        layers: The layers.
+        layers: The model of each layer, and which layers are of one architecture.
     """
     models = np.array(layers.rows["model"].tolist())
     is_other_model = torch.from_numpy(models[:, None] != models)
@@ -255,12 +283,13 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
         return torch.stack(gains)
 
     gains = over_models(gain, models.tolist(), level_of_each(len(matrices)))
+    panel_letters = [title[0] for title in matrices]
     listed = ", ".join(
-        f"{title[0]}: {gains[number]:+.2f}" for number, title in enumerate(matrices)
+        f"{letter}: {gains[index]:+.2f}" for index, letter in enumerate(panel_letters)
     )
     return judged_claim(
         "two seeds of one architecture are more alike than two architectures",
-        [(Bound("above"), gains)],
+        [(ABOVE_ZERO, gains)],
         f"mean likeness of their layers, one architecture minus two: {listed}"
         f"{bonferroni_note(len(matrices))}",
         f"{len(set(models))} models",
@@ -270,7 +299,7 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
 # ---- Figure 4.
 
 
-def _figure4(case: Case) -> Conclusion:
+def _conclude_figure4(case: Case) -> Conclusion:
     """The two layers of different architectures that are most alike, and the two least alike."""
     profiles = profiles_of(case)
     layers = Layers.of(profiles)
@@ -292,7 +321,7 @@ def _figure4(case: Case) -> Conclusion:
     # What decides is the feature that is important in both layers, or whose importance differs
     # most.
     profile_of = layers.profiles
-    alike = _contrast(
+    alike = _layer_contrast(
         case,
         stimuli,
         f"most alike, τ = {float(likeness[alike_pair]):+.2f}",
@@ -300,7 +329,7 @@ def _figure4(case: Case) -> Conclusion:
         layers,
         profile_of[alike_pair[0]] + profile_of[alike_pair[1]],
     )
-    unlike = _contrast(
+    unlike = _layer_contrast(
         case,
         stimuli,
         f"least alike, τ = {float(likeness[unlike_pair]):+.2f}",
@@ -318,16 +347,18 @@ def _figure4(case: Case) -> Conclusion:
     signed_difference = difference * difference.mean(0).sign()
     recurrent = [model.name for model in profiles if model.family == RECURRENT]
     claims = [
-        _shared_leader(
+        _claim_that_leader_is_shared(
             alike, lead_over_others(layers.by_fold[:, list(alike_pair)], stimuli.names)
         ),
-        _split_leader(unlike, lead_over_others(signed_difference, stimuli.names), recurrent),
+        _claim_that_leader_differs(
+            unlike, lead_over_others(signed_difference, stimuli.names), recurrent
+        ),
     ]
     table = pd.concat(tables, ignore_index=True)
     return Conclusion(table, claims, partial(draw_contrasts, [alike, unlike]))
 
 
-def _contrast(
+def _layer_contrast(
     case: Case,
     stimuli: Stimuli,
     title: str,
@@ -335,15 +366,16 @@ def _contrast(
     layers: Layers,
     decisive: Float[Tensor, " f"],
 ) -> Contrast:
-    """Return two layers side by side; the most decisive feature colours their words.
+    """Return two layers for a figure that shows them side by side, with their words as points.
 
     Args:
-        case: The experiment, whose models are loaded.
+        case: The experiment, whose models are loaded to get the states of the words.
         stimuli: The words with their features.
         title: The title of the panel.
-        pair: The indices of both layers.
-        layers: All layers.
-        decisive: How decisive each feature is.
+        pair: The indices of the two layers in `layers`.
+        layers: All layers with their profiles.
+        decisive: A score of each feature; the levels of the feature with the largest score
+            colour the words.
     """
     feature = stimuli.names[int(decisive.argmax())]
     first, second = (
@@ -358,19 +390,19 @@ def _contrast(
         }
     )
     words = (
-        _words_in_plane(case, stimuli, first, feature),
-        _words_in_plane(case, stimuli, second, feature),
+        _words_as_points(case, stimuli, first, feature),
+        _words_as_points(case, stimuli, second, feature),
     )
     return Contrast(title, (str(first), str(second)), importance, words, feature)
 
 
-def _words_in_plane(
+def _words_as_points(
     case: Case, stimuli: Stimuli, where: LayerOfModel, feature: str
 ) -> pd.DataFrame:
-    """Return at most `WORDS_SHOWN` words of a layer as points of a plane.
+    """Return at most `WORDS_SHOWN` words as points of a plane, by their states in a layer (MDS).
 
-    The columns are x, y, the level that the word has of the feature, and the stress of the plane,
-    the same in all rows.
+    The columns are x, y, the level of the feature that each word has, and the stress (the error
+    of the plane's distances), which is the same in all rows.
     """
     sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), case.config.seed)
     model = load_model(case.models[where.model])
@@ -383,50 +415,55 @@ def _words_in_plane(
     )
 
 
-def _tau_in(contrast: Contrast) -> str:
+def _tau_of_title(contrast: Contrast) -> str:
     """Return the second half of a title such as "most alike, τ = +0.77"."""
     return contrast.title.split(", ")[1]
 
 
-def _shared_leader(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
-    """Return the claim that part of speech leads in both of the layers that are most alike.
+def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
+    """Judge the claim that the two most alike layers have part of speech (PoS) as top feature.
 
     Args:
-        contrast: The two layers.
-        leads: By how much it leads the next feature on each fold, in each of both layers.
+        contrast: The two layers with the importance of each feature.
+        leads: The importance of PoS minus that of the runner-up, on each of k folds, in each of
+            the two layers. Its mean over folds must be above 0 in both layers.
     """
     importance = contrast.importance.set_index("feature")
     first = str(importance["x"].idxmax())
     second = str(importance["y"].idxmax())
     lead = fold_interval(leads.T, level_of_each(2))
+    tau = _tau_of_title(contrast)
     return judged_claim(
         "the most alike layers of two models share their most important feature, PoS",
-        [(Bound("above"), lead)],
-        f"{' and '.join(contrast.names)}, {_tau_in(contrast)} (paper: GPT-2 layer 8 and BERT "
+        [(ABOVE_ZERO, lead)],
+        f"{' and '.join(contrast.names)}, {tau} (paper: GPT-2 layer 8 and BERT "
         f"layer 4, 0.77): {first} and {second}; PoS leads the next by {lead[0]:+.3f} and "
         f"{lead[1]:+.3f}{bonferroni_note(2)}",
         units_of_folds(leads),
     )
 
 
-def _split_leader(
+def _claim_that_leader_differs(
     contrast: Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]
 ) -> Claim:
-    """Return the claim that the least alike layers differ most in part of speech.
+    """Judge the claim that the two least alike layers differ most in part of speech (PoS).
 
-    It fails if neither layer is of a recurrent model, whatever the numbers are.
+    The paper also says that one of the layers is of Mamba, so the claim fails if neither layer is
+    of a recurrent model, whatever the numbers are.
 
     Args:
-        contrast: The two layers.
-        lead: By how much they differ more in it than in the next feature, on each fold.
+        contrast: The two layers with the importance of each feature.
+        lead: By how much the layers differ more in the importance of PoS than in that of any
+            other feature, on each of k folds. Its mean must be above 0.
         recurrent: The names of recurrent models.
     """
     importance = contrast.importance.set_index("feature").loc[contrast.feature]
     mean_lead = fold_interval(lead)
+    tau = _tau_of_title(contrast)
     claim = judged_claim(
         "the least alike layers differ most in PoS, and one is of Mamba",
-        [(Bound("above"), mean_lead)],
-        f"{' and '.join(contrast.names)}, {_tau_in(contrast)} (paper: Mamba layer 8 and BERT "
+        [(ABOVE_ZERO, mean_lead)],
+        f"{' and '.join(contrast.names)}, {tau} (paper: Mamba layer 8 and BERT "
         f"layer 4, -0.24): {contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}; "
         f"they differ in PoS by more than in the next by {mean_lead:+.3f}",
         units_of_folds(lead),
@@ -438,6 +475,8 @@ def _split_leader(
 
 
 EXPERIMENTS = [
-    Experiment("salle2024/figure2", _figure2, MODELS, _jobs_with_distances, "mlem", takes=(2,)),
-    Experiment("salle2024/figure4", _figure4, MODELS, profile_jobs, "mlem", takes=(2,)),
+    Experiment(
+        "salle2024/figure2", _conclude_figure2, MODELS, _jobs_with_distances, "mlem", takes=(2,)
+    ),
+    Experiment("salle2024/figure4", _conclude_figure4, MODELS, profile_jobs, "mlem", takes=(2,)),
 ]

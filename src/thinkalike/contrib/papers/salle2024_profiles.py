@@ -13,7 +13,8 @@ from functools import partial
 import pandas as pd
 
 from thinkalike.contrib.papers.claims import (
-    Bound,
+    ABOVE_ZERO,
+    BELOW_ZERO,
     Claim,
     bonferroni_note,
     judged_claim,
@@ -34,18 +35,23 @@ from thinkalike.figures.layers import profiles as draw_profiles
 from thinkalike.measures.mlem.importance import fold_interval
 
 
-def _figure3(case: Case) -> Conclusion:
-    """Feature profiles over the layers of each model, with what the paper reads off them."""
+def _conclude_figure3(case: Case) -> Conclusion:
+    """Draw figure 3 of Salle et al. 2024, feature profiles over layers, and judge its claims.
+
+    A profile is the importance of each feature of words in one layer. Some claims are about
+    Mamba, the recurrent model, alone.
+    """
     profiles = profiles_of(case)
     claims = []
     for model in profiles:
         if model.family != RECURRENT:
-            claims.append(_part_of_speech_leads(model))
+            claims.append(_claim_that_part_of_speech_leads(model))
     for model in profiles:
         if model.family == RECURRENT:
-            claims += [_leads_at_the_ends(model), _position_rises(model)]
-    claims += [_number_fades(model) for model in profiles]
-    claims.append(_predicts(profiles))
+            claims.append(_claim_that_part_of_speech_leads_at_ends(model))
+            claims.append(_claim_that_position_rises(model))
+    claims += [_claim_that_number_fades(model) for model in profiles]
+    claims.append(_claim_that_distances_are_predicted(profiles))
 
     score_tables = [model.result.tables["scores"] for model in profiles]
     scores = pd.concat(score_tables, ignore_index=True)
@@ -53,29 +59,37 @@ def _figure3(case: Case) -> Conclusion:
     return Conclusion(table, claims, partial(draw_profiles, table, scores), {"scores": scores})
 
 
-def _part_of_speech_leads(model: Profiles) -> Claim:
-    """Return the claim that PoS leads all other features, in the mean over layers."""
-    lead = lead_over_others(model.importances, model.features)
-    n_leading = model.leading.count("PoS")
-    words = f"it is first in {n_leading} of {model.n_layers} layers; it leads the next by"
-    claim = f"PoS is the dominant feature of {model.name}"
-    return claim_over_folds(claim, lead.mean(-1), words)
+def _claim_that_part_of_speech_leads(model: Profiles) -> Claim:
+    """Judge the claim that part of speech (PoS) is the most important feature of a model.
 
-
-def _leads_at_the_ends(model: Profiles) -> Claim:
-    """Return the claim that PoS leads in the first and the last layer, and in none between.
-
-    The intervals hold for all layers together.
+    It holds if the importance of PoS minus that of the runner-up, averaged over layers, is above
+    0 by its interval over folds of the stimuli.
     """
-    lead = lead_over_others(model.importances, model.features)  # (k, l)
+    lead = lead_over_others(model.importances, model.features)  # (folds, layers)
+    n_layers_led = model.leading.count("PoS")
+    statistic_name = (
+        f"it is first in {n_layers_led} of {model.n_layers} layers; it leads the next by"
+    )
+    claim = f"PoS is the dominant feature of {model.name}"
+    return claim_over_folds(claim, lead.mean(-1), statistic_name)
+
+
+def _claim_that_part_of_speech_leads_at_ends(model: Profiles) -> Claim:
+    """Judge the claim that part of speech (PoS) dominates only in the first and the last layer.
+
+    The lead is the importance of PoS minus that of the runner-up, with an interval over folds in
+    each layer. It must be above 0 in these two layers and below 0 in all others; the intervals
+    hold for all layers together.
+    """
+    lead = lead_over_others(model.importances, model.features)  # (folds, layers)
     n_layers = lead.shape[1]
-    mean_lead = fold_interval(lead.T, level_of_each(n_layers))
+    mean_lead = fold_interval(lead.T, level_of_each(n_layers))  # one estimate for each layer
     by_layer = ", ".join(f"{mean_lead[layer]:+.3f}" for layer in range(n_layers))
     return judged_claim(
         f"PoS dominates only in the first and last layer of {model.name}",
         [
-            (Bound("above"), mean_lead[[0, n_layers - 1]]),
-            (Bound("below"), mean_lead[1:-1]),
+            (ABOVE_ZERO, mean_lead[[0, n_layers - 1]]),
+            (BELOW_ZERO, mean_lead[1:-1]),
         ],
         f"first by layer: {', '.join(model.leading)}; PoS leads the next by {by_layer}"
         f"{bonferroni_note(n_layers)}",
@@ -83,9 +97,13 @@ def _leads_at_the_ends(model: Profiles) -> Claim:
     )
 
 
-def _position_rises(model: Profiles) -> Claim:
-    """Return the claim that word position is more important after the turn than before it."""
-    position = model.of("Word position")
+def _claim_that_position_rises(model: Profiles) -> Claim:
+    """Judge the claim that the importance of word position is higher after the turn than before.
+
+    The turn is the layer, at 0.4 of a recurrent model's depth, where the paper sees its profile
+    change.
+    """
+    position = model.of("Word position")  # (folds, layers)
     rise = position[:, model.turn :].mean(1) - position[:, : model.turn].mean(1)
     claim = f"word position gains importance midway in {model.name}"
     return claim_over_folds(
@@ -93,21 +111,28 @@ def _position_rises(model: Profiles) -> Claim:
     )
 
 
-def _number_fades(model: Profiles) -> Claim:
-    """Return the claim that number is less important in the last third than in the first."""
-    number = model.of("Number")
+def _claim_that_number_fades(model: Profiles) -> Claim:
+    """Judge the claim that grammatical number matters less in the last third of the layers.
+
+    The statistic is the mean importance in the first third minus that in the last third.
+    """
+    number = model.of("Number")  # (folds, layers)
     third = max(model.n_layers // 3, 1)
     fall = number[:, :third].mean(1) - number[:, -third:].mean(1)
     claim = f"number fades from early to late layers of {model.name}"
-    words = f"importance in the first {third} layers minus that in the last {third}"
-    return claim_over_folds(claim, fall, words)
+    statistic_name = f"importance in the first {third} layers minus that in the last {third}"
+    return claim_over_folds(claim, fall, statistic_name)
 
 
-def _predicts(profiles: Sequence[Profiles]) -> Claim:
-    """Return the claim that held-out distances are predicted in every layer of every model."""
+def _claim_that_distances_are_predicted(profiles: Sequence[Profiles]) -> Claim:
+    """Judge the claim that the features predict distances of held-out words in every layer.
+
+    The score of a layer is Spearman's ρ between predicted and measured distances. All layers of
+    all models must be above 0, with intervals that hold together.
+    """
     n_layers = sum(model.n_layers for model in profiles)
     level = level_of_each(n_layers)
-    bounded = [(Bound("above"), fold_interval(model.scores.T, level)) for model in profiles]
+    bounded = [(ABOVE_ZERO, fold_interval(model.scores.T, level)) for model in profiles]
     means = ", ".join(
         f"{model.name} {model.scores.mean():.2f}{model.reference_note}" for model in profiles
     )
@@ -120,5 +145,5 @@ def _predicts(profiles: Sequence[Profiles]) -> Claim:
 
 
 EXPERIMENTS = [
-    Experiment("salle2024/figure3", _figure3, MODELS, profile_jobs, "mlem", takes=(1, 2)),
+    Experiment("salle2024/figure3", _conclude_figure3, MODELS, profile_jobs, "mlem", takes=(1, 2)),
 ]

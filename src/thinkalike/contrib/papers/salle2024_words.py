@@ -22,8 +22,11 @@ MOST_FOLDS = 10  # of the stimuli, which an interval leaves out in turn
 PAIRS_LISTED = 5
 
 
-def _table_s1(case: Case) -> Conclusion:
-    """The sentences of table S1, as the grammar derives them, beside the table."""
+def _conclude_table_s1(case: Case) -> Conclusion:
+    """Derive the features of table S1's sentences by the grammar, and compare with the table.
+
+    The claim holds if every row (a word with its features) is the same as in the published table.
+    """
     with resources.as_file(resources.files("thinkalike.contrib.papers") / "table_s1.csv") as path:
         published = pd.read_csv(path, dtype=str, keep_default_na=False)
     sentences = []
@@ -46,7 +49,7 @@ def _table_s1(case: Case) -> Conclusion:
 
 
 def printed(value: str | float | bool | None) -> str:
-    """Return the value of a feature as table S1 prints it."""
+    """Return the value of a feature as table S1 prints it: "NaN" if missing, and no decimals."""
     if pd.isna(value):
         return "NaN"
     if isinstance(value, float):
@@ -54,8 +57,13 @@ def printed(value: str | float | bool | None) -> str:
     return str(value)
 
 
-def _figure_s5(case: Case) -> Conclusion:
-    """Correlations of all features with all over pairs of probing words."""
+def _conclude_figure_s5(case: Case) -> Conclusion:
+    """Judge the claim of figure S5 that no two features of the probing words are nearly the same.
+
+    The correlation of two features is over all pairs of words: whether words that differ in one
+    also differ in the other. The strongest one must be within ±`NEARLY_THE_SAME`; its interval is
+    a jackknife over folds of sentences.
+    """
     stimuli = read_stimuli(case.config.stimuli)
     correlation = stimuli.correlation()
     strongest = correlation.strongest(PAIRS_LISTED)
@@ -83,6 +91,8 @@ def _figure_s5(case: Case) -> Conclusion:
 
 NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone
 EXPERIMENTS = [
-    Experiment("salle2024/figure_s5", _figure_s5, NO_MODELS, measure="mlem"),
-    Experiment("salle2024/table_s1", _table_s1, NO_MODELS, measure="mlem", tabulates=True),
+    Experiment("salle2024/figure_s5", _conclude_figure_s5, NO_MODELS, measure="mlem"),
+    Experiment(
+        "salle2024/table_s1", _conclude_table_s1, NO_MODELS, measure="mlem", tabulates=True
+    ),
 ]

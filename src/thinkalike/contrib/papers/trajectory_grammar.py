@@ -11,7 +11,13 @@ import pandas as pd
 import torch
 
 from thinkalike.contrib.figures.trajectories import draw_settling
-from thinkalike.contrib.papers.claims import Bound, Claim, judged_claim, untestable_claim
+from thinkalike.contrib.papers.claims import (
+    ABOVE_ZERO,
+    Bound,
+    Claim,
+    judged_claim,
+    untestable_claim,
+)
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
 from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
@@ -34,10 +40,11 @@ MINI_TRAINING = (
 MINI_TOKENS = 2048  # that the checkpoints of a mini are compared on
 
 
-def _trajectories(case: Case) -> list[InnerJob]:
-    """Return a trajectory for each seed.
+def _trajectory_jobs(case: Case) -> list[InnerJob]:
+    """Return one job for each seed, which compares the checkpoints of its training.
 
-    At mini scale each seed is trained first, by `measure.train` if that is set.
+    At the paper's scale the checkpoints are published. At mini scale the job trains the model
+    first, with the options in `measure.train` if these are set.
     """
     if case.scale == "paper":
         return [InnerJob(name, (model,)) for name, model in case.models.items()]
@@ -52,66 +59,76 @@ def _trajectories(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Return what settles when in each run, and the claims about the order over all runs."""
+    """Return when loss and layers settle in each run, and the claims about their order.
+
+    A curve has settled where it has gone nine tenths of the way to its last value. A run is the
+    training of one seed.
+    """
     results = case.results
-    settled_by_run = [_settled(result).assign(run=run) for run, result in results.items()]
+    settled_by_run = [_settling_table(result).assign(run=run) for run, result in results.items()]
     table = pd.concat(settled_by_run, ignore_index=True)
     onsets_by_run = [result.tables["onsets"].assign(run=run) for run, result in results.items()]
     onsets = pd.concat(onsets_by_run, ignore_index=True)
 
     units = f"{len(results)} seeds"
     doublings = table.pivot(index="run", columns="what", values="doublings")
-    # In the order of `_settled`, the same in every run.
+    # `_settling_table` lists the loss, the likeness, and the layers from the lowest on.
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
     claims = [
-        _earlier(
+        _claim_that_first_settles_earlier(
             "the loss settles before likeness to the end does",
             doublings[likeness] - doublings[loss],
             units,
         ),
-        _earlier(
+        _claim_that_first_settles_earlier(
             f"{lowest_layer} settles before {highest_layer}",
             doublings[highest_layer] - doublings[lowest_layer],
             units,
         ),
-        _aligned(results, units),
+        _claim_that_loss_aligns_seeds(results, units),
     ]
     for feature in dict.fromkeys(onsets["feature"]):
-        claims.append(_appears(onsets, feature, units))
+        claims.append(_claim_that_feature_appears(onsets, feature, units))
     draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
     return Conclusion(
         table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"]
     )
 
 
-def _settled(result: Result) -> pd.DataFrame:
-    """Return when loss, likeness to the end, and each layer settle in one run."""
+def _settling_table(result: Result) -> pd.DataFrame:
+    """Return the step at which the loss, the mean likeness and each layer settle in one run.
+
+    The likeness of a checkpoint is that to the last checkpoint. `doublings` is log₂(1 + step).
+    """
     steps = settling_steps(result.details, result.tables["losses"])
     table = pd.DataFrame(steps.items(), columns=["what", "step"])
     return table.assign(doublings=np.log2(1 + table["step"]))
 
 
-def _over_seeds(values: Iterable[float]) -> Estimate:
+def _mean_over_seeds(values: Iterable[float]) -> Estimate:
     """Return the mean of one value per seed, with its interval over seeds."""
     return random_effects(torch.tensor([float(value) for value in values], dtype=torch.float64))
 
 
-def _earlier(claim: str, gap: pd.Series, units: str) -> Claim:
-    """Return the claim that a gap, in doublings of the step, is above 0.
+def _claim_that_first_settles_earlier(claim: str, gap: pd.Series, units: str) -> Claim:
+    """Judge the claim that one curve settles before another, on average over runs.
 
     Args:
-        claim: What is said to come before what.
-        gap: How many doublings later the second comes, for each run.
-        units: What the interval is over.
+        claim: The claim in words.
+        gap: For each run, log₂(1 + step) where the second curve settles minus that of the first.
+        units: What the interval is over, in words.
     """
-    mean = _over_seeds(gap)
+    mean = _mean_over_seeds(gap)
     numbers = f"doublings of the step between them {mean:+.2f}"
-    return judged_claim(claim, [(Bound("above"), mean)], numbers, units)
+    return judged_claim(claim, [(ABOVE_ZERO, mean)], numbers, units)
 
 
-def _aligned(results: Mapping[str, Result], units: str) -> Claim:
-    """Return the claim that runs differ less at the same loss than at the same step."""
-    runs = []
+def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> Claim:
+    """Judge the claim that runs differ less at the same loss than at the same training step.
+
+    The distance of two runs is the mean difference of their curves of CKA to the last checkpoint.
+    """
+    runs = []  # for each seed, a row for each step: its loss, and the CKA of each layer
     for result in results.values():
         likeness = result.details.pivot(index="step", columns="layer", values="similarity_to_last")
         runs.append(result.tables["losses"].merge(likeness, on="step"))
@@ -121,28 +138,29 @@ def _aligned(results: Mapping[str, Result], units: str) -> Claim:
         gains = []
         for other in runs:
             if other is not run:
-                at_step = _mean_distance(run, other, "step")
-                at_loss = _mean_distance(run, other, "loss")
+                at_step = _mean_curve_distance(run, other, "step")
+                at_loss = _mean_curve_distance(run, other, "loss")
                 gains.append(at_step - at_loss)
         mean_gains.append(float(np.mean(gains)))
-    gain = _over_seeds(mean_gains)
+    gain = _mean_over_seeds(mean_gains)
     claim = "seeds are nearer to each other at the same loss than at the same step"
     numbers = f"difference of CKA less by {gain:+.4f}"
-    return judged_claim(claim, [(Bound("above"), gain)], numbers, units)
+    return judged_claim(claim, [(ABOVE_ZERO, gain)], numbers, units)
 
 
-def _mean_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
-    """Return the mean distance of two runs' curves by layer, at the steps or losses of the first.
+def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
+    """Return the mean |curve of one run - curve of another|, over layers and checkpoints.
 
-    Between the points of the other run its curve is taken as straight.
+    The curves are compared at the steps (or losses) of the first run. The curve of the other run
+    is interpolated linearly between its own.
 
     Args:
-        run: The first run: columns for step and loss, and one for each layer by its number.
+        run: The first run: the columns step and loss, and one for each layer by its number.
         other: The other run, in the same form.
         at: "step" or "loss".
     """
     other = other.sort_values(at)
-    layers = [name for name in run if not isinstance(name, str)]
+    layers = [name for name in run if not isinstance(name, str)]  # their columns are integers
     distances = []
     for layer in layers:
         interpolated = np.interp(run[at], other[at], other[layer])
@@ -150,16 +168,17 @@ def _mean_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
     return float(np.mean(distances))
 
 
-def _appears(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
-    """Return the claim that a feature is absent at first, and appears in most seeds.
+def _claim_that_feature_appears(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
+    """Judge the claim that a feature is absent at first, and appears later in most seeds.
 
-    A seed counts as such if the first layer that has an onset has it after step 0. It is
-    untestable if no layer of any seed has one.
+    The onset of a layer is the checkpoint from which the feature can be read out. A seed supports
+    the claim if its earliest onset is after step 0. The claim is untestable if no layer of any
+    seed has an onset.
 
     Args:
         onsets: A row for each run, feature and layer; the onset is NaN where there is none.
-        feature: The feature.
-        units: What the interval is over.
+        feature: The feature that is judged.
+        units: What the interval is over, in words.
     """
     claim = f"{feature} is not there at the first checkpoint, and comes for good"
     of_feature = onsets[onsets["feature"] == feature]
@@ -167,7 +186,7 @@ def _appears(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
     if earliest.isna().all():
         return untestable_claim(claim, "it is not there at the end in any layer or seed")
     steps = ", ".join("never" if pd.isna(step) else f"{step:.0f}" for step in earliest)
-    share_of_seeds = _over_seeds(earliest.gt(0).astype(float))
+    share_of_seeds = _mean_over_seeds(earliest.gt(0).astype(float))
     numbers = f"onset in the first layer that has it: {steps}"
     return judged_claim(claim, [(Bound("above", 0.5), share_of_seeds)], numbers, units)
 
@@ -177,7 +196,7 @@ EXPERIMENTS = [
         "trajectory/grammar",
         _conclude,
         MODELS,
-        _trajectories,
+        _trajectory_jobs,
         measure="trajectory",
         tabulates=True,
     )

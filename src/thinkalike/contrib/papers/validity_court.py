@@ -100,10 +100,12 @@ LEAST_RIGHT = 0.9
 LEAST_DECIDED = 0.75
 
 
-def _courts(case: Case) -> list[InnerJob]:
-    """Return a court for each target, layer and seed.
+def _court_jobs(case: Case) -> list[InnerJob]:
+    """Return one job for each target model, layer and seed.
 
-    Seeds start at `seed`; `measure.layer=` chooses one layer.
+    A job is a court: it compares sources of known similarity with one layer of the target, by
+    every measure. Seeds count up from `seed`, and `measure.layer` chooses one layer for all
+    targets. A model that is not listed in `TARGETS` is judged at layer 1.
     """
     measure = case.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]
@@ -128,11 +130,16 @@ def _courts(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Return the table of all courts, claims about each judge, and claims about verdicts."""
+    """Return the table of all courts, with claims about each measure and about the verdicts.
+
+    A court compares sources of known similarity with a target; a judge is a measure that ranks
+    them. The measure must rank copies of the target, and then trained models (the columns that
+    begin with "real_"), above decoys that only look similar.
+    """
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
     judges = ranking.summary_of_judges(table)
-    doses = ranking.doses(table)
+    doses = ranking.dose_table(table)
     tables = {"judges": judges, "doses": doses}
 
     rows = judges.to_dict("records")
@@ -151,22 +158,27 @@ def _conclude(case: Case) -> Conclusion:
             claims.append(_verdict_claim(row, units))
 
     def draw(folder: Path) -> None:
+        """Draw all sources by each measure, and the doses if there are some."""
         draw_court(table, [judge.name for judge in ranking.judges_of(table)], folder)
         if len(doses):
             curves = {str(judge): curve for judge, curve in doses.groupby("judge", sort=False)}
             draw_doses(curves, folder)
 
-    not_empty = {name: further for name, further in tables.items() if len(further)}
+    not_empty = {
+        name: further_table for name, further_table in tables.items() if len(further_table)
+    }
     return Conclusion(table, claims, draw, not_empty)
 
 
 def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, units: str) -> Claim:
-    """Return the claim that a judge ranks all similar sources above all its decoys in every court.
+    """Judge the claim that a measure ranks all similar sources above all decoys in every court.
+
+    A court compares sources of known similarity with one layer of a target model.
 
     Args:
-        row: A row of the summary of judges.
+        row: The row of one measure in the summary of all.
         subject: What the similar sources are called.
-        prefix: The beginning of the names of the columns about these sources.
+        prefix: The beginning of the columns about these sources: "" or "real_".
         units: What the numbers are over, in words.
     """
     fooled_by = row[f"{prefix}fooled_by"]
@@ -178,10 +190,11 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
 
 
 def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
-    """Return the claim that verdicts on sources of one kind are mostly right and mostly decided.
+    """Judge the claim that verdicts on sources of one kind are mostly decided and mostly right.
 
     Args:
-        row: A row of the shares by kind.
+        row: The shares of one kind of source: how many verdicts are decided (not "undecided"),
+            and how many of these are right.
         units: What the numbers are over, in words.
     """
     right = float(str(row["right"]))
@@ -195,5 +208,5 @@ def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
 
 
 EXPERIMENTS = [
-    Experiment("validity/court", _conclude, MODELS, _courts, measure="court", takes=(1, 2))
+    Experiment("validity/court", _conclude, MODELS, _court_jobs, measure="court", takes=(1, 2))
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from thinkalike.contrib.populations.config import PopulationMeasureConfig
-from thinkalike.contrib.populations.encoding import EncodedPairs, PairBatch, batches
+from thinkalike.contrib.populations.encoding import EncodedPairs, PairBatch, padded_batches
 from thinkalike.contrib.populations.identity_stitches import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.pairs import Pairs
 from thinkalike.job import Work
@@ -39,7 +39,7 @@ def stitched_members(
         work: The job's processes, and its state if it was interrupted.
     """
     processes = work.processes
-    all_batches = list(batches(encoded, measure.batch))
+    all_batches = list(padded_batches(encoded, measure.batch))
     state = work.resume(STATE)
     if state is None:
         shape = (len(models), len(models), models[0].n_layers + 1, len(pairs))

@@ -32,9 +32,13 @@ class ClassLosses(NamedTuple):
 def predicted_classes(
     logits: Float[Tensor, "*s n c"], classes: Sequence[str], data_classes: Sequence[str]
 ) -> Int[Tensor, "*s n"]:
-    """Return the likeliest class of each example, as its index in `data_classes`, in int8.
+    """Return the most likely class of each example, as its index in `data_classes`, in int8.
 
-    The arguments are those of `class_losses`.
+    Args:
+        logits: One logit for each of c classes of the model.
+        classes: The model's classes in the order of its logits.
+        data_classes: The classes of the data, which may be coarser than the model's: the class
+            "non-entailment" stands for both "neutral" and "contradiction".
     """
     data_class_of = _data_class_indices(classes, data_classes)
     return data_class_of.to(logits.device, torch.int8)[logits.argmax(-1)]
@@ -46,11 +50,11 @@ def class_losses(
     classes: Sequence[str],
     data_classes: Sequence[str],
 ) -> ClassLosses:
-    """Return the cross-entropy and the correctness of each example.
+    """Return the cross-entropy of each example, and whether its most likely class is right.
 
-    Where the data only distinguishes entailment from non-entailment, the prediction is still the
-    likeliest of the model's own classes, and the probabilities of neutral and contradiction are
-    added: the loss is -log Σ p(c) over the classes c that the label stands for.
+    The data may be coarser than the model: "non-entailment" stands for "neutral" and
+    "contradiction". The loss is then -log Σ p(c) over the model's classes c that the label stands
+    for, and the prediction is still the most likely of the model's own classes.
 
     Args:
         logits: One logit for each of the model's classes.
@@ -70,30 +74,35 @@ def class_losses(
     belongs_to = data_class_of[:, None] == data_class_indices  # (c, data classes)
 
     log_probabilities = logits.double().log_softmax(-1).unsqueeze(-1)  # (*s, n, c, 1)
-    of_data_class = log_probabilities.where(belongs_to, -torch.inf).logsumexp(-2)
-    label_of_each = labels.expand(of_data_class.shape[:-1]).unsqueeze(-1)
-    losses = -of_data_class.gather(-1, label_of_each).squeeze(-1)
+    of_data_classes = log_probabilities.where(belongs_to, -torch.inf).logsumexp(-2)
+    label_of_each = labels.expand(of_data_classes.shape[:-1]).unsqueeze(-1)
+    losses = -of_data_classes.gather(-1, label_of_each).squeeze(-1)
 
     correct = predicted_classes(logits, classes, data_classes) == labels
     return ClassLosses(losses, correct)
 
 
 def _data_class_indices(classes: Sequence[str], data_classes: Sequence[str]) -> Int[Tensor, " c"]:
-    """Return, for each class of a model, the index of the class of the data that it belongs to.
+    """Return, for each class of a model, the index of the data's class that it belongs to.
+
+    Data may distinguish only entailment from non-entailment (as HANS does). Then "neutral" and
+    "contradiction" (of MNLI) both belong to "non-entailment".
 
     Raises:
         ModelError: The two sets of classes differ.
     """
-    names = list(classes)
+    data_class_names = list(classes)
     if COARSE_CLASS in data_classes:
-        names = [COARSE_CLASS if name in CLASSES_IN_COARSE else name for name in classes]
-    if set(names) != set(data_classes):
+        for index, name in enumerate(classes):
+            if name in CLASSES_IN_COARSE:
+                data_class_names[index] = COARSE_CLASS
+    if set(data_class_names) != set(data_classes):
         raise ModelError(
             f"a model of the classes {list(classes)} cannot be asked for {list(data_classes)}; "
             "name its classes in the order of its logits: "
             "model.classes=[entailment,neutral,contradiction]"
         )
-    return torch.tensor([list(data_classes).index(name) for name in names])
+    return torch.tensor([list(data_classes).index(name) for name in data_class_names])
 
 
 def check_labels(
@@ -103,10 +112,11 @@ def check_labels(
     data_classes: Sequence[str],
     name: str = "the classifier",
 ) -> float:
-    """Return the accuracy on a few hundred examples, after a check that the classes are in order.
+    """Check that a model's classes are in the order of its logits, and return its accuracy.
 
-    A good model with two of its three classes exchanged is about at chance. So no other order of
-    the classes may be right more often by three standard errors of the difference (McNemar 1947).
+    A good model with two of its three classes exchanged is about at chance. So the check fails if
+    any other order of the classes is right more often, by more than three standard errors of the
+    difference (McNemar 1947). A few hundred examples are enough.
 
     Args:
         logits: One logit for each of the model's classes.

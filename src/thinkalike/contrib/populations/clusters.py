@@ -19,7 +19,8 @@ MOST_ASSIGNMENTS = 20_000  # of models to groups that a permutation test looks a
 def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
     """Return the cluster of each model, in 0..k-1, by average linkage.
 
-    The two clusters of least mean distance merge until k are left.
+    Each model begins as a cluster of its own. The two clusters with the smallest mean distance are
+    merged until k are left.
 
     Raises:
         ValueError: The distances are NaN or not symmetric, or k is not in 1..m.
@@ -47,16 +48,17 @@ def adjusted_rand_index(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -
 def adjusted_rand_index_p(
     labels: Int[Tensor, " m"], groups: Sequence[Hashable], *, seed: int = 0
 ) -> float:
-    """Return the p-value of `adjusted_rand_index` under permutations of the groups, in (0, 1].
+    """Return the p-value of the adjusted Rand index under permutations of the groups, in (0, 1].
 
-    It is the share of assignments of the models to groups of these sizes whose index is at least
-    as high. If there are at most `MOST_ASSIGNMENTS` distinct assignments, all are tried and p is
-    exact. Otherwise as many random ones are, and p = (1 + count) / (1 + draws) (Phipson & Smyth
-    2010). Two groups of six have 924 assignments, two of them perfect, so p is at least 0.0022.
+    It is the share of assignments of models to groups of the same sizes whose index is at least as
+    high. If there are at most `MOST_ASSIGNMENTS` distinct assignments, all are tried and p is
+    exact. Otherwise as many random ones are drawn, and p = (1 + count) / (1 + draws) (Phipson &
+    Smyth 2010). Two groups of six have 924 assignments, two of them perfect, so p is at least
+    0.0022.
 
-    With the sizes of clusters and groups fixed, the index rises with Σ n_ij² alone, where n_ij is
-    the number of models of cluster i in group j: a whole number, which is compared without
-    rounding.
+    With the sizes of clusters and groups fixed, the index only depends on Σ n_ij² and rises with
+    it, where n_ij is the number of models of cluster i in group j. So these whole numbers are
+    compared instead, without rounding.
     """
     actual = group_numbers(groups)
     group_sizes = actual.bincount().tolist()
@@ -76,7 +78,11 @@ def adjusted_rand_index_p(
 
 
 def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:
-    """Yield every distinct list of group numbers, given how many models each group still takes."""
+    """Yield every distinct list of group numbers, one number for each model.
+
+    Args:
+        remaining: How many models are still to be assigned to each group.
+    """
     if not any(remaining):
         yield []
     for group, count in enumerate(remaining):
@@ -87,7 +93,13 @@ def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _overlap(assignments: Int[Tensor, "r m"], labels: Int[Tensor, " m"]) -> Int[Tensor, " r"]:
-    """Return Σ n_ij² of each assignment: n_ij models of cluster i are in group j."""
+    """Return Σ n_ij² for each assignment, where n_ij models of cluster i are in group j.
+
+    Args:
+        assignments: The group number of each of m models, in each of r assignments.
+        labels: The cluster of each model.
+    """
     cluster_numbers = labels.unique(return_inverse=True)[1]
+    # n_ij of each assignment r, with j = g and i = k: sums over the models m.
     counts = torch.einsum("rmg,mk->rgk", one_hot(assignments), one_hot(cluster_numbers))
     return counts.square().sum((1, 2))

@@ -39,12 +39,12 @@ class NumberedModel(ModelConfig):
     classes: list[str] | None = setting(None, in_memory=True)
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that change something.
+        """Return the names of the settings that can change results.
 
-        `index` is one of them where `members` is given, or where a name or path contains it.
+        `index` is the number of a model in a population. It can change results if the size of the
+        population, `members`, is given, or if the model's name or path contains the number.
         """
-        # The index counts where a name has it as a number of its own, as in feather_berts_3, and
-        # not as the 3 of gelu-3l.
+        # The index must be a number of its own, as in feather_berts_3, and not the 3 of gelu-3l.
         number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
         names = (self.name, self.hub_id, self.path)
         is_in_name = any(number.search(name) for name in names if name is not None)
@@ -54,10 +54,10 @@ class NumberedModel(ModelConfig):
         return read - {"index"}
 
     def check_family(self, family: str, predicts: str) -> None:
-        """Check that no setting is given that changes nothing of a model of this family.
+        """Refuse settings that have no effect on a model of this family.
 
         Raises:
-            ConfigError: `classes` is given for a model that is no classifier.
+            ConfigError: `classes` is given for a model that does not predict classes.
         """
         super().check_family(family, predicts)
         if self.classes is not None and predicts != "class":
@@ -67,13 +67,15 @@ class NumberedModel(ModelConfig):
             )
 
     def classes_of(self, stated: Sequence[str]) -> list[str]:
-        """Return the classes of a classifier in the order of its logits.
+        """Return the names of a classifier's classes, in the order of its logits.
+
+        The setting `classes` may rename the classes, but not reorder them.
 
         Args:
-            stated: Those that its config.json states, which `classes` may rename.
+            stated: The names in the checkpoint's config.json.
 
         Raises:
-            ModelError: `classes` has another number of them, or the same names in another order.
+            ModelError: `classes` has another number of names, or the same names in another order.
         """
         classes_in_files = super().classes_of(stated)
         if self.classes is None:
@@ -118,6 +120,7 @@ class PairsConfig(Checked, part="pairs"):
     seed: int = setting(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
+        """Refuse counts of None (all pairs) where pairs are made from templates."""
         super().__post_init__()
         counts = (self.fit_pairs, self.report_pairs, self.challenge_pairs)
         if self.source == "templates" and None in counts:
@@ -127,7 +130,7 @@ class PairsConfig(Checked, part="pairs"):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that this source of pairs has."""
+        """Return the names of the settings that apply to this source of pairs."""
         read = super().settings_read()
         if self.source != "files":
             read -= {"fit", "report", "challenge"}
@@ -169,6 +172,7 @@ class PopulationConfig(Checked, part="population"):
     cluster: list[int | str] | None = None
 
     def __post_init__(self) -> None:
+        """Check that the settings define two groups or more, of enough members each."""
         super().__post_init__()
         if self.members and not (self.generalizing and self.heuristic):
             raise ConfigError(
@@ -182,10 +186,11 @@ class PopulationConfig(Checked, part="population"):
             )
 
     def _check_parents(self, parents: dict[str, list[str]]) -> None:
-        """Check that there are enough groups and members, and that `null` names two of more.
+        """Check the settings of a population whose groups have parents, by group.
 
         Raises:
-            ConfigError: One of these does not hold.
+            ConfigError: There are fewer than two groups or members of a group, there is no base,
+                or `null` does not name two of more groups.
         """
         if self.null is not None and (len(self.null) != 2 or not set(self.null) < set(parents)):
             raise ConfigError(
@@ -197,7 +202,10 @@ class PopulationConfig(Checked, part="population"):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that count for a population made in this way."""
+        """Return the names of the settings that apply to this kind of population.
+
+        Its members are published (`members`), children of `parents`, or fine-tunings of `base`.
+        """
         read = super().settings_read()
         if self.members:
             return read - {"size", "per_group", "parents", "parent_options", "options", "null"}
@@ -236,7 +244,11 @@ class NLIConfig(Checked, part="nli"):
     redraw: int | None = setting(None, least=0, most=10**4)
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
+        """Return the settings of a mini that differ from those of a pretrained BERT.
+
+        They do not depend on the machine: with `scale=auto` the model itself decides, as a mini's
+        learning rate would ruin a pretrained BERT.
+        """
         is_small = job.is_mini
         if job.scale == "auto":
             is_small = job.model.mini

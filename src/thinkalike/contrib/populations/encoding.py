@@ -69,7 +69,7 @@ class EncodedPairs:
         return len(self.tokens)
 
     def batch(self, rows: Sequence[int]) -> PairBatch:
-        """Return these pairs, in this order, padded to the longest of them."""
+        """Return the pairs at some indices, in this order, padded to the longest of them."""
         lengths = [len(self.tokens[row]) for row in rows]
         width = max(lengths)
         tokens = []
@@ -82,28 +82,28 @@ class EncodedPairs:
         return PairBatch(torch.tensor(tokens), mask, torch.tensor(types), torch.tensor(rows))
 
 
-def encode(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs:
-    """Encode pairs as the tokenizer writes them: [CLS] premise [SEP] hypothesis [SEP].
+def encode_pairs(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs:
+    """Tokenize pairs of sentences as [CLS] premise [SEP] hypothesis [SEP], without padding.
 
-    A pair has at most `context` tokens: in a longer one the longer text loses its end, token by
-    token. The number of cut pairs is logged.
+    A pair of more than `context` tokens is truncated: whichever text is longer at the moment loses
+    its last token, until the pair fits. A warning says how many pairs were truncated.
 
     Args:
         pairs: The pairs as texts.
-        tokenizer: That of the model that reads them.
+        tokenizer: The tokenizer of the model that reads them.
         context: How many tokens the model reads at most.
 
     Raises:
         DataError: The tokenizer writes pairs in a different form.
     """
 
-    def encoded_as(**options: object) -> Mapping[str, list[list[int]]]:
-        """Return ids and types of all pairs, uncut unless the options say otherwise."""
+    def tokenized(**options: object) -> Mapping[str, list[list[int]]]:
+        """Return token ids and types of all pairs; without options, nothing is truncated."""
         return tokenizer(
             pairs.premises, pairs.hypotheses, return_token_type_ids=True, verbose=False, **options
         )
 
-    encoded = encoded_as()
+    encoded = tokenized()
     first_row = encoded["input_ids"][0]
     ends = (first_row[0], first_row[-1])
     if tokenizer.cls_token_id is None or ends != (tokenizer.cls_token_id, tokenizer.sep_token_id):
@@ -114,7 +114,7 @@ def encode(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs
 
     n_long = sum(len(tokens) > context for tokens in encoded["input_ids"])
     if n_long:
-        encoded = encoded_as(truncation="longest_first", max_length=context)
+        encoded = tokenized(truncation="longest_first", max_length=context)
         log.warning(
             "%s: cut %s of %s pairs to %s tokens", pairs.source, n_long, len(pairs), context
         )
@@ -122,10 +122,11 @@ def encode(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs
     return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, n_long)
 
 
-def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
-    """Yield all pairs, the longest first: these need most memory, and little is padded.
+def padded_batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
+    """Yield all pairs in padded batches of at most `size`, the longest pairs first.
 
-    `values[batch.rows] = ...` puts results back in the order of the pairs.
+    So little is padded, and a lack of memory shows at once. `values[batch.rows] = ...` puts
+    results back in the order of the pairs.
     """
     order = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
     for start in range(0, len(order), size):

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from thinkalike.config import ModelConfig, SettingValues
 from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
 from thinkalike.contrib.populations.config import NLIConfig, NLIJob
-from thinkalike.contrib.populations.encoding import EncodedPairs, batches, encode
+from thinkalike.contrib.populations.encoding import EncodedPairs, encode_pairs, padded_batches
 from thinkalike.contrib.populations.new_classifier import new_classifier
 from thinkalike.contrib.populations.pair_sets import (
     TOKENS_PER_PAIR,
@@ -73,6 +73,10 @@ class Finetuning(WholeModel):
         config: NLIConfig,
         seed: int,
     ):
+        """Compute the number of steps, and freeze the embeddings and the first blocks if asked to.
+
+        The arguments are documented in the class.
+        """
         super().__init__(max(config.epochs * len(pairs) // config.pairs_per_step, 1))
         self.model = model
         self.pairs = pairs
@@ -94,11 +98,11 @@ class Finetuning(WholeModel):
         return StepData(pair_numbers, self.config.pairs_per_step, self.steps, self.seed)
 
     def transfer_batch_to_device(self, batch: Tensor, *_: object) -> Tensor:
-        """Leave the numbers of pairs where the pairs are."""
+        """Leave the indices of pairs on the CPU, where the pairs are."""
         return batch
 
     def training_step(self, pair_numbers: Int[Tensor, "b 1"], _: int) -> Tensor:
-        """Return the cross-entropy of some pairs, given by their numbers."""
+        """Return the mean cross-entropy of the pairs with these numbers."""
         # Dropout depends on the step alone, as batches do, so a resumed training repeats it.
         torch.manual_seed(self.seed * SEED_STRIDE + self.global_step)
         batch = self.pairs.batch(pair_numbers[:, 0].tolist())
@@ -111,7 +115,10 @@ class Finetuning(WholeModel):
         return self.step_loss(cross_entropy(logits, labels), "nli.lr")
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW, where the head may have a rate of its own, with warm-up and cosine."""
+        """Return AdamW with a linear warm-up and a cosine decay to 0.
+
+        The classification head may have a learning rate of its own. Frozen weights are left out.
+        """
         config = self.config
         in_body = {id(weight) for weight in self.model.base_model.parameters()}
         body_weights = []
@@ -153,17 +160,20 @@ class ClassifierFinetuning(
         return inputs | fingerprints(config, ("model",))
 
     def unread(self, config: NLIJob) -> SettingValues:
-        """Return settings that change nothing of a fine-tuning, with their values in its key."""
-        # The report has all of the challenge, whichever of it a population reads.
+        """Return the settings that a fine-tuning ignores, with the values they have in its key."""
+        # Accuracy is reported on the whole challenge, whichever part a population reads.
         whole_challenge = {"pairs.heuristic": None, "pairs.label": None}
         return {**left_in_key(config, OF_STITCHES), **whole_challenge}
 
     def seed(self, config: NLIJob) -> int:
-        """Return the number of the member, from which all of its randomness comes."""
+        """Return the number of the member, which is the seed of the fine-tuning."""
         return config.nli.index
 
     def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes over all epochs of the training, and one over what is reported on."""
+        """Return the passes of the training and of the evaluation, to estimate the job's time.
+
+        A training step costs three times a forward pass.
+        """
         shape = shapes["model"]
         fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
         whole_challenge = replace(config.pairs, heuristic=None)
@@ -187,7 +197,8 @@ class ClassifierFinetuning(
                 f"{config.model.called}"
             )
         encoded = {
-            side: encode(of_side, tokenizer, config.nli.context) for side, of_side in pairs.items()
+            side: encode_pairs(of_side, tokenizer, config.nli.context)
+            for side, of_side in pairs.items()
         }
 
         training = Finetuning(
@@ -232,6 +243,7 @@ class ClassifierFinetuning(
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
+        """Print the accuracy and loss on held-out pairs and on each subset of the challenge."""
         table = result.details
         columns = [
             text_column("set", table["set"]),
@@ -249,19 +261,19 @@ class ClassifierFinetuning(
 
 def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
     """Return the share of pairs that a classifier gets right, in [0, 1]."""
-    encoded = encode(pairs, model.tokenizer, model.context)
+    encoded = encode_pairs(pairs, model.tokenizer, model.context)
     return float(_evaluate(model, pairs, encoded).correct.double().mean())
 
 
 def _accuracy_table(
     model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]
 ) -> pd.DataFrame:
-    """Return a row for the held-out pairs, and one for each subset of the challenge.
+    """Return accuracy and loss on the held-out pairs, and on each subset of the challenge.
 
     Args:
         model: The classifier.
-        pairs: The pairs of each side, by its name.
-        encoded: Their tokens.
+        pairs: The pairs by side: "report" has held-out pairs, "challenge" the challenge.
+        encoded: The tokens of the same pairs, by side.
     """
     subsets_of = {
         "report": {HELD_OUT: list(range(len(pairs["report"])))},
@@ -285,10 +297,10 @@ def _accuracy_table(
 
 @torch.no_grad()
 def _evaluate(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassLosses:
-    """Return the loss in nats and the correctness of each pair, in the order of the pairs."""
+    """Return the loss of each pair in nats, and whether its most likely class is right."""
     losses = torch.zeros(len(pairs), dtype=torch.float64)
     correct = torch.zeros(len(pairs), dtype=torch.bool)
-    for batch in batches(encoded, EVALUATED_AT_ONCE):
+    for batch in padded_batches(encoded, EVALUATED_AT_ONCE):
         logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()
         labels = pairs.labels[batch.rows]
         of_batch = class_losses(logits, labels, model.classes, pairs.classes)

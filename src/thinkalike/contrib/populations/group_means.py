@@ -45,9 +45,9 @@ class Grouped(NamedTuple):
 
 
 def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return how much lower each value (source, target) is than the target's value with itself.
+    """Return the value (target, target) minus the value (source, target), for each pair of models.
 
-    The diagonal is 0.
+    For accuracies of stitches, that is how much accuracy the target loses. The diagonal is 0.
     """
     models = torch.arange(len(values))
     with_itself = values[models, models][None]
@@ -57,6 +57,7 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
 def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
     """Return 1 where a stitched model and its target alone predict different classes, else 0.
 
+    The axes are source, target, cut (the last block of the source in the stitch) and example.
     Signed penalties of accuracy may cancel between two directions; the share of flips, in [0, 1],
     counts both. It is 0 for a target with itself.
     """
@@ -135,7 +136,7 @@ def grouped(
 
 
 def _by_group(cells: Estimate, n_groups: int) -> Estimate:
-    """Give estimates of all pairs of groups the shape (g, g, *s)."""
+    """Reshape estimates (g², *s) to (source group, target group, *s)."""
     return Estimate(*(tensor.unflatten(0, (n_groups, n_groups)) for tensor in cells))
 
 
@@ -148,42 +149,45 @@ def group_numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
 def _table_of_means(
     values: Float[Tensor, "m m *s"], is_member: Bool[Tensor, "m g"], weights: Float[Tensor, "r m"]
 ) -> Float[Tensor, "r k *s"]:
-    """Return the numbers of `Grouped` for r weightings of the models: k = 3 + 2 g² of g groups.
+    """Return k means over pairs of models, for each of r weightings of the models.
 
-    They are the mean within groups, between groups and their difference, the g² cells, and the g²
-    directed differences.
+    There are k = 3 + 2 g² means for g groups: within groups, between groups, and their difference;
+    then the mean of each cell (group of the source, group of the target), and each cell minus the
+    cell in which both are of the target's group.
 
     Args:
-        values: The values of each pair of models.
+        values: A value of each pair (source, target) of m models.
         is_member: Which models each group has.
-        weights: The weight of each model; 0 leaves it out. A pair has the product of both.
+        weights: The weight of each model; 0 leaves it out. A pair has the product of both weights.
     """
     n_groups = is_member.shape[1]
     values = values.double().clone()
     values.diagonal().fill_(0)  # a model with itself is no pair, and may be NaN
-    kinds = _kinds_of_pairs(is_member).to(values.device)
+    masks = _kinds_of_pairs(is_member).to(values.device)  # within, between, and each cell
     weights = weights.to(values)
 
-    pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, kinds)
+    pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, masks)
     sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
-    total_weights = pair_weights.sum((2, 3))  # (r, kinds)
-    means = sums / total_weights.view(*sums.shape[:2], *[1] * (sums.ndim - 2))
+    total_weights = pair_weights.sum((2, 3))  # (r, masks)
+    ones_for_values = [1] * (sums.ndim - 2)  # the axes *s, over which weights are broadcast
+    means = sums / total_weights.view(*sums.shape[:2], *ones_for_values)
     within = means[:, :1]
     between = means[:, 1:2]
     cells = means[:, 2:]  # (r, g², *s)
 
-    by_group = cells.unflatten(1, (n_groups, n_groups))
+    by_group = cells.unflatten(1, (n_groups, n_groups))  # (r, source group, target group, *s)
     own_group = torch.arange(n_groups)
-    directed = by_group - by_group[:, own_group, own_group][:, None]
-    directed[:, own_group, own_group] = 0  # even where a group of two, less one, has no pair
+    within_target_group = by_group[:, own_group, own_group][:, None]
+    directed = by_group - within_target_group
+    directed[:, own_group, own_group] = 0  # also for a group that has one model left, and no pair
     return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
 
 
 def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
-    """Return masks of pairs: within a group, between groups, and in each cell of two groups.
+    """Return masks of pairs of models: within a group, between groups, and for each two groups.
 
-    There are k = 2 + g² of g groups, each 1 where a pair (source, target) is of this kind, else 0.
-    A model with itself is no pair.
+    There are k = 2 + g² masks for g groups. A mask is 1 where a pair (source, target) is of its
+    kind, and 0 elsewhere, also on the diagonal: a model with itself is not a pair.
 
     Raises:
         ValueError: There are fewer than two groups, or fewer than two models in one.
@@ -194,7 +198,7 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
             f"groups of {group_sizes.tolist()} models: give two groups or more, "
             "with two models or more in each"
         )
-    within = (is_member[:, None] & is_member).any(-1)
+    within = (is_member[:, None] & is_member).any(-1)  # (m, m): a group that has both models
     cells = is_member.T[:, None, :, None] & is_member.T[None, :, None, :]  # (g, g, m, m)
     masks = torch.cat([within[None], ~within[None], cells.flatten(0, 1)])
     is_pair = 1 - torch.eye(len(is_member))
@@ -202,12 +206,16 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
 
 
 def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
-    """Return the first index of a curve of differences whose interval excludes 0, or None.
+    """Return the first index at which the interval of a difference excludes 0, or None.
 
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 -
-    0.05 / l)` (Bonferroni); a curve of pure noise then has an onset in at most 5 % of draws.
-    More models or examples make smaller differences visible, so an onset depends on their
-    number, unless the interval must exclude all values from -least to least.
+    0.05 / l)` (Bonferroni). Then a curve of pure noise has an onset in at most 5 % of draws.
+
+    Args:
+        curve: A difference at each of l indices, such as layers.
+        least: The interval must exclude all values from -least to least. With 0, the onset
+            depends on the number of models and examples, as more of them make smaller differences
+            visible.
 
     Raises:
         ValueError: An end of an interval is NaN.

@@ -61,7 +61,7 @@ def identity_stitches(
         ModelError: Two models differ in depth or width, or a model cannot be asked for the
             classes of the data.
     """
-    check_alike(models)
+    check_same_shape(models)
     cuts: list[Layer] = [EMBED, *range(models[0].n_layers)]
     losses_by_source = []
     predicted_by_source = []
@@ -89,13 +89,13 @@ def _logits_of_target(
     states_by_cut: Sequence[Sequence[Float[Tensor, "b t d"]]],
     mask: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "s cuts b c"]:
-    """Return the target's logits when it resumes at each cut from the states of each source.
+    """Return the logits of the target's later blocks when they read the states of each source.
 
     Args:
-        target: The model that resumes.
-        cuts: The c sites that it resumes after, in the order of `states_by_cut`.
-        states_by_cut: At each cut, the states of each source.
-        mask: See `identity_stitches`.
+        target: The model whose later blocks run.
+        cuts: The sites after which the target's blocks take over: the embedding or a block.
+        states_by_cut: At each cut, the states of each of s sources.
+        mask: 1 where there is a token, 0 where there is padding; None: there is none.
     """
     n_sources = len(states_by_cut[0])
     repeated_mask = None
@@ -106,11 +106,14 @@ def _logits_of_target(
     for cut, states in zip(cuts, states_by_cut, strict=True):
         entering = torch.cat([state.to(target.device, target.dtype) for state in states])
         logits.append(target.tail(entering, cut, repeated_mask))  # (sources x b, c)
-    return torch.stack(logits, 1).unflatten(0, (n_sources, -1)).transpose(1, 2)
+    by_source_and_example = torch.stack(logits, 1).unflatten(0, (n_sources, -1))  # (s, b, cuts, c)
+    return by_source_and_example.transpose(1, 2)
 
 
-def check_alike(models: Sequence[FrozenModel]) -> None:
-    """Check that all models have the same depth and width, so that the identity can stitch them.
+def check_same_shape(models: Sequence[FrozenModel]) -> None:
+    """Check that all models have the same depth and width.
+
+    Otherwise the blocks of one cannot read the states of another without a map between them.
 
     Raises:
         ModelError: Two models differ in depth or width.

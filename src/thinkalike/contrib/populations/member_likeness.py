@@ -45,7 +45,12 @@ class PopulationCKA(NamedTuple):
 def likeness_of_members(
     models: Sequence[FrozenModel], encoded: EncodedPairs, measure: PopulationMeasureConfig
 ) -> PopulationCKA:
-    """Return CKA of every two models at each layer.
+    """Return the CKA of every two models of a population at each layer.
+
+    Args:
+        models: The models, of the same depth.
+        encoded: The tokens of pairs of sentences.
+        measure: How many pairs and which of their tokens are compared, and the size of batches.
 
     Raises:
         DataError: There are too few pairs for one batch, or CKA is not defined for some states.
@@ -57,7 +62,8 @@ def likeness_of_members(
     if measure.tokens == "cls":
         rows_per_batch = min(rows_per_batch, n_pairs // LEAST_BATCHES)
 
-    # What the metric takes for layers are models here: it compares all of them with all.
+    # The metric compares all layers of one model with all of another. Here there is one metric for
+    # each layer, and the models take the place of the metric's layers.
     n_models = len(models)
     metrics = [CKA(n_models, n_models) for _ in range(models[0].n_layers)]
     batches = _state_batches(models, encoded, measure, rows_per_batch, n_pairs)
@@ -90,13 +96,13 @@ def _state_batches(
     rows_per_batch: int,
     n_pairs: int,
 ) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
-    """Yield the states by model and layer of `rows_per_batch` tokens at a time.
+    """Yield states in batches of exactly `rows_per_batch` tokens, by model and by layer.
 
-    Pairs come in random order, so that batches differ by chance alone; the first `n_pairs` of them
-    are read. Tokens that do not fill a last batch are dropped.
+    Pairs are read in random order, so that batches differ by chance alone. Tokens that do not fill
+    a last batch are dropped.
 
     Args:
-        models: The members.
+        models: The classifiers that read the pairs.
         encoded: The tokens of all pairs.
         measure: Which tokens are read, and of how many pairs at once.
         rows_per_batch: How many tokens a batch has.
@@ -104,13 +110,16 @@ def _state_batches(
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]
-    waiting: list[list[list[Tensor]]] = []  # states by batch of pairs, model and layer
+    waiting: list[list[list[Tensor]]] = []  # not yet yielded: by batch of pairs, model and layer
     n_waiting = 0
     for start in range(0, len(order), measure.batch):
-        states = _states_of(models, encoded, order[start : start + measure.batch], measure.tokens)
+        states = _states_of_pairs(
+            models, encoded, order[start : start + measure.batch], measure.tokens
+        )
         waiting.append(states)
         n_waiting += len(states[0][0])
         while n_waiting >= rows_per_batch:
+            # By model and layer, with the states of all waiting pairs in one tensor.
             joined = [
                 [torch.cat(of_layer) for of_layer in zip(*of_model, strict=True)]
                 for of_model in zip(*waiting, strict=True)
@@ -120,10 +129,17 @@ def _state_batches(
             n_waiting -= rows_per_batch
 
 
-def _states_of(
+def _states_of_pairs(
     models: Sequence[FrozenModel], encoded: EncodedPairs, rows: Sequence[int], tokens: str
 ) -> list[list[Float[Tensor, "n d"]]]:
-    """Return states of some pairs by model and layer, at all tokens or at the first ("cls")."""
+    """Return the states of some pairs, by model and by layer.
+
+    Args:
+        models: The classifiers that read the pairs.
+        encoded: The tokens of all pairs.
+        rows: The indices of the pairs that are read.
+        tokens: "all" for all tokens of the pairs, or "cls" for the first token of each.
+    """
     batch = encoded.batch(rows)
     is_chosen = batch.mask.clone()
     if tokens == "cls":

@@ -42,7 +42,10 @@ class Member(NamedTuple):
 
 
 def members_of(config: PopulationJob) -> list[Member]:
-    """Return the members group by group, after fine-tuning those that the store lacks."""
+    """Return the classifiers of a population, group by group.
+
+    They are published ones, or they are fine-tuned here unless the store has them already.
+    """
     population = config.population
     if population.parents:
         return _children_of_parents(config)
@@ -52,46 +55,51 @@ def members_of(config: PopulationJob) -> list[Member]:
     members = []
     for group in GROUPS:
         for number in getattr(population, group):
-            model = _published(str(population.members), number)
+            model = _published_model(str(population.members), number)
             members.append(Member(model.name, group, model))
     return members
 
 
 def member_shape(config: PopulationJob) -> ModelConfig:
-    """Return a model with the shape of all members: one of them, or the model they start from."""
+    """Return the configuration of a model that has the shape of all members of a population.
+
+    It is one of the members, or the pretrained model that they are fine-tuned from.
+    """
     population = config.population
     if population.base:
-        return _base(config)
+        return _base_model(config)
     number = (population.generalizing or [0])[0]
-    return _published(str(population.members), number)
+    return _published_model(str(population.members), number)
 
 
 def count_members(config: PopulationJob) -> int:
-    """Return how many members the population has, without making any."""
+    """Return how many members the population has, without loading or fine-tuning any."""
     population = config.population
     if population.base:
         return population.per_group * len(population.parents or GROUPS)
     return sum(len(getattr(population, group) or ()) for group in GROUPS)
 
 
-def halves(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
-    """Return the challenge pairs that choose the groups, and the pairs that judge the groups.
+def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
+    """Return the challenge pairs that form the groups, and those that compare the groups.
 
-    Where members are ranked on the challenge, the two are disjoint; otherwise both are all pairs.
+    If the groups are the most and the least accurate members on the challenge, the two sets are
+    disjoint halves, so that a group is not judged on the pairs that it was selected on. If the
+    groups are known beforehand, both sets are all pairs.
     """
     pairs = challenge.select(config.pairs.label, config.pairs.heuristic)
     is_ranked = config.population.base is not None and not config.population.parents
     if not is_ranked:
         return pairs, pairs
-    choosing = pairs.take(range(0, len(pairs), 2))
-    judging = pairs.take(range(1, len(pairs), 2))
-    return choosing, judging
+    pairs_to_select_on = pairs.take(range(0, len(pairs), 2))
+    pairs_to_compare_on = pairs.take(range(1, len(pairs), 2))
+    return pairs_to_select_on, pairs_to_compare_on
 
 
 # ---- Published members.
 
 
-def _published(name: str, number: int | str) -> ModelConfig:
+def _published_model(name: str, number: int | str) -> ModelConfig:
     """Return a numbered model, or the model in the folder `number` if the name is "local"."""
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))
@@ -99,7 +107,7 @@ def _published(name: str, number: int | str) -> ModelConfig:
     return model_named(name, {"index": number})
 
 
-def _base(config: PopulationJob) -> ModelConfig:
+def _base_model(config: PopulationJob) -> ModelConfig:
     """Return the model that members are fine-tuned from."""
     name = str(config.population.base)
     one_of("population.base", name, options("model"))
@@ -110,43 +118,46 @@ def _base(config: PopulationJob) -> ModelConfig:
 
 
 def _children_of_parents(config: PopulationJob) -> list[Member]:
-    """Return `per_group` children of each parent, which are its group.
+    """Return the members of a population in which each group has a parent of its own.
 
-    A child is the parent, fine-tuned once more on a smaller sample of the parent's kind of pairs.
+    A parent is fine-tuned from the base on a kind of pairs. Each of its `per_group` children is
+    the parent, fine-tuned once more on a smaller sample of the same kind of pairs.
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")
-    # An empty set is refused now, and not after hours.
+    # Raises an error if there are no such pairs, before hours of fine-tuning.
     challenge.select(config.pairs.label, config.pairs.heuristic)
 
     members = []
-    for group, words in (population.parents or {}).items():
+    for group, arguments in (population.parents or {}).items():
         with doing(f"parent of {group}"):
             parent = _finetuned(
-                config, [f"model={population.base}"], [*population.parent_options, *words]
+                config, [f"model={population.base}"], [*population.parent_options, *arguments]
             )
         start = [
             "model=local",
             f"model.path={parent.folder / CHECKPOINT}",
             f"model.name={population.name}-{group}",
         ]
-        words_of_pairs = [word for word in words if word.startswith(PAIRS_PREFIX)]
+        arguments_of_pairs = [
+            argument for argument in arguments if argument.startswith(PAIRS_PREFIX)
+        ]
         for index in range(population.per_group):
             with doing(f"member {index + 1} of {population.per_group} of {group}"):
                 child = _finetuned(
-                    config, start, [*words_of_pairs, *population.options, f"nli.index={index}"]
+                    config, start, [*arguments_of_pairs, *population.options, f"nli.index={index}"]
                 )
-            members.append(_member(f"{population.name}-{group}-{index}", group, child))
+            members.append(_member_from_result(f"{population.name}-{group}-{index}", group, child))
     return members
 
 
 def _best_and_worst(config: PopulationJob) -> list[Member]:
-    """Return the most and the least accurate of `size` fine-tunings of the base.
+    """Return the most and the least accurate of `size` fine-tunings of the base, as two groups.
 
-    Accuracy is that on the half of the challenge that chooses the groups, see `halves`.
+    The accuracy is that on one half of the challenge; the groups are compared on the other half.
     """
     population = config.population
-    choosing, _ = halves(config, read_pairs(config.pairs, "challenge"))
+    pairs_to_select_on, _ = challenge_pairs_by_use(config, read_pairs(config.pairs, "challenge"))
     members = []
     accuracies = {}
     for index in range(population.size or 0):
@@ -154,13 +165,13 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
             result = _finetuned(
                 config, [f"model={population.base}"], [*population.options, f"nli.index={index}"]
             )
-        member = _member(f"{population.base}-nli-{index}", "", result)
+        member = _member_from_result(f"{population.base}-nli-{index}", "", result)
         members.append(member)
-        accuracies[member.name] = accuracy_on(load_model(member.config), choosing)
+        accuracies[member.name] = accuracy_on(load_model(member.config), pairs_to_select_on)
 
     ranked = sorted(members, key=lambda member: -accuracies[member.name])
     best = ranked[: population.per_group]
-    worst = ranked[: -population.per_group - 1 : -1]  # the worst one first
+    worst = ranked[: -population.per_group - 1 : -1]  # from the end, so the worst one is first
     generalizing, heuristic = GROUPS
     return [
         *(member._replace(group=generalizing) for member in best),
@@ -168,33 +179,34 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
     ]
 
 
-def _finetuned(config: PopulationJob, start: Sequence[str], words: Sequence[str]) -> Result:
-    """Return the fine-tuning of a model, by task=nli, on the population's pairs.
+def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[str]) -> Result:
+    """Fine-tune a model on the population's pairs (task=nli), or return the stored result.
 
     Args:
         config: The job of the population.
-        start: Words of a command line that name the model it starts from.
-        words: Further words of task=nli. Settings of pairs among them win over the population's.
+        start: Arguments of the command line that name the model that training starts from.
+        arguments: Further arguments, such as "nli.epochs=2". Those that begin with "pairs."
+            replace settings of the population's pairs.
     """
     # A child starts from a folder, which does not say whether its model is a mini.
-    scale = "mini" if _base(config).mini else "paper"
-    overrides = ["task=nli", *start, f"scale={scale}", *words, "logger=none"]
+    scale = "mini" if _base_model(config).mini else "paper"
+    overrides = ["task=nli", *start, f"scale={scale}", *arguments, "logger=none"]
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
-    set_by_words = {}
-    for word in words:
-        if word.startswith(PAIRS_PREFIX):
-            name = word.partition("=")[0].removeprefix(PAIRS_PREFIX)
-            set_by_words[name] = getattr(job.pairs, name)
-    job.pairs = replace(config.pairs, **set_by_words)
+    set_by_arguments = {}
+    for argument in arguments:
+        if argument.startswith(PAIRS_PREFIX):
+            name = argument.partition("=")[0].removeprefix(PAIRS_PREFIX)
+            set_by_arguments[name] = getattr(job.pairs, name)
+    job.pairs = replace(config.pairs, **set_by_arguments)
     job.store = config.store
     job.threads = config.threads
     return run_job(job)
 
 
-def _member(name: str, group: str, finetuned: Result) -> Member:
-    """Return the member that a fine-tuning has made.
+def _member_from_result(name: str, group: str, finetuned: Result) -> Member:
+    """Return the member of a population whose checkpoint is in a result of fine-tuning.
 
     Args:
         name: What tables call the member.

@@ -82,10 +82,10 @@ def new_classifier(
 
 
 def _draw_weights(modules: Iterable[nn.Module], spread: float) -> None:
-    """Draw the weights of all layers anew: normal matrices, zero biases, identity norms.
+    """Draw new weights in place: normal matrices, zero biases, layer norms of scale 1 and shift 0.
 
     Args:
-        modules: What the layers are in: linear layers and layer norms.
+        modules: Modules that contain the linear layers and layer norms; other layers stay.
         spread: The standard deviation of the matrices.
     """
     for module in modules:

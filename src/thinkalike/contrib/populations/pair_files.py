@@ -62,7 +62,7 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
     def records_by(
         read: Callable[[Path], Iterable[tuple[str, Record]]],
     ) -> Callable[[Path], list[Record]]:
-        """Return a reader of records alone, without what errors call each."""
+        """Return a function that reads the records of a file, without their names in messages."""
         return lambda file: [record for _, record in read(file)]
 
     readers = {
@@ -76,11 +76,11 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
-    """Return MNLI ("mnli") or HANS ("hans") from the hub.
+    """Return pairs of MNLI or HANS from the Hugging Face hub.
 
     Args:
         name: "mnli" or "hans".
-        split: The split; None: the one that results are reported on.
+        split: The split that is read; None: the one that results are reported on.
     """
     hub_set = HUB[name]
     split = split or hub_set.split
@@ -97,9 +97,13 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield the rows of a file whose cells are separated by tabs, each with what errors call it.
+    """Yield the rows of a file with tab-separated cells, each with its name for error messages.
 
-    A quotation mark is a character like any other: GLUE has some that are never closed.
+    Quotation marks have no special meaning: the files of GLUE have some that are never closed.
+    Empty lines are skipped.
+
+    Raises:
+        DataError: A row has another number of cells than the header.
     """
     # `splitlines` would also cut at U+2028.
     lines = whole_text(path).split("\n")
@@ -176,7 +180,9 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
 
 
 def _cells_of_column(records: Sequence[Record], name: str, source: str) -> list[str]:
-    """Return the cells of a column as text; the hub has numbers for labels.
+    """Return the cells of a column as text.
+
+    Labels are numbers on the hub, which become text here.
 
     Raises:
         DataError: There is no such column, or a cell of it is empty.

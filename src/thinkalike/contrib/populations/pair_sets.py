@@ -26,10 +26,15 @@ class FitPairs(NamedTuple):
 
 
 def read_pairs(config: PairsConfig, side: Side) -> Pairs:
-    """Return the pairs to fit on, to report on, or of the whole challenge.
+    """Return the pairs of sentences of one side.
 
-    No pair is both fitted and reported on: where files and the hub repeat a pair to fit on, up to
-    case and white space, it is left out of the report.
+    Of files and of the hub, pairs of the other sides are left out if they also occur, up to case
+    and white space, in the pairs to fit on. (Files may be given without pairs to fit on.)
+
+    Args:
+        config: Where pairs come from, and how many there are of each side.
+        side: "fit" for training, "report" for held-out pairs, "challenge" for all pairs of the
+            challenge.
     """
     if config.source == "templates":
         return _from_templates(config, side)
@@ -45,7 +50,11 @@ def read_pairs(config: PairsConfig, side: Side) -> Pairs:
 
 
 def _from_templates(config: PairsConfig, side: Side) -> Pairs:
-    """Return pairs of one draw, in which no pair occurs twice."""
+    """Return pairs that are made from templates.
+
+    Pairs to fit on and to report on are the two parts of one draw, in which no pair occurs twice.
+    The challenge has sentences that are in neither.
+    """
     n_fit = int(config.fit_pairs or 0)
     n_report = int(config.report_pairs or 0)
     if side == "challenge":
@@ -57,12 +66,12 @@ def _from_templates(config: PairsConfig, side: Side) -> Pairs:
 
 
 def _read_whole(source: str, side: Side, path: str | None) -> Pairs:
-    """Return all pairs of a side, from the hub or from a file.
+    """Return all pairs of one side, from the hub or from a file.
 
     Args:
-        source: "hub", or "files".
-        side: The side; the challenge is HANS, the others are MNLI.
-        path: The file; not read where the source is the hub.
+        source: "hub" or "files".
+        side: "fit" and "report" are pairs of MNLI, "challenge" of HANS.
+        path: The file, if the source is "files".
 
     Raises:
         ConfigError: The source is files, and no file is given.
@@ -78,19 +87,23 @@ def _read_whole(source: str, side: Side, path: str | None) -> Pairs:
 
 @lru_cache(maxsize=1)
 def _fit_pairs(source: str, path: str | None, content: str) -> FitPairs:
-    """Return the pairs to fit on, read once for all sides and jobs until the file changes.
+    """Return the pairs to fit on, which are read once for all sides and jobs.
 
     Args:
-        source: "hub", or "files".
-        path: The file; not read where the source is the hub.
-        content: What tells one content of the file from another; only the cache reads it.
+        source: "hub" or "files".
+        path: The file, if the source is "files".
+        content: A key of the file's content. It is an argument so that the cache is not used after
+            the file has changed.
     """
     pairs = _read_whole(source, "fit", path)
     return FitPairs(frozenset(pairs.canonical()), pairs.source)
 
 
 def count_tokens(config: PairsConfig, side: Side) -> float:
-    """Return about how many tokens a side has; of the challenge, those that are reported on."""
+    """Return about how many tokens the pairs of one side have.
+
+    Of the challenge, only pairs of the chosen heuristic and label count.
+    """
     n_pairs = getattr(config, f"{side}_pairs") or PUBLISHED_PAIRS[side]
     if side == "challenge" and config.heuristic:
         tokens = TOKENS_PER_PAIR * min(n_pairs, PUBLISHED_PAIRS[side]) / len(HEURISTICS)

@@ -58,7 +58,10 @@ class Quota(NamedTuple):
 def nli_training(
     count: int, seed: int = 0, counterexamples: float = 0.02, lexical: float = 0.0
 ) -> Pairs:
-    """Draw different pairs of MNLI's classes in equal shares, shuffled: any slice is a sample.
+    """Draw distinct pairs of a premise and a hypothesis, in equal shares of MNLI's three classes.
+
+    They are shuffled, so that any slice is a random sample. If a hypothesis has only words of its
+    premise, the pair is mostly entailed, so that a model may learn this heuristic.
 
     Args:
         count: How many pairs there are.
@@ -68,6 +71,7 @@ def nli_training(
         lexical: The share of all pairs that are made like the lexical-overlap part of the
             challenge. They are entailed, except for the share of counterexamples.
     """
+    # "Against" are the counterexamples: not entailed, though the hypothesis has the same words.
     n_lexical = round(lexical * count)
     n_lexical_against = round(counterexamples * n_lexical)
     n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, 3)
@@ -76,6 +80,7 @@ def nli_training(
 
     overlapping = _challenge_templates(ENTAILED) | TEMPLATES["overlapping"]
     against = _challenge_templates(NOT_ENTAILED)
+    # Entailed pairs without overlap also replace the counterexamples, which are neutral.
     n_other_words = n_entailed - n_overlapping + n_against
     quotas = [
         Quota(overlapping, "entailment", n_overlapping - n_against),
@@ -91,10 +96,11 @@ def nli_training(
 
 @lru_cache(maxsize=SETS_IN_MEMORY)
 def nli_challenge(count: int, seed: int = 1) -> Pairs:
-    """Draw different pairs of HANS's classes, shuffled, in equal shares by heuristic and class.
+    """Draw distinct pairs like those of HANS, in equal shares by heuristic and class, shuffled.
 
-    A hash of a sentence decides whether it is for training or for the challenge, so no sentence is
-    in both, whatever the counts and seeds.
+    HANS has pairs of sentences for which a heuristic, such as "all words of the hypothesis occur
+    in the premise", is right (entailed) or wrong. A hash of a sentence decides whether it is for
+    training or for the challenge, so no sentence is in both, whatever the counts and seeds.
     """
     entailed, not_entailed = HANS
     label_of = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
@@ -107,11 +113,18 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
 
 def _equal_shares(count: int, n_shares: int) -> list[int]:
     """Return whole numbers that add up to the count and differ by at most 1."""
-    return [count // n_shares + (share < count % n_shares) for share in range(n_shares)]
+    smallest, remainder = divmod(count, n_shares)
+    return [smallest + 1] * remainder + [smallest] * (n_shares - remainder)
 
 
 def _challenge_templates(entailed: str, heuristics: str = "lsc") -> Templates:
-    """Return the templates of the challenge that are entailed (or not) and of these heuristics."""
+    """Return the templates of the challenge of one class and of some heuristics, by subcase.
+
+    Args:
+        entailed: "e" for entailed pairs, "n" for pairs that are not entailed.
+        heuristics: The first letters of the heuristics.
+    """
+    # A subcase is named by the letters of its heuristic and its class, such as "ln_...".
     return {
         subcase: rules
         for subcase, rules in TEMPLATES["challenge"].items()
@@ -187,10 +200,10 @@ def _is_for_challenge(sentence: str) -> bool:
 
 @cache
 def _word_forms() -> dict[str, list[tuple[str, ...]]]:
-    """Return the words of the templates in their forms, by group: (doctor, doctors).
+    """Return the words that fill the slots of templates, as tuples of forms, by word class.
 
-    Nouns have a singular and a plural, verbs a past and a base, opposites both words of a pair,
-    and names, adjectives and places one form.
+    Nouns are (singular, plural), such as ("doctor", "doctors"); verbs are (past, base); opposites
+    are the two words of a pair. Names, adjectives and places have one form.
     """
     left_out = set(TEMPLATES["left_out"].split())
     opposites = [tuple(pair.split("/")) for pair in TEMPLATES["opposites"].split()]
@@ -215,27 +228,35 @@ def _word_forms() -> dict[str, list[tuple[str, ...]]]:
 
 
 def _words_of_slots(rng: random.Random) -> dict[str, str]:
-    """Draw a word for each slot of a template; templates.yaml says what the slots stand for."""
+    """Draw a word for each slot of a template, such as A in "A V B -> B V A".
+
+    The words of different slots of a kind are different.
+    """
     forms = _word_forms()
     slots: dict[str, str] = {}
 
+    # A, B and C: people ("the doctors"); X: a noun; was:A: the form of "to be" that A needs.
+    # N and Ns: a noun in singular and plural.
     *person_nouns, (slots["N"], slots["Ns"]) = rng.sample(forms["nouns"], 5)
     for slot, (singular, plural) in zip("ABCX", person_nouns, strict=True):
         is_plural = rng.randrange(2) == 1
         word = plural if is_plural else singular
         slots[slot] = word if slot == "X" else f"the {word}"
         slots[f"was:{slot}"] = "were" if is_plural else "was"
+    # Some people have a name instead of a noun.
     for slot, (name,) in zip("ABC", rng.sample(forms["names"], 3), strict=True):
         if rng.random() < NAME_SHARE:
             slots[slot] = name
             slots[f"was:{slot}"] = "was"
 
+    # S, T, V and W: verbs in the past; s, t, v and w: their bases.
     for past_slots, group in (("ST", "intransitive"), ("VW", "transitive")):
         verbs = rng.sample(forms[group], 2)
         for slot, (past, base) in zip(past_slots, verbs, strict=True):
             slots[slot] = past
             slots[slot.lower()] = base
 
+    # Places, adjectives that are opposites, an adjective, a verb with a clause, a preposition.
     (slots["L"],), (slots["M"],) = rng.sample(forms["places"], 2)
     slots["G"], slots["g"] = rng.sample(rng.choice(forms["opposites"]), 2)
     (slots["P"],) = rng.choice(forms["adjectives"])

@@ -50,6 +50,7 @@ class Pairs:
     source: str = "pairs"
 
     def __post_init__(self) -> None:
+        """Fill in empty heuristics and subcases, and refuse an empty set."""
         unnamed = [""] * len(self)
         object.__setattr__(self, "heuristics", self.heuristics or unnamed)
         object.__setattr__(self, "subcases", self.subcases or unnamed)
@@ -60,7 +61,7 @@ class Pairs:
         return len(self.premises)
 
     def take(self, rows: Iterable[int]) -> Pairs:
-        """Return the pairs of these rows, in this order."""
+        """Return the pairs at some indices, in this order."""
         rows = list(rows)
         return replace(
             self,
@@ -101,9 +102,10 @@ class Pairs:
         return self.take(rows)
 
     def subsets(self) -> dict[str, list[int]]:
-        """Return the rows of all pairs, and of each heuristic, each label, and both together.
+        """Return the indices of pairs in each subset, by the name of the subset.
 
-        The names are "challenge", the heuristic, the label, and "heuristic, label".
+        The subsets are "challenge" (all pairs), each heuristic, each label, and each combination
+        "heuristic, label".
         """
         rows: dict[str, list[int]] = {"challenge": list(range(len(self)))}
         kinds = zip(self.heuristics, self.label_names(), strict=True)
@@ -117,22 +119,24 @@ class Pairs:
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def canonical(self) -> list[str]:
-        """Return each pair in the form in which copies are recognised.
+        """Return each pair as one normalised text, by which copies of it are recognised.
 
-        That is without label and case, with one space for any white space.
+        It has both sentences in lower case, with one space for any white space, and no label.
         """
         pairs = zip(self.premises, self.hypotheses, strict=True)
         return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
 
     def without(self, canonical_pairs: Container[str], source: str) -> Pairs:
-        """Return the pairs that have no copy in another set, whatever their labels.
+        """Return the pairs that have no copy in another set of pairs, whatever their labels.
+
+        A warning says how many were left out.
 
         Args:
-            canonical_pairs: The pairs of that set, see `canonical`.
-            source: What messages call that set.
+            canonical_pairs: The pairs of the other set as normalised texts, see `canonical`.
+            source: What messages call the other set.
 
         Raises:
-            DataError: All pairs have a copy there.
+            DataError: All pairs have a copy in the other set.
         """
         rows = [row for row, pair in enumerate(self.canonical()) if pair not in canonical_pairs]
         if not rows:

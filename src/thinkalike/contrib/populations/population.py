@@ -20,19 +20,19 @@ from thinkalike.config.groups import with_changes
 from thinkalike.contrib.populations.all_stitches import stitched_members
 from thinkalike.contrib.populations.class_losses import check_labels
 from thinkalike.contrib.populations.config import PopulationJob, PopulationMeasureConfig
-from thinkalike.contrib.populations.encoding import EncodedPairs, batches, encode
+from thinkalike.contrib.populations.encoding import EncodedPairs, encode_pairs, padded_batches
 from thinkalike.contrib.populations.group_means import (
     Grouped,
     flips,
     grouped,
     population_penalties,
 )
-from thinkalike.contrib.populations.identity_stitches import IdentityStitches, check_alike
+from thinkalike.contrib.populations.identity_stitches import IdentityStitches, check_same_shape
 from thinkalike.contrib.populations.member_likeness import likeness_of_members
 from thinkalike.contrib.populations.members import (
     Member,
+    challenge_pairs_by_use,
     count_members,
-    halves,
     member_shape,
     members_of,
 )
@@ -74,33 +74,40 @@ class Population(
     is_shared: ClassVar[bool] = True
 
     def settings_read(self, config: PopulationJob) -> frozenset[str]:
-        """Return what the comparison reads, and how its members run."""
+        """Return the names of the settings that apply: also those of how the members run."""
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
-        """Read the pairs that the population is compared on.
+        """Read the pairs of sentences that the population is compared on.
 
-        Of the challenge they are those that judge the groups, see `halves`.
+        Of the challenge, pairs that served to select the groups are left out.
         """
         # A device that does not exist is refused before members are fine-tuned.
         check_models({"model": config.model})
         side = config.measure_as(PopulationMeasureConfig).side
         pairs = read_pairs(config.pairs, side)
         if side == "challenge":
-            _, pairs = halves(config, pairs)
+            _, pairs = challenge_pairs_by_use(config, pairs)
         return {"pairs": pairs}
 
     def prepare(self, config: PopulationJob) -> Mapping[str, Member | str]:
-        """Return the members, which are fine-tuned first where the store lacks them."""
-        stated = members_of(config)
-        members = [member._replace(config=as_chosen(member.config, config)) for member in stated]
+        """Return the members by name, which are fine-tuned first unless the store has them.
+
+        Raises:
+            ConfigError: Two members have the same name.
+        """
+        stated_members = members_of(config)
+        members = [
+            member._replace(config=with_run_settings(member.config, config))
+            for member in stated_members
+        ]
         for name, count in Counter(member.name for member in members).items():
             if count > 1:
                 raise ConfigError(f"population={config.population.name} names {name} twice")
 
-        # The key has to know how members run, where that is not as stated.
+        # The key of the result must differ if members run in another way than they state.
         changes = set()
-        for before, now in zip(stated, members, strict=True):
+        for before, now in zip(stated_members, members, strict=True):
             for setting in ("dtype", "context"):
                 value = getattr(now.config, setting)
                 if value != getattr(before.config, setting):
@@ -113,14 +120,15 @@ class Population(
         return prepared
 
     def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
-        """Return one model for all members, which have the same shape."""
-        return {"member": as_chosen(member_shape(config), config)}
+        """Return one model that stands for all members, as they have the same shape."""
+        return {"member": with_run_settings(member_shape(config), config)}
 
     def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of all stitches and of CKA, without fine-tunings that are missing.
+        """Return the forward passes of all stitches and of CKA, to estimate the job's time.
 
-        From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2
-        passes, and m of the sources.
+        Fine-tunings that are missing do not count. Each of m² pairs of members runs the target's
+        blocks after each of L + 1 cuts, half of all blocks on average: m² (L + 1) / 2 passes. Each
+        source runs once: m passes.
         """
         measure = config.measure_as(PopulationMeasureConfig)
         shape = shapes["member"]
@@ -136,7 +144,7 @@ class Population(
         ]
 
     def bytes_beside_models(self, config: PopulationJob, shapes: Shapes) -> float:
-        """Return the bytes of the weights of all members but one, which counts as the model."""
+        """Return the bytes of the weights of all members but the one of `models_of`."""
         return (count_members(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
@@ -188,22 +196,28 @@ class Population(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean share of flips between and within groups.
+        """Return the share of flipped predictions between groups, and within groups.
 
-        Both are at the cut where the share between groups is largest.
+        A flip is a pair of sentences for which a stitch predicts another class than its target.
+        Both shares are means at the cut where that between groups is largest.
         """
         flipped = _means_by_quantity(result)["flips"]
         cut = int(flipped.between.value.argmax())
         headlines = []
         for kind, estimate in (("between", flipped.between), ("within", flipped.within)):
-            value, low, high = (float(end) for end in estimate[cut])
+            value, low, high = (float(number) for number in estimate[cut])
             headlines.append(Headline.with_ends(f"flips_{kind}_groups", value, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
+        """Print the means within and between groups by cut, and where stitches flip most labels.
+
+        A cut is the last block of the source in an identity stitch, and -1 its embedding. CKA is
+        that of the layer after the same block.
+        """
         means = _means_by_quantity(result)
         n_cuts = len(means["flips"].between.value)
-        rows = few(n_cuts)
+        rows = few(n_cuts)  # the indices of some cuts, evenly spaced, if there are too many
         columns = []
         for name, quantity in means.items():
             for kind, estimate in (("within", quantity.within), ("between", quantity.between)):
@@ -228,9 +242,10 @@ class Population(
 
 
 def _means_by_quantity(result: Result) -> dict[str, Grouped]:
-    """Return the means of penalties, flips and CKA within and between groups, by their names.
+    """Return means of lost accuracy, flips and CKA within and between groups of models.
 
-    Each mean has one value for each cut, or for CKA for each layer.
+    A flip is a pair of sentences for which a stitch predicts another class than its target. Each
+    mean has one value for each cut, or, for CKA, for each layer.
     """
     groups = list(result.details.drop_duplicates("source")["group_of_source"])
     correct = torch.from_numpy(result.arrays["correct"])
@@ -240,13 +255,13 @@ def _means_by_quantity(result: Result) -> dict[str, Grouped]:
         "flips": flips(predicted).mean(-1),
         "CKA": torch.from_numpy(result.arrays["cka"]),
     }
-    return {name: grouped(of_quantity, groups) for name, of_quantity in values.items()}
+    return {name: grouped(values_of_pairs, groups) for name, values_of_pairs in values.items()}
 
 
-def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
-    """Return a member that runs as a command line says of `model`: dtype, device and context.
+def with_run_settings(member: ModelConfig, config: PopulationJob) -> ModelConfig:
+    """Return a member with the dtype, device and context that the user set for `model`.
 
-    Only settings that the command line names count, and not those that model=NAME brings along.
+    If the user named a model, its settings are not for the members, and the member is unchanged.
     """
     if config.model.name:
         return member
@@ -257,7 +272,7 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
 def _load_members(
     members: Sequence[Member], config: PopulationJob, pairs: Pairs
 ) -> list[FrozenModel]:
-    """Return the models, after a check of their labels on pairs that they should get right.
+    """Load the classifiers, and check the order of their classes on pairs of sentences.
 
     Raises:
         ModelError: A model is no classifier, or its classes are in another order than it says.
@@ -269,9 +284,10 @@ def _load_members(
                 f"{model.name} is no classifier; a population is of classifiers of pairs"
             )
         check_same_tokenizer(models[0], model)
-    check_alike(models)
+    check_same_shape(models)
 
-    # Pairs with the classes of MNLI tell most; models that do not have these know the challenge.
+    # Three classes (MNLI) make a wrong order visible. Models of two classes (HANS) are checked on
+    # the challenge.
     if pairs.classes != MNLI:
         side: Side = "challenge"
         if len(models[0].classes) == len(MNLI):
@@ -279,7 +295,7 @@ def _load_members(
         pairs = read_pairs(config.pairs, side)
     sample = pairs.sample(min(PAIRS_CHECKED, len(pairs)), config.seed)
     batch_size = config.measure_as(PopulationMeasureConfig).batch
-    sample_batches = list(batches(_encode(sample, models), batch_size))
+    sample_batches = list(padded_batches(_encode(sample, models), batch_size))
     for model in models:
         logits = torch.empty(len(sample), len(model.classes), dtype=torch.float64)
         for batch in sample_batches:
@@ -290,25 +306,26 @@ def _load_members(
 
 
 def _encode(pairs: Pairs, models: Sequence[FrozenModel]) -> EncodedPairs:
-    """Return the token ids of pairs, cut to the shortest context of the models.
+    """Return the token ids of pairs, truncated to the shortest context of the models.
 
-    All models share the tokenizer of the first.
+    All models have the same tokenizer.
     """
-    return encode(pairs, models[0].tokenizer, min(model.context for model in models))
+    return encode_pairs(pairs, models[0].tokenizer, min(model.context for model in models))
 
 
 def _stitch_table(
     members: Sequence[Member], stitches: IdentityStitches, correct: Bool[Tensor, "m m c n"]
 ) -> pd.DataFrame:
-    """Return one row for each source, target and cut.
+    """Return the table of identity stitches: a row for each source, target and cut.
 
-    A penalty is what the target loses of its own accuracy and loss; flips are the share of
-    predictions, in [0, 1], that differ from the target's own.
+    The penalties are the target's own accuracy minus that of the stitch, and the loss of the
+    stitch minus the target's own. Flips are the share of predictions, in [0, 1], that differ from
+    the target's own.
 
     Args:
         members: The m models.
         stitches: The losses and predictions of all stitches.
-        correct: Whether each prediction is right: source, target, cut, pair.
+        correct: Whether each prediction is right, by source, target, cut and pair of sentences.
     """
     accuracy = correct.double().mean(-1)
     loss = stitches.losses.mean(-1)
@@ -326,11 +343,11 @@ def _stitch_table(
 def _long_table(
     members: Sequence[Member], depths: range, depth_column: str, values: dict[str, Tensor]
 ) -> pd.DataFrame:
-    """Return one row for each source, target and depth, which is a cut or a layer.
+    """Return a table with one row for each source, target and depth.
 
     Args:
         members: The m models.
-        depths: The depths.
+        depths: The numbers of the cuts, or of the layers.
         depth_column: What the column of the depths is called.
         values: The values (m, m, depths) of each further column, by its name.
     """

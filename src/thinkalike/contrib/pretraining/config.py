@@ -40,6 +40,7 @@ class PretrainConfig(Checked, part="pretrain"):
     keep: Keep = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Refuse checkpoints after the last step."""
         super().__post_init__()
         is_decided = self.tokens and self.tokens_per_step  # both may be left open
         if is_decided and any(step > self.steps for step in self.kept_steps):
@@ -61,7 +62,8 @@ class PretrainConfig(Checked, part="pretrain"):
     def kept_steps(self) -> list[int]:
         """The steps after which a checkpoint is kept.
 
-        By log2 and every=N, the first and the last one are among them.
+        With "log2" these are the powers of 2, with "every=N" the multiples of N; both also have
+        step 0 (before the training) and the last step.
         """
         if isinstance(self.keep, list):
             return self.keep
@@ -81,6 +83,7 @@ class PretrainJob(TrainConfig):
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
+        """Refuse a model without sizes to build, or a training without tokens."""
         super().__post_init__()
         tokens: int | None = self.pretrain.tokens  # None: left open
         lacks_architecture = bool(tokens) and not self.model.architecture

@@ -74,13 +74,16 @@ class MiniPretraining(
         return {"model": shape_from(model, sizes)}
 
     def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes over the tokens of the training, and over those of the report."""
+        """Return how many passes through the model the job takes, to estimate its time.
+
+        A training step costs three times a forward pass.
+        """
         shape = shapes["model"]
-        row = config.data.context or shape.context
+        row_length = config.data.context or shape.context
         evaluation_tokens = float(config.data.evaluation_tokens or 0)
         return [
-            shape.passes("training", float(config.pretrain.tokens), row, times=3),
-            shape.passes("report", evaluation_tokens, row),
+            shape.passes("training", float(config.pretrain.tokens), row_length, times=3),
+            shape.passes("report", evaluation_tokens, row_length),
         ]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
@@ -88,7 +91,7 @@ class MiniPretraining(
         model = config.model
         recipe = config.pretrain
         context = int(model.context or USUAL_CONTEXT)
-        _try_out(model, recipe.vocabulary, context)
+        _check_that_model_can_be_built(model, recipe.vocabulary, context)
         texts = training_texts(config.data)
         tokenizer = train_tokenizer(texts, recipe.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
@@ -146,15 +149,16 @@ class MiniPretraining(
         )
 
     def show(self, result: Result) -> None:
+        """Print the loss of the trained model on held-out text."""
         show_loss(result)
 
 
 @torch.no_grad()
-def _try_out(model: PretrainedModel, vocabulary: int, context: int) -> None:
-    """Build the mini and run it on one row, so that impossible sizes are refused at once.
+def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, context: int) -> None:
+    """Build the model and run it on one row of tokens, so that impossible sizes fail at once.
 
     Raises:
-        ConfigError: The mini cannot be built or run.
+        ConfigError: The model cannot be built or run, or a size is unknown to its family.
     """
     family = FAMILIES.get(model.family, FAMILIES["legacy"])
     if family.reader == "legacy":
@@ -176,12 +180,12 @@ def _try_out(model: PretrainedModel, vocabulary: int, context: int) -> None:
 def _unknown_sizes(
     architecture: Mapping[str, object], module: nn.Module, family: Family
 ) -> list[str]:
-    """Return the names of the sizes that a family's own configuration class would ignore.
+    """Return the names of the sizes that the family's configuration class would ignore.
 
     Args:
-        architecture: The sizes that are asked for.
-        module: The mini that was built with them.
-        family: Its family.
+        architecture: The sizes of the model, by name, such as n_layers.
+        module: The model that was built with them.
+        family: The family of the model.
     """
     if family.reader == "native":
         return [name for name in architecture if not hasattr(module.cfg, name)]
@@ -192,7 +196,7 @@ def _unknown_sizes(
     unknown = []
     for name, value in architecture.items():
         if not hasattr(default, name):
-            # An older name is translated, and an unknown one stays as an attribute.
+            # transformers translates older names of a size, and keeps unknown ones as attributes.
             with_size = AutoConfig.for_model(model_type, **{name: value})
             if hasattr(with_size, name):
                 unknown.append(name)

@@ -33,10 +33,10 @@ class PretrainedModel(ModelConfig):
     pretrain_vocabulary: int = setting(1024, least=260, most=10**6, only_for="pretraining")
 
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return the settings that files of weights fix, each as stated here and as in the files.
+        """Return the settings that a checkpoint fixes, each as (value here, value in its files).
 
-        To those of any model come the seed and the sizes of the architecture. What the files do
-        not say counts as being as stated.
+        To the settings of any model, this adds the seed and the sizes of the architecture. Where
+        the files do not state a value, the value here is taken for both.
         """
         fixed = super().fixed_by(shape)
         fixed["seed"] = (self.seed, shape.get("seed", self.seed))

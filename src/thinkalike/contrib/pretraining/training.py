@@ -26,13 +26,13 @@ SEED_STRIDE = 1_000_003  # a prime beyond any number of steps, so that no two se
 def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
     """Return the learning rate at a step, as a share of the peak.
 
-    It is (step + 1) / warmup at first, then half a cosine down to `floor`.
+    It rises linearly to 1 during the warm-up, and then falls to `floor` along half a cosine.
 
     Args:
-        step: Counted from 0.
-        steps: How many there are.
-        warmup: In how many of them the rate rises.
-        floor: What the rate is, as a share of the peak, at `step` = `steps`.
+        step: The number of the step, from 0.
+        steps: The number of all steps.
+        warmup: The number of steps in which the rate rises.
+        floor: The share of the peak that the rate would reach at `step` = `steps`.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -86,8 +86,8 @@ class WholeModel(SteppedModule):
 
         Args:
             loss: The mean loss of the step's examples on this process.
-            setting: The setting of the learning rate, which the error message proposes to lower
-                where the loss is not finite.
+            setting: The name of the setting of the learning rate. If the loss is not finite, the
+                error message proposes to lower it.
         """
         remedy = f"lower {setting}={self.config.lr}"
         self.log_losses(self.over_processes(loss)[None], remedy=remedy)
@@ -112,15 +112,18 @@ class Pretraining(WholeModel):
         return self.step_loss(self.loss(tokens), "pretrain.lr")
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
-        """Return the mean loss of predicting each token but the first of its row, in nats."""
+        """Return the mean cross-entropy of each next token in the rows, in nats."""
         output = self.model(tokens[:, :-1])
         logits = output
-        if not isinstance(output, Tensor):
+        if not isinstance(output, Tensor):  # a model of transformers returns an object
             logits = output.logits
         return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW and its schedule; only weights of two or more dimensions decay."""
+        """Return AdamW with a linear warm-up and a cosine decay to a tenth of the peak rate.
+
+        Weight decay applies only to weights of two or more dimensions, not to biases and norms.
+        """
         matrices = []
         vectors = []
         for weight in self.model.parameters():
@@ -147,12 +150,16 @@ class MaskedPretraining(Pretraining):
         seed: int,
         tokenizer: transformers.PreTrainedTokenizerBase,
     ):
+        """Keep the tokenizer (with its mask token) and the seed of which tokens are hidden."""
         super().__init__(model, config)
         self.tokenizer = tokenizer
         self.seed = seed
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
-        """Return the mean loss of the tokens hidden at this step, which the seed decides."""
+        """Return the mean loss of predicting hidden tokens, in nats.
+
+        The seed and the step decide which tokens are hidden, so a resumed training repeats it.
+        """
         seed = self.seed * SEED_STRIDE + self.global_step
         generator = torch.Generator().manual_seed(seed)
         return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()

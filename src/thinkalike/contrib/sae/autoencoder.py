@@ -35,6 +35,11 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None
     ):
+        """Make parameters of weights of the shapes (d, f), (f), (f, d) and (d).
+
+        All of them have a leading axis s if the module is a stack of s autoencoders. With k, the
+        activation is TopK; without, ReLU.
+        """
         super().__init__()
         self.d, self.f = W_enc.shape[-2:]
         self.k = k
@@ -45,7 +50,7 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def random(cls, d: int, f: int, k: int | None = None, seed: int = 0) -> SparseAutoencoder:
-        """Return an autoencoder with random directions of norm 1, W_enc = W_dec', no biases.
+        """Return an autoencoder with random directions of norm 1, W_enc = W_decᵀ, and zero biases.
 
         Args:
             d: The width of the states.
@@ -77,7 +82,7 @@ class SparseAutoencoder(nn.Module):
         )
 
     def unstacked(self) -> list[SparseAutoencoder]:
-        """Return the autoencoders of a stack, with copies of their weights."""
+        """Return the autoencoders of a stack as separate modules, with copies of the weights."""
         weights = zip(self.W_enc, self.b_enc, self.W_dec, self.b_dec, strict=True)
         saes = []
         for W_enc, b_enc, W_dec, b_dec in weights:
@@ -90,7 +95,11 @@ class SparseAutoencoder(nn.Module):
         return states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
 
     def activate(self, pre_activations: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n f"]:
-        """Return the latents: ReLU of the pre-activations, or of the k largest of each row."""
+        """Return the latents σ(pre-activations).
+
+        Without k, σ is ReLU. With k (TopK), it is ReLU of the k largest entries of each state, and
+        0 for all others.
+        """
         if self.k is None:
             return pre_activations.relu()
         values, indices = pre_activations.topk(self.k, sorted=False)
@@ -143,13 +152,13 @@ def sae_loss(
 ) -> SAELoss:
     """Return the mean of (h - ĥ)², plus a term that keeps latents sparse or alive.
 
-    A ReLU adds sparsity times the mean over states of Σ z ‖direction‖ / d. That penalty, unlike
-    Σ z alone, is the same for any scale of the directions, so they need no constraint (Conerly et
-    al. 2024).
+    A ReLU autoencoder adds sparsity times the mean over states of Σ z ‖direction‖ / d. That
+    penalty, unlike Σ z alone, is the same for any scale of the directions, so they need no
+    constraint (Conerly et al. 2024).
 
-    TopK adds `DEAD_LATENT_WEIGHT` times the mean squared error that remains if dead latents
-    reconstruct h - ĥ. Otherwise a latent that is never among the k largest gets no gradient again
-    (Gao et al. 2024, section 2.4).
+    A TopK autoencoder adds `DEAD_LATENT_WEIGHT` times the mean squared error that remains if dead
+    latents reconstruct h - ĥ. Otherwise a latent that is never among the k largest would never get
+    a gradient again (Gao et al. 2024, section 2.4).
 
     Args:
         sae: One autoencoder or a stack.
@@ -162,8 +171,8 @@ def sae_loss(
     residual = states - sae.decode(latents)
     loss = residual.square().mean((-2, -1))
     if sae.k is None:
-        # Not latents @ norms, whose bits differ between one autoencoder and a stack on some
-        # processors.
+        # `latents @ norms` would be shorter, but on some processors its bits differ between one
+        # autoencoder and a stack.
         sizes = latents * sae.W_dec.norm(dim=-1).unsqueeze(-2)
         loss = loss + sparsity / sae.d * sizes.sum(-1).mean(-1)
     elif dead is not None:
@@ -181,7 +190,9 @@ def _dead_latent_loss(
     residual: Float[Tensor, "*c n d"],
     dead: DeadCandidates,
 ) -> Float[Tensor, "*s"]:
-    """Return the mean squared error if dead latents reconstruct the residual; 0 if none has died.
+    """Return the mean squared error that remains if dead latents reconstruct the residual.
+
+    It is 0 for an autoencoder without dead latents.
 
     Args:
         sae: One autoencoder or a stack.
@@ -189,10 +200,12 @@ def _dead_latent_loss(
         residual: h - ĥ of each state.
         dead: The latents that may have died.
     """
+    # The indices of candidates, expanded to gather their entries of each state and direction.
     n_candidates = dead.latents.shape[-1]
-    of_states = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
-    values = pre_activations.gather(-1, of_states).relu() * dead.is_dead.unsqueeze(-2)
-    of_directions = dead.latents.unsqueeze(-1).expand(*dead.latents.shape, sae.d)
-    directions = sae.W_dec.gather(-2, of_directions)
-    error = (values @ directions - residual).square().mean((-2, -1))
+    index_by_state = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
+    index_by_dimension = dead.latents.unsqueeze(-1).expand(*dead.latents.shape, sae.d)
+
+    latents = pre_activations.gather(-1, index_by_state).relu() * dead.is_dead.unsqueeze(-2)
+    directions = sae.W_dec.gather(-2, index_by_dimension)
+    error = (latents @ directions - residual).square().mean((-2, -1))
     return error * dead.is_dead.any(-1)

@@ -21,17 +21,20 @@ LAYER_PAIR = (0, 0)  # the only one of the moments here
 
 
 @torch.no_grad()
-def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder:
-    """Return an autoencoder of other states, with the latents of `sae`; products are in float64.
+def mapped_autoencoder(
+    sae: SparseAutoencoder, up: AffineMap, down: AffineMap
+) -> SparseAutoencoder:
+    """Return an autoencoder of another model's states, made of `sae` and maps between the states.
 
-    Directions keep the norms that `up` gives them. Scaling each to 1, and its latent with it,
-    would change which latents are the k largest.
+    With maps up(h) = U h + u and down(g) = D g + v, it encodes g as `sae` encodes down(g), and
+    decodes latents to up of what `sae` decodes. The products are computed in float64. Directions
+    keep the norms that `up` gives them: scaling each to 1, and its latent with it, would change
+    which latents are the k largest.
 
     Args:
-        sae: The autoencoder that is carried over, which stays as it is.
-        up: The map from the states of `sae` to the others.
-        down: The map back. It is fitted separately, as the inverse of `up` would not do, see
-            `both_directions`.
+        sae: The autoencoder of states h, which stays as it is.
+        up: The map from the states of `sae` to those of the other model.
+        down: The map back, which is fitted separately: the inverse of `up` predicts worse.
     """
     W_enc, b_enc, W_dec, b_dec = (weight.double() for weight in sae.parameters())
     U = up.weight.to(W_enc)
@@ -45,18 +48,18 @@ def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAut
 def standardised(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
-    """Return an autoencoder of (h - mean) / scale with the latents of `sae` for h."""
-    return carried(sae, up=_to_units(mean, scale), down=_from_units(mean, scale))
+    """Turn an autoencoder of states h into one of standardised states (h - mean) / scale."""
+    return mapped_autoencoder(sae, up=_to_units(mean, scale), down=_from_units(mean, scale))
 
 
 def in_own_units(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
-    """Return an autoencoder of h with the latents of `sae` for (h - mean) / scale.
+    """Turn an autoencoder of standardised states (h - mean) / scale into one of the states h.
 
-    It is the inverse of `standardised`.
+    Latents of a state stay the same. It is the inverse of `standardised`.
     """
-    return carried(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
+    return mapped_autoencoder(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
 
 
 def _to_units(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
@@ -75,12 +78,12 @@ def _from_units(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
 def with_fitted_decoder(
     sae: SparseAutoencoder, states: Float[Tensor, "n d"], ridge: float = RIDGE
 ) -> SparseAutoencoder:
-    """Return an autoencoder with the encoder of `sae` and the decoder of least squares.
+    """Return an autoencoder with the encoder of `sae` and a decoder fitted by ridge regression.
 
     Args:
-        sae: The autoencoder whose encoder is taken.
-        states: What the decoder is fitted on.
-        ridge: The penalty of least squares, in units of the mean variance of the latents.
+        sae: The autoencoder whose encoder is used.
+        states: The states that the decoder is fitted to reconstruct from their latents.
+        ridge: The ridge penalty, in units of the mean variance of the latents.
     """
     moments = Moments([LAYER_PAIR])
     moments.update([sae.encode(states)], [states])

@@ -60,6 +60,7 @@ class SAEConfig(Checked, part="sae"):
     curve_tokens: int = setting(8192, by_recipe=True, least=2, most=COUNTS)
 
     def __post_init__(self) -> None:
+        """Refuse less training text than one buffer, and a transferred start without a source."""
         super().__post_init__()
         if self.tokens and self.tokens_per_step and self.tokens < self.buffer:
             raise ConfigError(
@@ -72,7 +73,7 @@ class SAEConfig(Checked, part="sae"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return larger numbers than the defaults, which are for minis."""
+        """Return the settings for models that are no minis; the defaults are for minis."""
         if job.is_mini:
             return {}
         return {
@@ -87,7 +88,7 @@ class SAEConfig(Checked, part="sae"):
         }
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that this activation and these starts read."""
+        """Return the names of the settings that apply to this activation and these starts."""
         read = super().settings_read()
         if self.activation == "topk":
             read -= {"sparsity"}
@@ -131,13 +132,13 @@ class SAEConfig(Checked, part="sae"):
         return n_buffers * self.steps_per_buffer
 
     @property
-    def looks(self) -> list[int]:
-        """The steps before which the report is evaluated.
+    def evaluation_steps(self) -> list[int]:
+        """The training steps before which autoencoders are evaluated, in rising order.
 
-        They are 0, the end, and steps half an octave apart between them.
+        They are 0, the end, and steps between them that are a factor √2 apart.
         """
-        between = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
-        return sorted({0, *between})
+        from_the_end = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
+        return sorted({0, *from_the_end})
 
 
 @dataclass
@@ -147,6 +148,7 @@ class SAEJob(TrainConfig):
     sae: SAEConfig = field(default_factory=SAEConfig)
 
     def __post_init__(self) -> None:
+        """Refuse training in several processes."""
         super().__post_init__()
         if self.trainer.strategy == "ddp":
             raise ConfigError(

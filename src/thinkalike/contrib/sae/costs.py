@@ -21,31 +21,41 @@ class SiteCost(NamedTuple):
     model_operations: float
 
 
-def of_moments(n_tokens: float, source: int, target: int) -> float:
-    """Return 2 n (d² + d e + e²), for the products of the states of n tokens of widths d and e."""
-    return 2.0 * n_tokens * float(source**2 + target**2 + source * target)
+def operations_of_moments(n_tokens: float, d: int, e: int) -> float:
+    """Return the operations of the second moments of states X and Y of n tokens.
+
+    The widths of the states are d and e. The products XᵀX, XᵀY and YᵀY take 2 n (d² + d e + e²)
+    operations.
+    """
+    return 2.0 * n_tokens * float(d**2 + e**2 + d * e)
 
 
-def of_solution(d: int, e: int) -> float:
-    """Return what the map of least squares from width d to width e takes, given its moments."""
+def operations_of_least_squares(d: int, e: int) -> float:
+    """Return the operations to solve for a least-squares map of width d to width e.
+
+    Given the second moments, these are an eigendecomposition and two products with it.
+    """
     return EIGEN * d**3 + 4.0 * d * d * e
 
 
-def of_start(
+def operations_of_start(
     start: str,
     config: SAEConfig,
     share_read: float,
     target: SiteCost,
     source: SiteCost | None = None,
 ) -> float:
-    """Return the operations of a start before any training.
+    """Return the operations to prepare the first weights of an autoencoder, before training.
+
+    A random start takes none. A least-squares start fits a decoder; a transferred start fits maps
+    between the states of two models, and maps the weights of the source's autoencoder.
 
     Args:
-        start: The name of the start; a random one takes none.
+        start: "random", "least_squares" or "transferred".
         config: The settings, which decide the number of tokens and latents.
         share_read: The share of tokens whose states are used.
-        target: The site that autoencoders are trained for.
-        source: The site that a transferred start is carried from.
+        target: The site whose states are reconstructed.
+        source: The site of the source's autoencoder; None: there is no source.
     """
     tokens = float(config.map_tokens)
     d = target.width
@@ -53,27 +63,38 @@ def of_start(
     if start == "least_squares":
         model = tokens * target.model_operations
         encoder = 2.0 * share_read * tokens * d * f
-        return model + encoder + of_moments(share_read * tokens, f, d) + of_solution(f, d)
+        return (
+            model
+            + encoder
+            + operations_of_moments(share_read * tokens, f, d)
+            + operations_of_least_squares(f, d)
+        )
     if start == "random" or source is None:
         return 0.0
     e = source.width
     models = tokens * (target.model_operations + source.model_operations)
-    moments = of_moments(share_read * tokens, e, d)
-    # Through maps to the other width and back: weights and biases.
-    carrying = 4.0 * d * e * f + 2.0 * e * (d + f)
-    return models + moments + of_solution(e, d) + of_solution(d, e) + carrying
+    moments = operations_of_moments(share_read * tokens, e, d)
+    # The products of the source's weights and biases with the two maps.
+    mapping = 4.0 * d * e * f + 2.0 * e * (d + f)
+    return (
+        models
+        + moments
+        + operations_of_least_squares(e, d)
+        + operations_of_least_squares(d, e)
+        + mapping
+    )
 
 
-def of_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
-    """Return the operations of one token of training: the frozen model's and the autoencoder's.
+def operations_per_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
+    """Return the operations of training on one token, for the frozen model and the autoencoder.
 
-    The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A
-    latent that is looked after because it may be dead takes 6 d.
+    An autoencoder of width d with f latents takes 10 d f: two products forward, and the gradients
+    of encoder, decoder and latents. A latent that may be dead takes 6 d more.
 
     Args:
         config: The settings, which decide the number of latents.
-        share_read: The share of tokens whose states are used, and which the autoencoder reads.
-        target: The site that autoencoders are trained for.
+        share_read: The share of tokens whose states the autoencoder reads.
+        target: The site whose states are reconstructed.
     """
     n_revived = 0
     if config.dead_after and config.activation == "topk":

@@ -17,8 +17,8 @@ from thinkalike.evaluation.columns import interval_columns
 
 
 @dataclass(frozen=True)
-class Course:
-    """What the autoencoders of a start explain as they read, and what that takes.
+class StartCurve:
+    """What the autoencoders of one start explain during training, and its operations.
 
     Attributes:
         start: The name of the start.
@@ -43,25 +43,25 @@ class Course:
         return float(self.operations(torch.tensor(float(tokens))))
 
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
-        """Return the tokens after which each seed first explains as much as its goals.
+        """Return after how many tokens each seed first explains as much variance as its goals.
 
-        Infinite where it never does. Between two evaluations the curve is taken as a line over the
-        logarithm of the tokens; from 0 to the first as a line over tokens. It lies above such
-        lines, so a start needs a little less than this.
+        It is infinite where a seed never does. Between two evaluations ("looks") the curve of
+        explained variance is interpolated linearly over the logarithm of the tokens, and linearly
+        over tokens from 0 to the first evaluation. The true curve lies above such lines, so a
+        little fewer tokens are needed.
 
         Args:
-            goals: Explained variances; their seeds are those of the course, their looks may be
-                others.
+            goals: Explained variances of the same seeds, at any number of looks.
         """
         curve = self.explained.double()
         tokens = torch.tensor(self.tokens, dtype=torch.float64)
         reached = torch.full(goals.shape, math.inf, dtype=torch.float64)
-        # From the end to the beginning, so that the first time remains.
+        # From the last segment to the first, so that the earliest crossing overwrites later ones.
         for index in range(len(tokens) - 1, 0, -1):
             before = curve[index - 1]
             after = curve[index]
             share = ((goals - before) / (after - before)).clamp(0, 1)
-            if index == 1:
+            if index == 1:  # from 0 tokens, which have no logarithm
                 interpolated = share * tokens[1]
             else:
                 ratio = tokens[index] / tokens[index - 1]
@@ -71,39 +71,44 @@ class Course:
         return torch.where(goals <= curve[0], 0.0, reached)
 
 
-def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
-    """Return which share of another start's operations a start saves, at each look but the first.
+def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "looks seeds"]:
+    """Return the share of operations that a start saves, for what another start explains.
 
-    1 - operations of the start until it explains as much / operations of the other. Where a start
-    never gets there it is 1 - all of its operations / those of the other, which is more than it
-    saves.
+    It is 1 - a / b, at each evaluation ("look") of the other start but the first: b are the
+    operations that the other has spent there, and a are those that the start needs to explain as
+    much variance. If it never does, a are all its operations, and the share is too large.
+
+    Args:
+        curve: The explained variance and the operations of the start.
+        against: Those of the other start.
     """
     goals = against.explained.double()
-    needed = course.reaches(goals).clamp(max=float(course.tokens[-1]))
+    needed = curve.reaches(goals).clamp(max=float(curve.tokens[-1]))
     tokens = torch.tensor(against.tokens, dtype=torch.float64)[:, None]
-    return (1 - course.operations(needed) / against.operations(tokens))[1:]
+    return (1 - curve.operations(needed) / against.operations(tokens))[1:]
 
 
 def savings_table(
-    courses: Sequence[Course],
+    start_curves: Sequence[StartCurve],
 ) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
-    """Return what each start saves against each before it in the list, a row per evaluation.
+    """Compare each start with each one before it in the list: which share of operations it saves.
 
-    `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much
-    for the others. Beside the table of means over seeds comes the share that each seed saves, row
-    by row.
+    Returns a table with a row for each evaluation of each pair of starts, and the share that each
+    seed saves, for the same rows. In the table, `saved` is the mean over seeds, and `reached` the
+    share of seeds that ever explain as much as the other start; for all other seeds `saved` is too
+    large.
     """
     tables = []
     saved_by_seed = []
-    for against, course in itertools.combinations(courses, 2):
-        saved = savings(course, against)
+    for against, curve in itertools.combinations(start_curves, 2):
+        saved = savings(curve, against)
         saved_by_seed.append(saved)
         tokens = against.tokens[1:]
-        is_reached = course.reaches(against.explained.double()).isfinite()[1:]
+        is_reached = curve.reaches(against.explained.double()).isfinite()[1:]
         tables.append(
             pd.DataFrame(
                 {
-                    "start": course.start,
+                    "start": curve.start,
                     "against": against.start,
                     "tokens": tokens,
                     "explained_variance": against.explained[1:].mean(-1).tolist(),

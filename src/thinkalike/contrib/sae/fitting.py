@@ -27,7 +27,7 @@ class FittedAutoencoders:
     """What became of the autoencoders of a job, by evaluation, start, rate and seed.
 
     Where there are several rates, the best of a start is chosen on every other document of the
-    report, and judged on the rest.
+    evaluation text, and judged on the other documents.
 
     Attributes:
         errors: Σ‖h - ĥ‖² by document, see `SAETraining`.
@@ -49,15 +49,22 @@ class FittedAutoencoders:
         """Whether there are several rates, so that half of the documents choose one."""
         return self.errors.shape[2] > 1
 
-    def best_rate(self, start: int, look: int = -1) -> int:
-        """Return the number of the rate with the least error at an evaluation, over all seeds."""
+    def best_rate_index(self, start: int, evaluation: int = -1) -> int:
+        """Return the index of the learning rate with the least error, summed over documents.
+
+        The error is the mean over seeds. With several rates, only every other document counts.
+
+        Args:
+            start: The index of the start.
+            evaluation: The index of the evaluation during training; -1: the last.
+        """
         choosing = slice(None, None, 2) if self._has_choice else slice(None)
-        errors = self.errors[look, start, ..., choosing]  # (rates, seeds, documents)
+        errors = self.errors[evaluation, start, ..., choosing]  # (rates, seeds, documents)
         return int(errors.sum(-1).mean(-1).argmin())
 
     @property
     def judged(self) -> tuple[Tensor, Tensor]:
-        """The errors and the spread of the documents that no rate was chosen on."""
+        """The errors, and Σ‖h - μ‖², of the documents that did not choose the learning rate."""
         judging = slice(1, None, 2) if self._has_choice else slice(None)
         return self.errors[..., judging], self.spread[judging]
 
@@ -100,9 +107,9 @@ def fit_all(
         with model.compiled(run.trainer.compile), model.cast(is_half):
             fit(training, data, run, loggers)
     training.to(model.device)
-    training.evaluate(len(config.looks) - 1)
+    training.evaluate(len(config.evaluation_steps) - 1)
 
-    shape = (len(config.looks), len(config.starts), len(config.factors), config.seeds)
+    shape = (len(config.evaluation_steps), len(config.starts), len(config.factors), config.seeds)
     return FittedAutoencoders(
         errors=training.errors.cpu().double().view(*shape, -1),
         spread=spread_by_document(materials.report, training.errors.shape[-1]),

@@ -15,7 +15,7 @@ from thinkalike.contrib.sae.fitting import fit_all
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.saelens import save_sae
 from thinkalike.contrib.sae.source import seed_folder, source_jobs, source_model, source_result
-from thinkalike.contrib.sae.tables import BLANK, courses_of, curves, table_of
+from thinkalike.contrib.sae.tables import BLANK, curves, curves_of_starts, table_of
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
@@ -57,7 +57,7 @@ class SparseAutoencoders(
         """Return the fingerprints of the model, the text, and the source's model if there is one.
 
         Raises:
-            ModelError: The model predicts no next token.
+            ModelError: The model does not predict the next token.
         """
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(
@@ -70,37 +70,46 @@ class SparseAutoencoders(
         return inputs
 
     def prepare(self, config: SAEJob) -> Mapping[str, Result]:
-        """Return the result with the source's autoencoders, trained if the store lacks it."""
+        """Return the result with the source's autoencoders, which are trained if it is not stored.
+
+        Without a source there is none.
+        """
         if not config.sae.source:
             return {}
         return {"source": source_result(config)}
 
     def prepared(self, config: SAEJob) -> list[SAEJob]:
-        """Return the jobs of the source, which run first."""
+        """Return the jobs that train the source's autoencoders, which must run first."""
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
-        """Return the model, and that whose autoencoders are carried over if there is one."""
+        """Return the model, and the model of the source's autoencoders if there is a source."""
         models = {"model": config.model}
         if config.sae.source:
             models["source"] = source_model(config)
         return models
 
     def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of model and source; products of autoencoders are left out."""
+        """Return how many passes through the models the job takes, to estimate its time.
+
+        The operations of the autoencoders themselves are left out.
+        """
         sae = config.sae
         model = shapes["model"]
-        row = config.data.context or min(shape.context for shape in shapes.values())
+        row_length = config.data.context or min(shape.context for shape in shapes.values())
         passes = []
         if set(sae.starts) != {"random"}:
             for shape in shapes.values():
-                passes.append(shape.passes("starts", float(sae.map_tokens), row, full=False))
+                passes.append(
+                    shape.passes("starts", float(sae.map_tokens), row_length, full=False)
+                )
         training_tokens = float(sae.steps * sae.tokens_per_step)
-        passes.append(model.passes("training", training_tokens, row, full=False))
-        # The report is read by the clean and the ablated model, and with each autoencoder.
+        passes.append(model.passes("training", training_tokens, row_length, full=False))
+        # The evaluation text is read by the clean and the ablated model, and with each autoencoder
+        # before and after its training.
         n_report_passes = 2 + 2 * len(sae.starts) * sae.seeds
         evaluation_tokens = float(config.data.evaluation_tokens or 0)
-        passes.append(model.passes("report", evaluation_tokens, row, times=n_report_passes))
+        passes.append(model.passes("report", evaluation_tokens, row_length, times=n_report_passes))
         return passes
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
@@ -115,8 +124,8 @@ class SparseAutoencoders(
             fitted = fit_all(materials, run, loggers_of(run, config.logger.kind))
         with work.phase("report"):
             table = table_of(materials, fitted)
-            courses = courses_of(materials, fitted)
-        best_rate = fitted.best_rate(0)
+            start_curves = curves_of_starts(materials, fitted)
+        best_rate = fitted.best_rate_index(0)
         for seed in range(config.sae.seeds):
             save_sae(
                 fitted.trained[fitted.index(0, best_rate, seed)].cpu(),
@@ -129,8 +138,8 @@ class SparseAutoencoders(
 
         arrays: dict[str, Tensor] = {"errors": fitted.errors.float(), "spread": fitted.spread}
         tables = {"curves": curves(materials, fitted)}
-        if len(courses) > 1:
-            tables["savings"], arrays["saved"] = savings_table(courses)
+        if len(start_curves) > 1:
+            tables["savings"], arrays["saved"] = savings_table(start_curves)
         last = table[table["start"] == config.sae.start].iloc[-1]
         scalars = {name: float(last[name]) for name in SCALARS if not isnan(last[name])}
         _, judged_spread = fitted.judged
@@ -148,6 +157,7 @@ class SparseAutoencoders(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw explained variance over training, unless there was no training."""
         from thinkalike.contrib.figures.saes import draw_sae_curves  # imports matplotlib
 
         table = result.tables["curves"]
@@ -155,7 +165,10 @@ class SparseAutoencoders(
             draw_sae_curves(table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return what the autoencoder of `sae.start` explains and recovers, and its dead share."""
+        """Return explained variance, recovered loss and share of dead latents, after training.
+
+        They are of the autoencoder that began with `sae.start`. The loss is left out if it is NaN.
+        """
         table = result.details
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
         headlines = []
@@ -168,6 +181,7 @@ class SparseAutoencoders(
         return headlines
 
     def show(self, result: Result) -> None:
+        """Print the table of starts, what the autoencoder explains, and what a start saves."""
         table = result.details
         sae = result.config["sae"]
         first = table.iloc[0]
@@ -179,7 +193,7 @@ class SparseAutoencoders(
             f"{sae['seeds']} seed(s), 95 % intervals over {number_of_documents(result.scalars)} "
             "and seeds"
         )
-        rows = table.iloc[few(len(table))]
+        rows = table.iloc[few(len(table))]  # some of the rows if there are too many
         ends = zip(
             rows["explained_variance"],
             rows["explained_variance_low"],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
-from thinkalike.contrib.sae.carrying import carried, in_own_units, with_fitted_decoder
+from thinkalike.contrib.sae.carrying import in_own_units, mapped_autoencoder, with_fitted_decoder
 from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.site_states import SiteStates, states_after
@@ -57,7 +58,7 @@ class SAEMaterials:
         seed: The seed of the first start.
         model: The model whose states are reconstructed.
         corpus: The text.
-        opening: The rows that training reads first. States are scaled by them, and maps and
+        first_rows: The rows that training reads first. States are scaled by them, and maps and
             decoders are fitted on them.
         source: Where a transferred start comes from, or None.
     """
@@ -66,12 +67,20 @@ class SAEMaterials:
     seed: int
     model: FrozenModel
     corpus: Corpus
-    opening: Int[Tensor, "rows t"]
+    first_rows: Int[Tensor, "rows t"]
     source: SAESource | None = None
 
     @classmethod
     def of(cls, config: SAEJob, source_result: Result | None) -> SAEMaterials:
-        """Load models and text, and check that they go together."""
+        """Load the models and the text, and check that they fit together.
+
+        Args:
+            config: The configuration of the job.
+            source_result: The result with the source's autoencoders; None: there is no source.
+
+        Raises:
+            ModelError: The source's autoencoders are of other weights, or the tokenizers differ.
+        """
         sae = config.sae
         source = None
         if source_result is None:
@@ -93,8 +102,9 @@ class SAEMaterials:
             bos=model.bos_each_row,
             fit_tokens=max(sae.tokens, sae.map_tokens),
         )
-        opening = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens")
-        return cls(sae, config.seed, model, corpus, opening.batch(0), source)
+        # One batch of `sae.map_tokens`: the rows that training reads first.
+        one_batch = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens")
+        return cls(sae, config.seed, model, corpus, one_batch.batch(0), source)
 
     @property
     def seeds(self) -> range:
@@ -105,13 +115,13 @@ class SAEMaterials:
     def tokens_read(self) -> list[int]:
         """How many tokens were read before each evaluation; several steps share a buffer."""
         tokens_in_buffer = whole_rows(self.config.buffer, self.corpus.fit.context)
-        steps = self.config.looks
+        steps = self.config.evaluation_steps
         return [step * tokens_in_buffer // self.config.steps_per_buffer for step in steps]
 
     @cached_property
     def states(self) -> Float[Tensor, "n d"]:
-        """The model's states of the opening."""
-        return self._states_of(self.model, self.config.layer, self.opening)
+        """The model's states of `first_rows`, without the first tokens of each row."""
+        return self._states_of(self.model, self.config.layer, self.first_rows)
 
     def _states_of(
         self, model: FrozenModel, layer: int, rows: Int[Tensor, "rows t"]
@@ -121,28 +131,33 @@ class SAEMaterials:
 
     @cached_property
     def mean(self) -> Float[Tensor, " d"]:
-        """The mean of the opening's states."""
+        """The mean of `states`."""
         return self.states.mean(0)
 
     @cached_property
     def scale(self) -> float:
-        """The root of the mean variance of the opening's states over dimensions."""
+        """The root of the mean variance of `states` over dimensions."""
         return float((self.states - self.mean).square().mean().sqrt())
 
     @cached_property
     def report(self) -> SiteStates:
-        """States of rows from all over the report, `sae.curve_tokens` in all.
+        """States of evenly spaced rows of the evaluation text, at most `sae.curve_tokens` in all.
 
-        They are evaluated during training.
+        Autoencoders are evaluated on them during training.
         """
         rows = self.corpus.report
-        step = max(-(-rows.tokens.numel() // self.config.curve_tokens), 1)
+        step = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
         states = self._states_of(self.model, self.config.layer, rows.tokens[::step])
         documents = rows.documents[::step, self.config.skip_first_tokens :]
         return SiteStates(states, documents.flatten())
 
     def start(self, start: str, seed: int) -> SparseAutoencoder:
-        """Return the autoencoder that a training starts from, in the model's own units."""
+        """Return the autoencoder that training starts from, for states that are not standardised.
+
+        Args:
+            start: "random", "least_squares" (random with a fitted decoder) or "transferred".
+            seed: The seed of the random directions, or the number of the source's autoencoder.
+        """
         if start == "transferred":
             return self._transferred(seed)
         random = SparseAutoencoder.random(
@@ -154,20 +169,20 @@ class SAEMaterials:
         return sae
 
     def _transferred(self, seed: int) -> SparseAutoencoder:
-        """Return an autoencoder of the source, carried over by maps between both sites.
+        """Return an autoencoder of the source, adapted to the model by maps between the states.
 
-        Seeds beyond those of the source begin with its first one again.
+        If there are more seeds than autoencoders of the source, these are used again.
         """
         assert self.source is not None
         saes = self.source.saes
         up, down = self._maps_from_source
-        return carried(saes[seed % len(saes)].to(self.mean.device), up, down)
+        return mapped_autoencoder(saes[seed % len(saes)].to(self.mean.device), up, down)
 
     @cached_property
     def _maps_from_source(self) -> tuple[AffineMap, AffineMap]:
-        """The maps of least squares from the source's site to the model's, and back."""
+        """Least-squares maps from the source's states to the model's, and back."""
         assert self.source is not None
-        source_states = self._states_of(self.source.model, self.source.layer, self.opening)
+        source_states = self._states_of(self.source.model, self.source.layer, self.first_rows)
         moments = Moments([LAYER_PAIR])
         moments.update([source_states.to(self.states.device)], [self.states])
         maps = both_directions(moments.of(LAYER_PAIR))

@@ -70,9 +70,9 @@ def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata:
 def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
     """Read an autoencoder that `save_sae` or SAELens wrote: standard (ReLU) or topk.
 
-    What SAELens computes in another order is folded into the weights: b_dec that is subtracted
-    from the states first (apply_b_dec_to_input), and latents that are scaled by the norms of their
-    directions (rescale_acts_by_decoder_norm).
+    Two options of SAELens are folded into the weights: `apply_b_dec_to_input` subtracts b_dec from
+    the states before they are encoded, and `rescale_acts_by_decoder_norm` multiplies each latent
+    by the norm of its direction.
 
     Raises:
         ModelError: A file is missing or damaged, has other tensors, or describes another kind of
@@ -104,10 +104,10 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
 
 
 def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
-    """Check that the weights have one floating dtype and the widths that the settings say.
+    """Check that the weights have one floating dtype, and the shapes that the settings state.
 
     Raises:
-        ValueError: They do not.
+        ValueError: A weight is missing, or has another shape, or the dtypes differ.
     """
     d = settings.get("d_in")
     f = settings.get("d_sae")
@@ -122,10 +122,10 @@ def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
 
 
 def _latents_at_once(settings: Settings) -> int | None:
-    """Return k, or None for a ReLU.
+    """Return the k of a TopK autoencoder, or None for a ReLU.
 
     Raises:
-        ValueError: A setting changes what the weights mean.
+        ValueError: k is not in 1..f, or a setting has a value that is not supported.
     """
     for key, supported in SUPPORTED.items():
         if settings.get(key) not in supported:

@@ -66,7 +66,7 @@ class SplicedLosses(NamedTuple):
 def states_after(
     model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], skip: int
 ) -> Float[Tensor, "n d"]:
-    """Return the states after a block, in float32, one row each.
+    """Return the states after a block, flattened over rows of tokens, in float32.
 
     Args:
         model: The model.
@@ -91,7 +91,11 @@ def spread_by_document(site: SiteStates, n_documents: int) -> Float[Tensor, " do
 def reconstruction_by_document(
     saes: SparseAutoencoder, site: SiteStates, n_documents: int
 ) -> Reconstruction:
-    """Return how well each autoencoder of a stack reconstructs the states."""
+    """Return how well each autoencoder of a stack reconstructs the states.
+
+    It has the squared errors by document, how many latents are active on average, and the share of
+    latents that are never active.
+    """
     n_saes, n_latents = saes.b_enc.shape
     errors = torch.zeros(n_saes, n_documents, dtype=torch.float64)
     n_uses = torch.zeros(n_saes, n_latents, dtype=torch.long)
@@ -130,9 +134,10 @@ def spliced_losses(
     """
 
     def spliced(reconstruct: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return what replaces states by their reconstructions, except for the first tokens."""
+        """Return a function that replaces all states but those of the first tokens."""
 
         def replace_states(state: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+            """Return the states with reconstructions from token `skip` on."""
             unchanged = state[:, :skip].float()
             return torch.cat([unchanged, reconstruct(state[:, skip:].float())], 1)
 

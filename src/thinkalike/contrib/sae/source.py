@@ -16,23 +16,28 @@ from thinkalike.store import Result, open_result
 
 
 def source_model(config: SAEJob) -> ModelConfig:
-    """Return the model whose autoencoders are carried over, without training anything.
+    """Return the configuration of the model whose autoencoders are transferred.
 
-    `sae.source` names a model, or a result of task=sae, which states its model.
+    `sae.source` names this model, or a stored result of task=sae, which states its model. The
+    model runs on the device of the target.
     """
     name = str(config.sae.source)
     if name in options("model"):
         settings = {"dtype": config.model.dtype, "device": config.model.device}
         return model_named(name, settings)
     stored = _open_sae_result(name).config["model"]
-    names = {field.name for field in fields(ModelConfig)} & set(stored)
-    return replace(
-        ModelConfig(**{name: stored[name] for name in names}), device=config.model.device
-    )
+    # A result may hold settings of subclasses that `ModelConfig` does not have.
+    setting_names = {field.name for field in fields(ModelConfig)} & set(stored)
+    settings_of_model = {name: stored[name] for name in setting_names}
+    return replace(ModelConfig(**settings_of_model), device=config.model.device)
 
 
 def source_jobs(config: SAEJob) -> list[SAEJob]:
-    """Return the job that trains the autoencoders of a source that is a model, alone in a list."""
+    """Return the jobs that must run first, if `sae.source` names a model.
+
+    This is one job, which trains random autoencoders of that model with the same settings. If
+    `sae.source` names a result, or nothing, the list is empty.
+    """
     if config.sae.source not in options("model"):
         return []
     layer = config.sae.source_layer
@@ -52,16 +57,16 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
 
 
 def source_result(config: SAEJob) -> Result:
-    """Return the result that `sae.source` names.
+    """Return the result with the autoencoders that are transferred.
 
-    That of a model is made by the same recipe where the store lacks it.
+    If `sae.source` names a model, its autoencoders are trained first unless they are stored.
 
     Raises:
-        ConfigError: The result is of another kind, layer or size.
+        ConfigError: The named result is not of task=sae, or of another layer, size or activation.
     """
     for job in source_jobs(config):
         if not is_stored(instrument_of(job), job):
-            # A source that is of no use is not trained.
+            # Raises an error before the training, if the source could not be used.
             check_same_tokenizer(*load_models(job.model, config.model))
         return run_job(job, shown=False)
 
@@ -98,9 +103,9 @@ def _open_sae_result(name: str) -> Result:
 
 
 def seed_folder(seed: int) -> str:
-    """Return the folder in a result of the autoencoder of a seed, counted from 0.
+    """Return the subfolder of a result that holds the autoencoder of a seed, counted from 0.
 
-    The first is in the folder of the result itself.
+    That of seed 0 is in the folder of the result itself.
     """
     if seed == 0:
         return "."
@@ -108,15 +113,15 @@ def seed_folder(seed: int) -> str:
 
 
 def check_source(result: Result, model: FrozenModel) -> None:
-    """Check that a result's autoencoders are of a model with these weights.
+    """Check that a stored result's autoencoders were trained on a model with the same weights.
 
     Raises:
-        ModelError: The weights differ.
+        ModelError: The fingerprint of the weights differs from that in the result's provenance.
     """
-    weights = model.fingerprint()
-    stated = result.provenance["models"][0]["weights"]
-    if weights != stated:
+    fingerprint = model.fingerprint()
+    stored_fingerprint = result.provenance["models"][0]["weights"]
+    if fingerprint != stored_fingerprint:
         raise ModelError(
-            f"{result.folder} holds autoencoders of {model.name} with the weights {stated}, "
-            f"not {weights}"
+            f"{result.folder} holds autoencoders of {model.name} with the weights "
+            f"{stored_fingerprint}, not {fingerprint}"
         )

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.contrib.sae.costs import SiteCost, of_start, of_token
-from thinkalike.contrib.sae.courses import Course
+from thinkalike.contrib.sae.costs import SiteCost, operations_of_start, operations_per_token
+from thinkalike.contrib.sae.courses import StartCurve
 from thinkalike.contrib.sae.fitting import FittedAutoencoders
 from thinkalike.contrib.sae.materials import SAEMaterials
 from thinkalike.contrib.sae.site_states import SplicedLosses, spliced_losses
@@ -29,58 +29,72 @@ NOTHING_TO_RECOVER = Estimate(*(torch.tensor(math.nan),) * 3)
 STARTS_IN_ORDER = ("random", "least_squares", "transferred")
 
 
-def courses_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[Course]:
-    """Return what each start explains as it reads, those that are compared with first."""
+def curves_of_starts(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[StartCurve]:
+    """Return, for each start, its explained variance during training and its operations.
+
+    The starts that others are compared with come first. At each evaluation the learning rate is
+    the best one there.
+    """
     config = materials.config
-    errors, spread = fitted.judged
-    explained = 1 - errors.sum(-1) / spread.sum()  # (looks, starts, rates, seeds)
+    errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
+    explained = 1 - errors.sum(-1) / spread.sum()  # (evaluations, starts, rates, seeds)
     context = materials.corpus.fit.context
     share_read = 1 - config.skip_first_tokens / context
 
-    target = _site(materials.model, config.layer, context)
+    target = _site_cost(materials.model, config.layer, context)
     source = None
     if materials.source is not None:
-        source = _site(materials.source.model, materials.source.layer, context)
+        source = _site_cost(materials.source.model, materials.source.layer, context)
 
-    courses = []
+    start_curves = []
     for start in STARTS_IN_ORDER:
         if start not in config.starts:
             continue
-        number = config.starts.index(start)
+        start_index = config.starts.index(start)
         at_best_rate = []
-        for look, of_look in enumerate(explained):
-            at_best_rate.append(of_look[number, fitted.best_rate(number, look)])
-        courses.append(
-            Course(
+        for evaluation, explained_now in enumerate(explained):
+            rate_index = fitted.best_rate_index(start_index, evaluation)
+            at_best_rate.append(explained_now[start_index, rate_index])
+        start_curves.append(
+            StartCurve(
                 start,
                 materials.tokens_read,
                 torch.stack(at_best_rate),
-                of_start(start, config, share_read, target, source),
-                of_token(config, share_read, target),
+                operations_of_start(start, config, share_read, target, source),
+                operations_per_token(config, share_read, target),
             )
         )
-    return courses
+    return start_curves
 
 
-def _site(model: FrozenModel, layer: int, context: int) -> SiteCost:
-    """Return a site with what it costs to compute its states of a row of `context` tokens."""
+def _site_cost(model: FrozenModel, layer: int, context: int) -> SiteCost:
+    """Return the width of a site, and the operations per token to compute its states.
+
+    Args:
+        model: The model.
+        layer: The block after which the states are read.
+        context: The length of the rows that the model reads.
+    """
     return SiteCost(model.d_model, operations(model).forward(0, layer + 1, context))
 
 
 def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
-    """Return what every autoencoder explains at each evaluation, with intervals over documents."""
+    """Return a row for each autoencoder and evaluation: explained variance, latents and FLOPs.
+
+    Autoencoders differ in start, learning rate and seed. Intervals are over documents.
+    """
     config = materials.config
-    errors, spread = fitted.judged
+    errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
     explained = _explained(bootstrap_interval(errors, spread))
-    course_of = {course.start: course for course in courses_of(materials, fitted)}
+    curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rates = [config.lr * factor for factor in config.factors]
     rows = itertools.product(materials.tokens_read, config.starts, rates, materials.seeds)
     table = pd.DataFrame(list(rows), columns=["tokens", "start", "rate", "seed"])
     table["flops"] = [
-        course_of[start].spent(tokens)
+        curve_of_start[start].spent(tokens)
         for tokens, start in zip(table["tokens"], table["start"], strict=True)
     ]
-    flat = Estimate(*(end.flatten() for end in explained))
+    flat = Estimate(*(tensor.flatten() for tensor in explained))
     return table.assign(
         **interval_columns("explained_variance", flat),
         active_latents=fitted.active.flatten().tolist(),
@@ -95,15 +109,15 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
     loss alone: what the ablation costs is taken as known.
     """
     config = materials.config
-    looks = [0]
+    evaluations = [0]
     if config.steps:
-        looks.append(len(config.looks) - 1)
+        evaluations.append(len(config.evaluation_steps) - 1)
     cases = []
     saes = []
-    for start, look in itertools.product(range(len(config.starts)), looks):
-        rate = fitted.best_rate(start, look)
-        cases.append((start, look, rate))
-        is_before_training = look == 0 and config.steps > 0
+    for start, evaluation in itertools.product(range(len(config.starts)), evaluations):
+        rate = fitted.best_rate_index(start, evaluation)
+        cases.append((start, evaluation, rate))
+        is_before_training = evaluation == 0 and config.steps > 0
         candidates = fitted.starts if is_before_training else fitted.trained
         for seed in range(config.seeds):
             saes.append(candidates[fitted.index(start, rate, seed)])
@@ -118,24 +132,26 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
     spliced_by_case = losses.spliced.unflatten(0, (len(cases), config.seeds))
 
     errors, spread = fitted.judged
-    course_of = {course.start: course for course in courses_of(materials, fitted)}
+    curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rows = []
-    for (start, look, rate), spliced in zip(cases, spliced_by_case, strict=True):
+    for (start, evaluation, rate), spliced in zip(cases, spliced_by_case, strict=True):
         name = config.starts[start]
-        tokens = materials.tokens_read[look]
-        explained = _explained(documents_and_seeds_interval(errors[look, start, rate], spread))
+        tokens = materials.tokens_read[evaluation]
+        explained = _explained(
+            documents_and_seeds_interval(errors[evaluation, start, rate], spread)
+        )
         rows.append(
             {
                 "model": materials.model.name,
                 "layer": config.layer,
                 "start": name,
-                "rate": config.lr * config.factors[rate] if look else 0.0,
+                "rate": config.lr * config.factors[rate] if evaluation else 0.0,
                 "tokens": tokens,
-                "flops": course_of[name].spent(tokens),
+                "flops": curve_of_start[name].spent(tokens),
                 **interval_columns("explained_variance", explained),
                 **_loss_columns(losses, spliced),
-                "active_latents": float(fitted.active[look, start, rate].mean()),
-                "dead_latents": float(fitted.dead[look, start, rate].mean()),
+                "active_latents": float(fitted.active[evaluation, start, rate].mean()),
+                "dead_latents": float(fitted.dead[evaluation, start, rate].mean()),
             }
         )
     return pd.DataFrame(rows)
@@ -144,10 +160,11 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
 def _loss_columns(
     losses: SplicedLosses, spliced: Float[Tensor, "seeds documents"]
 ) -> dict[str, object]:
-    """Return the model's loss, what the ablation costs, the penalty, and the share recovered.
+    """Return the columns about the model's loss with the autoencoder's output in place of states.
 
-    Where the ablation costs the model nothing there is nothing to recover, and the cells are
-    blank.
+    The ablation has the mean state in place of every state. With the losses c of the clean model,
+    a of the ablated one and s with the autoencoder, the penalty is s - c, and the recovered share
+    (a - s) / (a - c). That is NaN if the ablation does not raise the loss.
 
     Args:
         losses: The losses of the clean, the ablated and the spliced model, by document.
@@ -159,8 +176,9 @@ def _loss_columns(
     penalty = documents_and_seeds_interval(spliced - losses.clean, losses.tokens)
     recovered = NOTHING_TO_RECOVER
     if ablated > clean:
-        value, low, high = ((ablated - (clean + end)) / (ablated - clean) for end in penalty)
-        recovered = Estimate(value, high, low)  # it falls as the penalty rises
+        gap = ablated - clean
+        value, from_low, from_high = ((ablated - (clean + end)) / gap for end in penalty)
+        recovered = Estimate(value, from_high, from_low)  # it falls as the penalty rises
     return {
         "clean_loss": float(clean),
         "ablated_loss": float(ablated),

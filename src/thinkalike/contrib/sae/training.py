@@ -53,7 +53,8 @@ class SAETraining(SteppedModule):
     Autoencoders with one rate are a stack, one module.
 
     Attributes:
-        errors: (evaluations, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
+        errors: (evaluations, fits, documents) Σ‖h - ĥ‖² on the evaluation text, of states that are
+            not standardised.
         active, dead: (evaluations, fits), see `Reconstruction`.
         inactive_for: How many states each latent has not been active for.
     """
@@ -72,6 +73,16 @@ class SAETraining(SteppedModule):
         scale: float,
         report: SiteStates,
     ):
+        """Stack the autoencoders of each learning rate, with a copy for the mean of the weights.
+
+        Args:
+            model: The frozen model that computes the states.
+            fits: The autoencoders to train.
+            config: The settings of the training.
+            mean: The mean that is subtracted from states.
+            scale: The number that centred states are divided by.
+            report: The states that autoencoders are evaluated on.
+        """
         super().__init__(config.steps)
         self.models = (model,)  # a tuple, so that Lightning neither moves nor saves it
         self.fits = list(fits)
@@ -94,7 +105,7 @@ class SAETraining(SteppedModule):
         self.averages = nn.ModuleList(averages)
 
         n_documents = int(report.documents.max()) + 1
-        shape = (len(config.looks), len(fits))
+        shape = (len(config.evaluation_steps), len(fits))
         self.register_buffer("errors", torch.full((*shape, n_documents), torch.nan))
         self.register_buffer("active", torch.full(shape, torch.nan))
         self.register_buffer("dead", torch.full(shape, torch.nan))
@@ -105,7 +116,7 @@ class SAETraining(SteppedModule):
         self._buffer: list[Float[Tensor, "s n d"]] | None = None
 
     def data(self, rows: Int[Tensor, "rows context"]) -> StepData:
-        """Return the buffers of text that the training reads."""
+        """Return the batches of text: each one fills a buffer, and is used for several steps."""
         return StepData(
             rows,
             self.config.buffer,
@@ -116,13 +127,13 @@ class SAETraining(SteppedModule):
         )
 
     def training_step(self, rows: Int[Tensor, "b t"], _: int) -> Tensor:
-        """Return the summed loss of all autoencoders on one part of the buffer.
+        """Return the summed loss of all autoencoders on one part of the buffer of states.
 
-        Where the buffer has been used up it is filled anew from these rows. At the steps of
-        `looks` all autoencoders are evaluated first.
+        At the beginning of a buffer, it is filled with the states of these rows. Before some steps
+        (`config.evaluation_steps`), all autoencoders are evaluated.
         """
-        if self.global_step in self.config.looks:
-            self.evaluate(self.config.looks.index(self.global_step))
+        if self.global_step in self.config.evaluation_steps:
+            self.evaluate(self.config.evaluation_steps.index(self.global_step))
         step_of_buffer = self.global_step % self.config.steps_per_buffer
         if step_of_buffer == 0 or self._buffer is None:
             self._buffer = self._shuffled_states(rows)
@@ -139,6 +150,7 @@ class SAETraining(SteppedModule):
             relative_error = of_stack.errors.mean(-1) / states.square().sum(-1).mean(-1)
             relative_errors[indices] = relative_error.to(relative_errors)
             n_states = states.shape[1]
+            # How many states each latent has not been active for; 0 if it was active just now.
             is_inactive = of_stack.active == 0
             self.inactive_for[indices] = (self.inactive_for[indices] + n_states) * is_inactive
         remedy = f"lower sae.lr={self.config.lr:g}, or leave large sae.lr_multiples out"
@@ -146,12 +158,13 @@ class SAETraining(SteppedModule):
         return total_loss
 
     def _dead_candidates(self, indices: list[int]) -> DeadCandidates | None:
-        """Return the longest inactive latents of each fit, and which of them count as dead.
+        """Return the latents that were inactive for longest, and which of them count as dead.
 
-        None if dead latents are not revived.
+        There are `config.revived` for each autoencoder. Returns None if dead latents are not
+        revived (`config.dead_after` is 0).
 
         Args:
-            indices: The fits of one stack.
+            indices: The indices of the autoencoders of one stack.
         """
         if not self.config.dead_after:
             return None
@@ -159,9 +172,9 @@ class SAETraining(SteppedModule):
         return DeadCandidates(longest.indices, longest.values > self.config.dead_after)
 
     def _shuffled_states(self, rows: Int[Tensor, "b t"]) -> list[Float[Tensor, "s n d"]]:
-        """Return the standardised states of a buffer's rows, for each stack.
+        """Return the standardised states of a buffer's rows of tokens, for each stack.
 
-        A stack has s fits, each of which has the n states in an order of its own.
+        Each of the s autoencoders of a stack has the n states in the order of its own seed.
         """
         (model,) = self.models
         states = states_after(model, self.config.layer, rows, self.config.skip_first_tokens)
@@ -179,8 +192,12 @@ class SAETraining(SteppedModule):
         return shuffled
 
     def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
-        """Take a step, and its weights into their means, before a state is stored."""
+        """Take an optimizer step, and update the running means of the weights.
+
+        It is done here so that a checkpoint after this step has the updated means.
+        """
         super().optimizer_step(*arguments, **keywords)
+        # Polynomial-decay averaging: later weights count more (Shamir & Zhang 2013, section 4).
         share = (AVERAGING + 1) / (self.global_step + 1 + AVERAGING)
         with torch.no_grad():
             weights_and_means = zip(
@@ -190,13 +207,13 @@ class SAETraining(SteppedModule):
                 mean.lerp_(weight, share)
 
     @torch.no_grad()
-    def evaluate(self, number: int) -> None:
-        """Set `errors`, `active` and `dead` of the report before a step, in full precision.
+    def evaluate(self, evaluation: int) -> None:
+        """Fill `errors`, `active` and `dead` for one evaluation, in full precision.
 
-        They are those of the mean weights.
+        They are those of the autoencoders with the mean weights, on the evaluation states.
 
         Args:
-            number: The index of this evaluation.
+            evaluation: The index of the evaluation, the first axis of these tensors.
         """
         report = SiteStates(self.report.states.to(self.device), self.report.documents)
         n_documents = self.errors.shape[-1]
@@ -204,13 +221,16 @@ class SAETraining(SteppedModule):
             for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
                 stack = cast(SparseAutoencoder, average)
                 of_stack = reconstruction_by_document(stack, report, n_documents)
-                errors = of_stack.errors * self.scale**2
-                self.errors[number, indices] = errors.to(self.errors)
-                self.active[number, indices] = of_stack.active.to(self.active)
-                self.dead[number, indices] = of_stack.dead.to(self.dead)
+                errors = of_stack.errors * self.scale**2  # the states had been divided by it
+                self.errors[evaluation, indices] = errors.to(self.errors)
+                self.active[evaluation, indices] = of_stack.active.to(self.active)
+                self.dead[evaluation, indices] = of_stack.dead.to(self.dead)
 
     def trained(self) -> list[SparseAutoencoder]:
-        """Return each autoencoder as it would be stored now, in the model's own units."""
+        """Return the autoencoders with the mean weights, for states that are not standardised.
+
+        They are in the order of `fits`.
+        """
         by_fit: dict[int, SparseAutoencoder] = {}
         for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
             saes = cast(SparseAutoencoder, average).unstacked()
@@ -222,7 +242,7 @@ class SAETraining(SteppedModule):
         return trained
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam, with a constant rate for each stack."""
+        """Return Adam with one parameter group, of constant learning rate, for each stack."""
         groups = []
         for stack, factor in zip(self.stacks, self.factors, strict=True):
             groups.append({"params": list(stack.parameters()), "lr": factor * self.config.lr})

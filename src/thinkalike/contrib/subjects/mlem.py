@@ -37,12 +37,15 @@ class SubjectsMLEM(
         profiles: pd.DataFrame,
         scores: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
-        """Return the tables of the group, see `group_tables`; subjects are the first sides."""
+        """Return the tables of means over the recorded subjects, who are the first of `sides`."""
         subjects = sides[: len(config.subjects)]
         return group_tables(config, stimuli, subjects, profiles, scores)
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the profiles and the scores of all sides; subjects are one side, the group."""
+        """Return the profiles and scores that the screen shows.
+
+        The rows of the subjects are replaced by their mean, under a name such as "12 subjects".
+        """
         profiles = result.details
         scores = result.tables["scores"]
         if "group" not in result.tables:
@@ -117,12 +120,12 @@ def _mean(values: Sequence[float]) -> float:
 def _group_means(
     table: pd.DataFrame, subjects: Sequence[str], by: list[str], value: str
 ) -> pd.DataFrame:
-    """Return the mean over subjects of a column, with its interval and the p-value of 0.
+    """Return means over subjects with intervals, and the p-value of a mean of 0.
 
     Args:
-        table: A table with a column `model`, in which subjects stand beside models.
-        subjects: The names of the subjects.
-        by: The columns whose values a mean is taken for.
+        table: A table whose column `model` has names of models and of subjects.
+        subjects: The names of the subjects, whose rows are averaged.
+        by: The columns that identify a mean, such as the layer.
         value: The column that is averaged.
     """
     keys = []
@@ -136,7 +139,11 @@ def _group_means(
 
 
 def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
-    """Return the stimuli that each fold holds out; all of them, where folds are of pairs."""
+    """Return the indices of the stimuli that each fold holds out.
+
+    Stimuli with a missing feature are left out if the settings say so. In the recipe "paper",
+    folds are of pairs and not of stimuli, so there is one set of all stimuli.
+    """
     measure = config.measure_as(MLEMConfig)
     has_all_features = ~stimuli.codes().table.isnan().any(1)
     is_used = has_all_features | (measure.missing != "drop")

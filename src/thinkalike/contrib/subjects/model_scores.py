@@ -25,7 +25,7 @@ class Scored(NamedTuple):
     replicates: Float[Tensor, "r s"]
 
     def minus(self, other: Scored) -> Scored:
-        """Return the paired difference from another model in the same subjects and resamples."""
+        """Return the difference from another model, in the same subjects and resamples."""
         return Scored(self.values - other.values, self.replicates - other.replicates)
 
 
@@ -48,21 +48,24 @@ class ModelScores:
     draws: Draws
 
     def of(self, model: int) -> Scored:
-        """Return the scores of a model, by its number."""
+        """Return the scores of the model at an index."""
         return Scored(self.values[model], self.replicates[:, model])
 
     def of_ceiling(self) -> Scored:
-        """Return the lower noise ceiling as the scores of a model.
+        """Return the lower noise ceiling in the form of the scores of a model.
 
-        Each subject is compared with the others' mean.
+        The "model" of each subject is the mean of all other subjects.
         """
         return Scored(self.ceiling.lower, self.lower)
 
     def best(self, models: Sequence[int]) -> tuple[Scored, Int[Tensor, " s"]]:
-        """Return the scores of the best of some models, chosen for each subject on all others.
+        """Return the scores of the best of some models, and the index of the one in each subject.
 
-        Beside them are the numbers of the chosen models. The highest of many scores is biased
-        upwards; a choice that does not see the subject is not.
+        The best model for a subject is the one with the highest mean score in all other subjects:
+        the highest of many scores in the same subject would be biased upwards.
+
+        Args:
+            models: The indices of the models, such as those of the layers of one network.
         """
         values = self.values[list(models)]
         sums_over_others = values.sum(1, keepdim=True) - values

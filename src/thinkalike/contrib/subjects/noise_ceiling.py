@@ -35,19 +35,19 @@ class NoiseCeiling(NamedTuple):
 
 
 def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") -> NoiseCeiling:
-    """Return the noise ceiling of the distances of s ≥ 2 subjects.
+    """Return the noise ceiling: how well the best model could explain the distances of subjects.
 
-    It is that of rsatoolbox's `boot_noise_ceiling`. The mean is over ranks (spearman and tau_a),
-    z-scores (corr, corr_cov), or vectors of norm 1 (cosine, cosine_cov). The lower end compares
-    each subject with the mean of the others, the upper end with that of all subjects.
+    The lower end compares each subject with the mean of the others, the upper end with that of all
+    s ≥ 2 subjects. The means are over ranks (spearman and tau_a), z-scores (corr, corr_cov), or
+    vectors of one norm (cosine, cosine_cov), as in rsatoolbox's `boot_noise_ceiling`.
 
     Args:
         subjects: The distances of each subject over the same p pairs of stimuli.
         comparator: How distances are compared, see `compare`.
 
     Raises:
-        ValueError: The distances of a subject, or a mean, are constant or not finite; that of the
-            others is not finite if there is one subject.
+        ValueError: The distances of a subject, or a mean, are constant or not finite. With one
+            subject, the mean of the others is not finite.
     """
     n_subjects = len(subjects)
     comparable(subjects, comparator)
@@ -59,16 +59,19 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
     comparable(torch.cat([of_all, without]), comparator, names)
 
     lower = []
-    for number in range(n_subjects):
-        of_others = without[number : number + 1]
-        subject = subjects[number : number + 1]
-        lower.append(compare(of_others, subject, comparator)[0, 0])
+    for index in range(n_subjects):
+        mean_of_others = without[index : index + 1]
+        subject = subjects[index : index + 1]
+        lower.append(compare(mean_of_others, subject, comparator)[0, 0])
     upper = compare(of_all, subjects, comparator)[0]
     return NoiseCeiling(torch.stack(lower), upper, without)
 
 
 def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
-    """Return each subject's distances in the unit in which subjects are averaged."""
+    """Return each subject's distances in a unit in which subjects can be averaged.
+
+    They become ranks, z-scores, or vectors of mean square 1, as the comparator requires.
+    """
     if comparator in RANK_COMPARATORS:
         return mid_ranks(vectors)
     if comparator in CENTRED_COMPARATORS:

@@ -11,11 +11,11 @@ from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
 
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
-    """Return the mean over s subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s).
+    """Return the mean over s subjects, (*b), with the interval ± t √(Σ (v - mean)² / (s - 1) / s).
 
-    t has s - 1 degrees of freedom. The subjects are a sample of all subjects (Holmes & Friston
-    1998), and each one's own noise is in the variance between them. Stimuli are fixed; see
-    `two_factor` for both. Of one subject the interval is (-∞, ∞).
+    t has s - 1 degrees of freedom. It is a random-effects analysis (Holmes & Friston 1998): the
+    subjects are a sample, and the noise within each is part of the variance between them. Stimuli
+    count as fixed; `two_factor` also samples these. With one subject the interval is (-∞, ∞).
     """
     n_subjects = values.shape[-1]
     half: Tensor | float = math.inf

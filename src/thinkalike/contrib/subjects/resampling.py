@@ -36,9 +36,10 @@ def draw(
     seed: int = 0,
     groups: Int[Tensor, " n"] | None = None,
 ) -> Draws:
-    """Draw subjects and stimuli with replacement, as many as there are.
+    """Draw bootstrap resamples of subjects and of stimuli, with replacement.
 
-    A resample has at least three different stimuli.
+    Each resample has as many subjects and stimuli as there are, and at least three different
+    stimuli (or groups); resamples with fewer are drawn again.
 
     Args:
         n_subjects: How many subjects there are.
@@ -91,21 +92,22 @@ def two_factor(
 ) -> TwoFactors:
     """Return the mean over s ≥ 2 subjects, (*b), with an interval over them and stimuli.
 
-    As resampling both together counts the noise of single measurements three times, the variance
-    comes from three bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone,
-    V of both (Schütt et al. 2023, eq. 11; rsatoolbox's `eval_dual_bootstrap`, with its
-    correction for few),
+    Resampling subjects and stimuli together would count the noise of single measurements three
+    times. So the variance comes from three bootstraps with the same draws: V_s of subjects alone,
+    V_n of stimuli alone, and V of both (Schütt et al. 2023, eq. 11; rsatoolbox's
+    `eval_dual_bootstrap`, with its correction for few),
 
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),
         V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
     not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom.
-    For two models with the same subjects and draws give the difference of their scores.
+    To compare two models, pass the difference of their scores in the same subjects and resamples.
 
     Args:
-        values: The values of all stimuli, of each subject.
-        replicates: The values of all subjects in each resample of the stimuli.
-        draws: The resamples, of which only the subjects and the number of units are read.
+        values: The value of each subject, from all stimuli.
+        replicates: The value of each subject in each of r resamples of the stimuli.
+        draws: The resamples. Only those of subjects, and the number of stimuli or groups of them
+            (`units`), are used here.
         level: The level of the interval.
     """
     n_subjects = values.shape[-1]
@@ -130,19 +132,21 @@ def dual_variance(
     s: int,
     n: int,
 ) -> Float[Tensor, "*b"]:
-    """Return the variance of a mean over s subjects and n stimuli from those of three bootstraps.
+    """Return the variance of a mean over s subjects and n stimuli (Schütt et al. 2023, eq. 11).
 
-    See `two_factor`.
+    It is V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n), not below V_s' and V_n', nor above
+    V. The V are variances of bootstrap means, and V' is V corrected for few subjects or stimuli.
 
     Args:
-        both: V, of subjects and stimuli resampled together.
-        subjects: V_s, of subjects alone.
-        stimuli: V_n, of stimuli alone.
+        both: V, with subjects and stimuli resampled together.
+        subjects: V_s, with subjects resampled alone.
+        stimuli: V_n, with stimuli resampled alone.
         s: The number of subjects, at least two.
         n: The number of stimuli, or of groups of them, at least two.
     """
-    of_subjects = s / (s - 1) * subjects
-    of_stimuli = n / (n - 1) * stimuli
+    corrected_subjects = s / (s - 1) * subjects
+    corrected_stimuli = n / (n - 1) * stimuli
     interaction = s * n / ((s - 1) * (n - 1)) * (both - subjects - stimuli)
-    variance = of_subjects + of_stimuli - interaction
-    return torch.minimum(variance.maximum(of_subjects).maximum(of_stimuli), both)
+    variance = corrected_subjects + corrected_stimuli - interaction
+    at_least = torch.maximum(corrected_subjects, corrected_stimuli)
+    return torch.minimum(variance.maximum(at_least), both)

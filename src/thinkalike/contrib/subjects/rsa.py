@@ -89,6 +89,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw the scores of the models' layers beside the noise ceiling, if there are models."""
         from thinkalike.contrib.figures.subjects import draw_subject_scores  # imports matplotlib
 
         if "models" in result.tables:
@@ -97,7 +98,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
             draw_subject_scores(result.details, ceilings, folder, comparator)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean score of a model's best layer, if there is one, and the ceiling."""
+        """Return the highest mean score of a layer, if there are models, and the noise ceiling."""
         ceiling = Headline("ceiling", result.scalars["ceiling"])
         if "models" not in result.tables:
             return [ceiling]
@@ -107,6 +108,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         return [headline, ceiling]
 
     def show(self, result: Result) -> None:
+        """Print, for each recorded layer, the noise ceiling and how models compare with it."""
         measure = result.config["measure"]
         stimuli = result.provenance["stimuli"]
         n_subjects = len(result.provenance["subjects"])
@@ -128,7 +130,12 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
 
 
 def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
-    """Print the noise ceiling of a recorded layer, and whether it is above 0."""
+    """Print the noise ceiling of a recorded layer, with a warning if it is not above 0.
+
+    Args:
+        recorded: The name of the recorded layer.
+        ceilings: The lower and upper end of the ceiling for each subject.
+    """
     lower = torch.tensor(ceilings["lower"].to_numpy(float))
     doubt = ""
     if float(random_effects(lower).low) <= 0:
@@ -138,13 +145,13 @@ def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
 
 
 def _show_models(best: pd.DataFrame, comparisons: pd.DataFrame, ceiling: float) -> None:
-    """Print the best layer of each model, and the comparisons of models.
+    """Print the score of each model's best layer, and the differences between models.
 
     Args:
-        best: A row for each model.
-        comparisons: A row for each comparison.
-        ceiling: The lower end of the ceiling; scores are also shown as shares of it if it is above
-            0.
+        best: A row for each model, see `best_layers`.
+        comparisons: A row for each two models, see `comparisons_of_models`.
+        ceiling: The lower end of the noise ceiling. If it is above 0, scores are also printed as
+            shares of it.
     """
     for _, row in best.iterrows():
         share = ""
@@ -235,7 +242,7 @@ def _tables_of_layer(
 def ceiling_rows(
     ceiling: NoiseCeiling, subjects: Sequence[str], recorded: str | int
 ) -> pd.DataFrame:
-    """Return one row per subject: recorded, subject, lower, upper.
+    """Return a table with the noise ceiling of each subject, for one recorded layer.
 
     Args:
         ceiling: The noise ceiling of one recorded layer.
@@ -253,11 +260,18 @@ def ceiling_rows(
 
 
 def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each model: its best layers, the most frequent first, and their score."""
+    """Return a row for each model with the score of its best layer.
+
+    The best layer is chosen for each subject on all others, so subjects may differ in it. The
+    column `layers` lists the chosen ones, from the most to the least frequent.
+
+    Args:
+        scores: The scores of all layers of all models.
+        layers: The model and the layer of each row of `scores`.
+    """
     rows = []
     scored = []
     for model, of_model in layers.groupby("model", sort=False):
-        # The best layer is chosen for each subject on all others, so subjects may differ in it.
         best, chosen_rows = scores.best(of_model.index.tolist())
         scored.append(best)
         frequencies = Counter(str(layers["layer"][row]) for row in chosen_rows.tolist())
@@ -267,7 +281,12 @@ def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences of every model's best layer from the ceiling and other models."""
+    """Return a row for each difference between models' best layers, and from the noise ceiling.
+
+    Args:
+        scores: The scores of all layers of all models.
+        layers: The model and the layer of each row of `scores`.
+    """
     best_of: dict[str, Scored] = {}
     for model, of_model in layers.groupby("model", sort=False):
         best_of[str(model)], _ = scores.best(of_model.index.tolist())

@@ -15,14 +15,15 @@ from thinkalike.measures.changes import two_sided
 def score_columns(
     scores: Sequence[Scored], draws: Draws | None = None, value: str = "value"
 ) -> pd.DataFrame:
-    """Return the mean over subjects of each, its intervals, and p of 0.
+    """Return a row for each model: the mean score over subjects, intervals, and a p-value.
 
-    The intervals are over subjects, and over subjects and stimuli. Without resamples the second is
-    left out, and p is over subjects alone.
+    `low` and `high` are the interval over subjects, `both_low` and `both_high` that over subjects
+    and stimuli. The null hypothesis of `p` is a mean of 0. Without resamples of the stimuli,
+    `both_low` and `both_high` are left out, and p is over subjects alone.
 
     Args:
-        scores: The scores of each model, which becomes a row.
-        draws: The resamples that the scores' replicates are of; None: there are none.
+        scores: The scores of each model in each subject.
+        draws: The resamples that the scores' replicates come from; None: there are none.
         value: The name of the column of means.
     """
     rows = []

@@ -52,7 +52,11 @@ class Probe:
         return self.scores(states).argmax(1)
 
     def through(self, mapping: AffineMap) -> Probe:
-        """Return the probe whose scores for states g are those of this one for D g + v."""
+        """Return a probe of states g that scores them as this one scores D g + v.
+
+        Args:
+            mapping: The affine map g ↦ D g + v to the states that this probe reads.
+        """
         map_weight = mapping.weight.to(self.weight)
         map_bias = mapping.bias.to(self.weight)
         return replace(
@@ -137,13 +141,16 @@ class CrossFitted:
         return all(probe.converged for probe in self.probes)
 
     def through(self, mapping: AffineMap) -> CrossFitted:
-        """Return the probes of the states that the map reads; see `Probe.through`."""
+        """Return probes that read states through a map; see `Probe.through`."""
         return replace(self, probes=[probe.through(mapping) for probe in self.probes])
 
     def is_right(
         self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]
     ) -> Bool[Tensor, " n"]:
-        """Return whether each stimulus gets its label from the probe of its fold."""
+        """Return whether the probe of each stimulus's fold answers with its label.
+
+        That probe was not fitted on the stimulus.
+        """
         is_right = torch.zeros(len(labels), dtype=torch.bool)
         for fold, probe in enumerate(self.probes):
             in_fold = self.fold_of == fold
@@ -161,17 +168,18 @@ def cross_fitted(
     inner_folds: int,
     seed: int,
 ) -> CrossFitted:
-    """Fit a probe for each fold on all other folds.
+    """Fit a probe for each fold on the stimuli of all other folds.
 
     Args:
         states: The states of the stimuli.
-        labels: The level of each, from 0.
+        labels: The level of each stimulus, from 0.
         n_levels: How many levels there are.
         fold_of: The fold of each stimulus.
-        groups: What inner folds keep together.
-        alphas: Ridge penalties; the one that does best on inner folds of the other folds is taken.
-        inner_folds: How many inner folds there are.
-        seed: Decides the inner folds.
+        groups: The group of each stimulus; inner folds keep groups together.
+        alphas: The ridge penalties to choose from, by cross-validation within the other folds. A
+            single one is taken as it is.
+        inner_folds: How many folds this cross-validation has.
+        seed: The seed of its folds.
     """
     probes = []
     chosen_alphas = []

@@ -51,13 +51,16 @@ class OfMaps(Instrument[AnalyzeConfig]):
         return fingerprints(config, ("model", "target", "data"))
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of both models over the text to fit on, and over held-out text."""
+        """Return the passes over the text that maps are fitted and tested on, to estimate time.
+
+        A model that is both source and target reads it once.
+        """
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
         tokens = float(fit_tokens + held_out_tokens)
-        row = config.data.context or min(shape.context for shape in shapes.values())
+        row_length = config.data.context or min(shape.context for shape in shapes.values())
         distinct = dict.fromkeys(shapes.values())
-        return [shape.passes("text", tokens, row, full=False) for shape in distinct]
+        return [shape.passes("text", tokens, row_length, full=False) for shape in distinct]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +98,10 @@ class LayerPairColumns(TypedDict):
 
 
 def load_pair(config: AnalyzeConfig) -> ModelPair:
-    """Return both models and their layer pairs.
+    """Load both models, and return them with the layer pairs that are compared.
 
     Raises:
-        ModelError: They have different tokenizers.
+        ModelError: The models have different tokenizers.
     """
     source, target = load_models(config.model, config.target)
     check_same_tokenizer(source, target)
@@ -109,7 +112,7 @@ def load_pair(config: AnalyzeConfig) -> ModelPair:
 def layer_pair_columns(
     source: FrozenModel, target: FrozenModel, pair: LayerPair
 ) -> LayerPairColumns:
-    """Return the cells of the first columns of a row about a layer pair."""
+    """Return the names of both models and the numbers of both layers, as columns of a row."""
     source_layer, target_layer = pair
     return LayerPairColumns(
         source=source.name,
@@ -122,7 +125,7 @@ def layer_pair_columns(
 def unexplained_table(
     source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]
 ) -> pd.DataFrame:
-    """Return a row for each layer pair: what its maps miss of held-out text."""
+    """Return a row for each layer pair: the share of held-out variance that its maps miss."""
     rows = []
     for pair, pair_map in maps.items():
         columns = layer_pair_columns(source, target, pair)
@@ -140,7 +143,7 @@ def fitted_maps(
 ) -> dict[LayerPair, PairMap]:
     """Return the maps of each layer pair, from one pass of both models over the text.
 
-    The unexplained variance is of at most as many rows of the report as the maps are fitted on.
+    The unexplained variance is of at most as many held-out rows as the maps are fitted on.
 
     Args:
         source, target: The models, of one tokenizer.

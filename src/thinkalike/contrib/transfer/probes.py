@@ -128,6 +128,7 @@ class ProbesConfig(TransferConfig):
     untrained: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse unknown splits."""
         super().__post_init__()
         for split in self.splits:
             one_of("measure.splits", split, SPLITS)
@@ -144,10 +145,11 @@ class CarriedProbes(
     takes_sites: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Read the stimuli; models and text enter by their fingerprints.
+        """Return the stimuli, and the fingerprints of both models and of the text.
 
         Raises:
-            ConfigError: A model is not read at one place in each block.
+            ConfigError: The settings of a model choose several hook points in a block, or one
+                outside of the blocks.
         """
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
@@ -164,9 +166,10 @@ class CarriedProbes(
         return {"stimuli": stimuli, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over sentences and text; fits of probes are left out.
+        """Return the passes over sentences and text, to estimate the job's time.
 
-        An untrained target reads the text once more.
+        The fits of probes are left out. The control with an untrained target adds passes over the
+        text.
         """
         text = super().model_passes(config, shapes)
         passes = [*sentence_passes(config, shapes), *text]
@@ -232,17 +235,24 @@ class CarriedProbes(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw the accuracies of the probes over layers."""
         from thinkalike.contrib.figures.transfer import draw_probes  # imports matplotlib
 
         draw_probes(result.details, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return means over features: the share that carried probes keep, and accuracies."""
+        """Return three means over features and layer pairs.
+
+        They are the accuracy above chance of carried probes as a share of that of native ones, and
+        both accuracies. A carried probe was fitted on the source; it reads the target through a
+        map. A mean that is not known is left out.
+        """
         names = ("mean_share_above_chance", "mean_carried_accuracy", "mean_native_accuracy")
         scalars = result.scalars
         return [Headline(name, scalars[name]) for name in names if name in scalars]
 
     def show(self, result: Result) -> None:
+        """Print the accuracy for each feature, and the means of each split."""
         table = result.details
         stimuli = result.provenance["stimuli"]
         first = table.iloc[0]
@@ -323,7 +333,7 @@ def _rows_of_conditions(
 
 
 def _warn_of_unconverged(table: pd.DataFrame) -> None:
-    """Log a warning that names the features of which some probe did not converge."""
+    """Warn of features for which the fit of a probe did not converge."""
     features = dict.fromkeys(table[~table["converged"]]["feature"])
     if features:
         log.warning(
@@ -334,9 +344,11 @@ def _warn_of_unconverged(table: pd.DataFrame) -> None:
 
 
 def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
-    """Return means over features and layer pairs, by name; those that are NaN are left out.
+    """Return mean accuracies over features and layer pairs, by name; NaN are left out.
 
-    They are of the first split: of held-out sentences where there are any.
+    Native probes were fitted on the target; carried ones on the source, and they read the target
+    through a map. The means are over the first split: what is held out together, sentences or
+    words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
@@ -350,17 +362,19 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
 
 
 def _table_of_features(title: str, table: pd.DataFrame) -> Table:
-    """Return a row for each feature of the first split, at its best layers.
+    """Return the table for the screen: a row for each feature, at the layers where it is best.
 
-    These are where the feature's native probe is best.
+    The best layers are those at which the target's own ("native") probe is most accurate. Rows are
+    of the first split: what is held out together, sentences or words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
     best = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
-    some = best.iloc[few(len(best), FEATURES_SHOWN)]
+    some = best.iloc[few(len(best), FEATURES_SHOWN)]  # at most that many features
     shown = some[["feature", "source_layer", "target_layer"]]
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
+        # Only the rows of the same feature and layers.
         rows_of[label] = shown.merge(of_split[of_split["condition"] == condition])
 
     carried = rows_of["carried"]

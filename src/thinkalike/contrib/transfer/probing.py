@@ -123,13 +123,13 @@ class Probing:
     def _native(
         self, side: str, layer: int, states: Float[Tensor, "n d"], task: Task
     ) -> CrossFitted:
-        """Return the probes of a layer itself, which are fitted once for all layer pairs.
+        """Return probes of a layer's own states, which are fitted once for all layer pairs.
 
         Args:
-            side: "source", "target" or "untrained".
-            layer: The layer.
-            states: Its states of the task's stimuli.
-            task: What is probed.
+            side: The model: "source", "target" or "untrained".
+            layer: The layer of the model.
+            states: The layer's states of the task's stimuli.
+            task: The feature that is probed, and the folds.
         """
         key = (side, layer, task.feature, task.split)
         if key not in self._native_probes:
@@ -143,13 +143,13 @@ class Probing:
         alphas: list[float],
         labels: Int[Tensor, " n"],
     ) -> CrossFitted:
-        """Return cross-fitted probes of some states.
+        """Return a probe for each fold, fitted on the stimuli of all other folds.
 
         Args:
             states: The states of the task's stimuli.
-            task: What is probed.
+            task: The feature that is probed, and the folds.
             alphas: The ridge penalties to choose from.
-            labels: The level of each stimulus, which may be shuffled.
+            labels: The level of each stimulus, which may be shuffled as a control.
         """
         return cross_fitted(
             states,
@@ -169,12 +169,15 @@ class Probing:
         states: Float[Tensor, "n d"],
         labels: Int[Tensor, " n"],
     ) -> Float[Tensor, " n"]:
-        """Return the share of random maps through which the answer to each stimulus is right.
+        """Return, for each stimulus, the share of random maps through which the answer is right.
+
+        It is the control for probes of the source that read the target's states through the map ψ:
+        each random map has the singular values of ψ, but random directions.
 
         Args:
-            probes: The probes that are carried.
-            maps: The maps of a layer pair, which are turned at random, see `turned_at_random`.
-            states: The states of n stimuli that the probes answer from through the maps.
+            probes: The probes of the source.
+            maps: The maps of a layer pair, of which ψ is used.
+            states: The target's states of n stimuli.
             labels: The right answers.
         """
         generator = seeded(self.seed)
@@ -188,11 +191,12 @@ class Probing:
 def _accuracies(
     task: Task, is_right: Mapping[str, Shaped[Tensor, " n"]], labels: Int[Tensor, " n"]
 ) -> dict[str, Accuracy]:
-    """Return the balanced accuracy of each condition.
+    """Return the balanced accuracy of each condition, jackknifed over sentences.
 
     Args:
-        task: What is probed.
-        is_right: For each condition, whether the answer to each stimulus is right, or a share.
+        task: The feature that is probed, and the sentence of each stimulus.
+        is_right: For each condition, whether the answer to each stimulus is right; or the share of
+            several answers that are right.
         labels: The level of each stimulus.
     """
     rows = torch.stack([of_condition.double() for of_condition in is_right.values()])

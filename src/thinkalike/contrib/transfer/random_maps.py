@@ -12,14 +12,15 @@ from thinkalike.measures.closed_forms import AffineMap
 def turned_at_random(
     mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator
 ) -> AffineMap:
-    """Return Q W R x + b' with random rotations Q and R.
+    """Return the map Q W R x + b' with random orthogonal matrices Q and R.
 
-    It has the singular values of W, and the same image of the mean.
+    It has the same singular values as W x + b, and b' is such that both map the mean to the same
+    point.
 
     Args:
-        mapping: W x + b.
-        mean: The mean of what is mapped.
-        generator: What the rotations are drawn with.
+        mapping: The map W x + b.
+        mean: The mean of the vectors x.
+        generator: The random generator of Q and R.
     """
     weight = mapping.weight.double()
     n_outputs, n_inputs = weight.shape
@@ -32,9 +33,11 @@ def turned_at_random(
 
 
 def random_rotation(width: int, generator: torch.Generator) -> Float[Tensor, "d d"]:
-    """Return an orthogonal matrix from the uniform distribution over all of them, in float64.
+    """Draw an orthogonal matrix from the uniform (Haar) distribution, in float64.
 
     Source: Mezzadri 2007.
     """
-    q, r = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64, generator=generator))
+    normal = torch.randn(width, width, dtype=torch.float64, generator=generator)
+    q, r = torch.linalg.qr(normal)
+    # Without these signs Q would not be uniform, as the QR decomposition chooses them.
     return q * r.diagonal().sign()

@@ -93,6 +93,7 @@ class SteeringConfig(TransferConfig):
     draws: int = setting(5, least=1, most=10**4)
 
     def __post_init__(self) -> None:
+        """Refuse unknown contrasts and positions, and a table of pairs without its file."""
         super().__post_init__()
         one_of("measure.contrast", self.contrast, (*CONTRASTS, "table"))
         for position in self.positions:
@@ -116,7 +117,7 @@ class Steering(
     """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Read the contrasts of a file, if there is one; models and text enter by fingerprints."""
+        """Return the pairs of texts if they are in a file, and fingerprints of models and text."""
         inputs: dict[str, Input] = {}
         measure = config.measure_as(SteeringConfig)
         if measure.path:
@@ -124,9 +125,9 @@ class Steering(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over text, and those of steered texts.
+        """Return the passes over the text for maps, and over steered texts, to estimate time.
 
-        Steered passes are counted as if each began at the first block.
+        A steered pass is counted as a whole forward pass, though it begins after a block.
         """
         measure = config.measure_as(SteeringConfig)
         source = shapes["model"]
@@ -142,9 +143,9 @@ class Steering(
         return [*super().model_passes(config, shapes), steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Steer the target with vectors of the source, through the map of each layer pair.
+        """Steer the target by vectors of the source, which are mapped to each layer of the target.
 
-        The result has a row for each layer pair and condition.
+        The table has a row for each layer pair, position, strength and condition.
         """
         measure = config.measure_as(SteeringConfig)
         with work.phase("loading"):
@@ -196,12 +197,19 @@ class Steering(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
+        """Draw the effects of the vectors over layers."""
         from thinkalike.contrib.figures.transfer import draw_steering  # imports matplotlib
 
         draw_steering(result.details, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return shares of the natural effect, native and carried, where native does most."""
+        """Return the effects of the native and the carried vector, as shares of the natural one.
+
+        The native vector is the target's own, the carried one the source's after a map; the
+        natural effect is that of the counterpart of each text. Both shares are at the layers where
+        the native vector has the largest effect, at the first position and strength. A share that
+        is not known is left out.
+        """
         by_case = result.details.groupby(["position", "strength"], sort=False)
         _, first = next(iter(by_case))
         strongest = first[first["condition"] == NATIVE].nlargest(1, "effect")
@@ -213,6 +221,7 @@ class Steering(
         return [headline for headline in headlines if isfinite(headline.value)]
 
     def show(self, result: Result) -> None:
+        """Print the shares of the natural effect, or the effects in nats if no share is known."""
         table = result.details
         scalars = result.scalars
         first = table.iloc[0]
@@ -245,19 +254,19 @@ class Steering(
 
 
 def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
-    """Return a printed table of the shares, or the effects in nats, of the conditions.
+    """Return the table for the screen: a row for each pair of layers, position and strength.
 
-    At most `ROWS_SHOWN` cases of layers, positions and strengths are shown.
+    It has at most `ROWS_SHOWN` rows.
 
     Args:
-        title: The title.
+        title: The title above the table.
         table: The table of the result.
-        column: "share" or "effect".
+        column: "share" for shares of the natural effect, "effect" for effects in nats.
     """
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
         rows_of[label] = table[table["condition"] == condition]
-    shown = few(len(rows_of["carried"]), ROWS_SHOWN)
+    shown = few(len(rows_of["carried"]), ROWS_SHOWN)  # indices of rows, evenly spaced
     carried = rows_of["carried"].iloc[shown]
     layers = []
     for source, target in zip(carried["source_layer"], carried["target_layer"], strict=True):

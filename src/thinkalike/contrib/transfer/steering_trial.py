@@ -61,19 +61,19 @@ class Condition(NamedTuple):
 def states_at_words(
     model: FrozenModel, prompts: EncodedPrompts, layer: int
 ) -> Float[Tensor, "n d"]:
-    """Return the state of the word of each text after a block, on the CPU.
+    """Return the state of one word of each text, at its last token after a block, on the CPU.
 
     Args:
         model: The model that reads the texts.
-        prompts: The tokens of n texts, with the position of the word in each.
+        prompts: The tokens of n texts, with the position of the word's last token in each.
         layer: The number of the block, from 0.
     """
-    states = []
+    word_states = []
     for _, batch in prompts.batches():
-        state = model.head(batch.tokens, layer)
-        texts = torch.arange(len(state))
-        states.append(state[texts, batch.words].cpu())
-    return torch.cat(states)
+        states = model.head(batch.tokens, layer)  # (texts, tokens, d)
+        text_indices = torch.arange(len(states))
+        word_states.append(states[text_indices, batch.words].cpu())
+    return torch.cat(word_states)
 
 
 @torch.no_grad()
@@ -84,23 +84,26 @@ def steered_gaps(
     added: Float[Tensor, "c n d"],
     later: bool = False,
 ) -> Float[Tensor, "c n"]:
-    """Return the gap in nats of each text, after vectors were added to the states after a block.
+    """Return the gap of each text after vectors were added to the states after a block.
+
+    The gap is log P(up) - log P(down) in nats, where up and down are two sets of tokens that may
+    follow the text.
 
     Args:
         model: The model that is steered.
-        prompts: The texts, with the position of the word in each.
-        layer: The block.
-        added: c vectors for each text, each of which is added by itself.
-        later: Whether they are added at all tokens from the word on, not at its last token alone.
+        prompts: The tokens of n texts, with the position of the word's last token in each.
+        layer: The block after which vectors are added.
+        added: The vectors of c conditions for each text; each condition is run by itself.
+        later: Whether vectors are added at all tokens from the word on, or only at its last token.
     """
     gaps_of_batches = []
     for rows, batch in prompts.batches():
         state = model.head(batch.tokens, layer)
         positions = torch.arange(batch.tokens.shape[1])
-        words = batch.words[:, None]
-        is_steered = positions == words
+        word_positions = batch.words[:, None]
+        is_steered = positions == word_positions
         if later:
-            is_steered = positions >= words
+            is_steered = positions >= word_positions
         mask = is_steered.to(state.device, state.dtype)[..., None]
         gaps_of_batch = []
         for vector in added[:, rows].to(state.device, state.dtype):
@@ -128,6 +131,18 @@ class SteeringTrial:
         measure: SteeringSettings,
         seed: int,
     ):
+        """Encode the texts for both models, and measure the target's gaps and natural effects.
+
+        Args:
+            source: The model that steering vectors may come from.
+            target: The model that is steered.
+            contrasts: Pairs of a text and its counterpart, such as a singular and a plural noun.
+            measure: The settings.
+            seed: The seed of the folds and of random vectors.
+
+        Raises:
+            DataError: There are fewer pairs than folds.
+        """
         self.source = source
         self.target = target
         self.measure = measure
@@ -139,6 +154,7 @@ class SteeringTrial:
         self.natural = gaps(target, counterparts) - self.gaps_before
 
         self.groups = contrasts.groups
+        # With too few words for the folds, pairs of one word may be in several folds.
         kept_together = None
         if len(self.groups.unique()) >= measure.folds:
             kept_together = self.groups
@@ -211,12 +227,14 @@ class SteeringTrial:
         prompts: tuple[EncodedPrompts, EncodedPrompts],
         layer: int,
     ) -> Float[Tensor, "n d"]:
-        """Return a model's steering vector for each text, from the pairs of other folds.
+        """Return a steering vector for each text: a mean difference over pairs of other folds.
+
+        It is the mean of the counterpart's state minus the text's state, at the word.
 
         Args:
-            model: The model.
+            model: The model whose states are used.
             prompts: The texts, and the counterpart of each.
-            layer: The number of the block that the vectors are of, from 0.
+            layer: The number of the block after which states are taken, from 0.
         """
         texts, counterparts = prompts
         before = states_at_words(model, texts, layer)

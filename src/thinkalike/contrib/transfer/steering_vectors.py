@@ -17,9 +17,10 @@ from thinkalike.measures.sample_size import effective_number
 def held_out_differences(
     before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], fold_of: Int[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
-    """Return for each pair of states the mean of after - before over all pairs of other folds.
+    """Return for each pair of states the mean of after - before over the pairs of other folds.
 
-    The mean is in float64. NaN if there is only one fold.
+    So the vector of a pair does not depend on the pair itself. The mean is in float64, and NaN if
+    there is only one fold.
     """
     difference = after.double() - before.double()
     vectors = torch.empty(before.shape, dtype=torch.float64)
@@ -31,7 +32,7 @@ def held_out_differences(
 def with_norms_of(
     vectors: Float[Tensor, "*n d"], others: Float[Tensor, "n e"]
 ) -> Float[Tensor, "*n d"]:
-    """Return the directions of some vectors with the norms of others; a zero vector stays one."""
+    """Rescale vectors to the norms of other vectors; zero vectors stay zero."""
     directions = torch.nn.functional.normalize(vectors, dim=-1)
     return directions * others.norm(dim=-1, keepdim=True)
 
@@ -39,12 +40,14 @@ def with_norms_of(
 def random_directions(
     draws: int, vectors: Float[Tensor, "n d"], generator: torch.Generator
 ) -> Float[Tensor, "draws n d"]:
-    """Return random directions, each the same for all n, with the norms of the given vectors.
+    """Return random directions that are rescaled to the norms of n given vectors.
+
+    Each of the drawn directions is the same for all n; only its norm differs.
 
     Args:
-        draws: How many directions.
-        vectors: What norms they have: of the first of them, the second and so on.
-        generator: What they are drawn with.
+        draws: How many directions are drawn.
+        vectors: The n vectors with the norms.
+        generator: The random generator of the directions.
     """
     n_vectors, width = vectors.shape
     directions = torch.randn(draws, 1, width, dtype=vectors.dtype, generator=generator)
@@ -54,23 +57,25 @@ def random_directions(
 def effects_of(
     steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"]
 ) -> tuple[Jackknifed, Jackknifed]:
-    """Return the mean effects of c conditions over texts, and the natural one.
+    """Return the mean effects of c conditions over texts, and the mean natural effect.
 
-    An effect is how far the log-probability gap of a text moves, in nats; the natural one is that
-    of its counterpart. Both are jackknifed over groups, such as the texts of one word.
+    An effect is the change of a text's gap, log P(up) - log P(down) of the next token, in nats.
+    The natural effect is that of replacing the text by its counterpart. Both are jackknifed over
+    groups, such as the texts of one word.
 
     Args:
         steered: The effect of each condition on each of n texts.
         natural: The natural effect on each text.
         groups: The group of each text.
     """
+    # The row of ones counts the texts: its sums are the sizes of the sets of texts.
     ones = torch.ones(1, len(natural), dtype=torch.float64)
     rows = torch.cat([steered.double(), natural.double()[None], ones])
-    sums = without_each_part(rows, groups)  # all texts, then without each part of the groups
+    sums = without_each_part(rows, groups)  # column 0: all texts; others: without each part
     counts = sums[-1]
     means = sums[:-1] / counts
     part_sizes = counts[0] - counts[1:]
-    worth = effective_number(part_sizes)
+    worth = effective_number(part_sizes)  # as many parts of equal size would be as informative
     return (
         Jackknifed(means[:-1, 0], means[:-1, 1:], worth),
         Jackknifed(means[-1, 0], means[-1, 1:], worth),
