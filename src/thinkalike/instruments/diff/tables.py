@@ -88,9 +88,7 @@ def _relative_change(observed: Observations, paths: tuple[str, ...]) -> float:
     It is NaN if no weight differs that both models have: the weights of an adapter have no
     counterpart in the base. Where ‖base‖ is 0, it is ‖changed - base‖.
     """
-    norm_of_change, norm_of_base = norms_of_change_and_base(
-        observed.base, observed.changed, paths
-    )
+    norm_of_change, norm_of_base = norms_of_change_and_base(observed.base, observed.changed, paths)
     if not norm_of_change:
         return math.nan
     return norm_of_change / (norm_of_base or 1.0)
