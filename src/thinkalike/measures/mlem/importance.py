@@ -253,15 +253,15 @@ def feature_importance(
             )
         strata = table.values[:, given_feature].nan_to_num(torch.inf)
     generator = seeded(seed)
-    plan: Iterable[_HeldOutFold] = _plan(
+    held_out_folds: Iterable[_HeldOutFold] = _held_out_folds(
         model, table, folds, permutations, strata, generator, seed
     )
     if null:  # the ranks of held-out pairs are used many times
-        plan = [_with_inner_folds_in_memory(fold) for fold in plan]
+        held_out_folds = [_with_inner_folds_in_memory(fold) for fold in held_out_folds]
 
     scores_of_folds: list[Tensor] = []
     drops_of_folds: list[Tensor] = []
-    for fold in counted(plan, "fold", folds):
+    for fold in counted(held_out_folds, "fold", folds):
         fitted, scores, drops = _fit_and_drops(model, table.values, table.columns, fold, sets)
         if not scores_of_folds:
             first_fit = fitted
@@ -294,7 +294,9 @@ def feature_importance(
             for number in counted(range(null), "null"):
                 order = regrouped(strata, owners, generator)
                 for feature in range(f):
-                    importance = _importance_if_moved(model, table, plan, feature, order)
+                    importance = _importance_of_exchanged_feature(
+                        model, table, held_out_folds, feature, order
+                    )
                     draws[number, :, feature] = importance
     return Importance(sets, all_scores, all_drops, draws, group_count)
 
@@ -305,10 +307,10 @@ def _with_inner_folds_in_memory(fold: _HeldOutFold) -> _HeldOutFold:
     return fold._replace(division=division)
 
 
-def _importance_if_moved(
+def _importance_of_exchanged_feature(
     model: MLEM,
     table: StimulusTable,
-    plan: Iterable[_HeldOutFold],
+    held_out_folds: Iterable[_HeldOutFold],
     feature: int,
     order: Int[Tensor, " n"],
 ) -> Float[Tensor, " l"]:
@@ -319,14 +321,14 @@ def _importance_if_moved(
     Args:
         model: The parameters of the fits.
         table: The data; they are not changed.
-        plan: The folds of the cross-validation.
+        held_out_folds: The folds of the cross-validation.
         feature: The index of the feature.
         order: For each stimulus, the index of the one whose value it takes.
     """
     values = table.values.clone()
     values[:, feature] = values[order, feature]
     drops_of_folds = []
-    for fold in plan:
+    for fold in held_out_folds:
         _, _, drops = _fit_and_drops(model, values, table.columns, fold, [(feature,)])
         drops_of_folds.append(drops)
     all_drops = torch.stack(drops_of_folds, 1)  # (layer, fold, permutation, 1)
@@ -371,7 +373,7 @@ def _pairs_of_features(interactions: Any, columns: FeatureColumns) -> list[Featu
     return pairs
 
 
-def _plan(
+def _held_out_folds(
     model: MLEM,
     table: StimulusTable,
     folds: int,
