@@ -209,7 +209,7 @@ def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_othe
 
 
 def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
-    read_point = WordComparison.read
+    read_point = WordComparison.calibration_states
     whole = read("base", "copy3")
     seen = []
 

@@ -50,7 +50,7 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
     """
     penalty = loss_sums_of_seeds(onward) - onward["target"]
     penalty_back = loss_sums_of_seeds(back) - back["target"]
-    if "target_bytes" in onward:
+    if "target_bytes" in onward:  # the tokenizers differ
         bits = documents_and_seeds_interval(
             penalty * BITS_PER_NAT, bytes_as_counts(onward["target_bytes"])
         )
