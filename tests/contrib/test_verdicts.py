@@ -131,7 +131,7 @@ def planted_sources(setting):
     turn = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
     steep = turn * torch.logspace(0, 3, width) @ turn.flip(0)
     code = torch.randn(vocabulary, width, generator=generator)
-    ahead = 0.3 * float(setting.spread.mean()) * code
+    ahead = 0.3 * float(setting.standard_deviations.mean()) * code
 
     def place(tokens):
         return torch.arange(1, tokens.shape[1] + 1)[:, None]
@@ -184,7 +184,7 @@ def test_verdicts_of_planted_sources(source_code):
 def test_massive_tokens_of_a_source_are_left_out(source_code):
     """One rare token of long states would be all that varies in the source."""
     setting = source_code.materials
-    counts = setting.report.flatten().bincount(minlength=setting.target.vocabulary)
+    counts = setting.evaluation_rows.flatten().bincount(minlength=setting.target.vocabulary)
     rare = int((counts == 5).nonzero()[0])
     generator = torch.Generator().manual_seed(0)
     direction = 1e3 * torch.randn(setting.target.d_model, generator=generator)
@@ -193,7 +193,7 @@ def test_massive_tokens_of_a_source_are_left_out(source_code):
         return setting.target_states(tokens) + (tokens == rare)[..., None] * direction
 
     evidence = at_layer_1(source_code, states)
-    assert int((~evidence.is_compared).sum()) == int((setting.report[:, 1:-1] == rare).sum()) > 0
+    assert int((~evidence.is_compared).sum()) == int((setting.evaluation_rows[:, 1:-1] == rare).sum()) > 0
     assert evidence.columns["r2_back"] == pytest.approx(1, abs=1e-3)
     assert len(evidence.token_features) == len(evidence.states[0]) == len(evidence.states[1])
 
@@ -271,7 +271,7 @@ def test_a_leak_reads_later_tokens_and_a_copy_of_earlier_text_does_not(name, ben
     """In text that repeats itself copies foresee what comes next, by more than some leaks do."""
     setting = bench.materials
     table = setting.target.residuals(torch.arange(40)[:, None], [EMBED])[0][:, 0]
-    scale = float(setting.spread.mean() / table.std())
+    scale = float(setting.standard_deviations.mean() / table.std())
     added = (COPIES | LEAKS)[name]
 
     def states(rows):
@@ -288,7 +288,7 @@ def test_a_leak_reads_later_tokens_and_a_copy_of_earlier_text_does_not(name, ben
 
 def foreseen(evidence, states):
     """R² of a code of the next token from states, on other documents."""
-    rows = evidence.materials.report
+    rows = evidence.materials.evaluation_rows
     following = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))[rows[:, 2:].flatten()]
-    documents = numbered_by_part(evidence.materials.documents[:, 1:-1].flatten())
+    documents = numbered_by_part(evidence.materials.evaluation_documents[:, 1:-1].flatten())
     return float(Predictor(states, documents).of(following).shares[0])
