@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini
-from thinkalike.models.module_facts import longest_row
+from thinkalike.models.module_facts import evaluation_mode, largest_relative_error, longest_row
 from thinkalike.models.variants import fresh, randomised
 
 NAMES = (*tiny.FAMILIES, "native")
@@ -490,3 +491,18 @@ def test_a_long_row_that_a_model_cannot_read_is_said_in_one_line(checkpoints):
     module.transformer.h[1].register_forward_pre_hook(lambda _, args: args[0][:, 40])  # which short rows lack
     with pytest.raises(ModelError, match="its forward pass fails on sample tokens"):
         config_of(load_model(module, tiny.tokenizer()), call="")
+
+
+def test_the_largest_error_of_outputs_is_nan_wherever_the_nan_is():
+    good, bad = torch.ones(2), torch.tensor([1.0, torch.nan])
+    assert largest_relative_error([(good * 1.5, good), (good, good)]) == pytest.approx(0.5)
+    for pairs in ([(bad, good), (good, good)], [(good, good), (bad, good)]):
+        assert math.isnan(largest_relative_error(pairs))
+
+
+def test_a_module_has_its_modes_back_after_evaluation():
+    module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout()))
+    module[1].eval()
+    with evaluation_mode(module):
+        assert not any(submodule.training for submodule in module.modules())
+    assert [submodule.training for submodule in module.modules()] == [True, True, False, False]

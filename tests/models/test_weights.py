@@ -362,6 +362,18 @@ def test_two_sets_of_weights_must_be_equal(whole):
     assert "two sets of weights that differ, model.safetensors and pytorch_model.bin" in line_of("gpt2", folder)
 
 
+def test_two_sets_in_both_halves_of_precision_are_one(whole):
+    folder = whole("gpt2")
+    weights = load_file(folder / "model.safetensors")
+    weights[MATRIX["gpt2"]][7, 3] = 1e30  # infinite in float16
+    brain_floats = {name: weight.bfloat16() for name, weight in weights.items()}
+    save_file(brain_floats, folder / "model.safetensors", metadata={"format": "pt"})
+    halves = {name: weight.half() for name, weight in brain_floats.items()}
+    torch.save(halves, folder / "pytorch_model.bin")
+    expected = load("gpt2", folder)[MATRIX["gpt2"]]
+    assert torch.equal(expected, brain_floats[MATRIX["gpt2"]].float())
+
+
 def test_a_class_that_transformers_lacks_is_said(whole, caplog):
     folder = whole("gpt2")
     shape = json.loads((folder / "config.json").read_text())
@@ -370,10 +382,13 @@ def test_a_class_that_transformers_lacks_is_said(whole, caplog):
     assert "is a GPT2EncoderModel, which transformers lacks, and runs as a GPT2LMHeadModel" in caplog.text
 
 
-def test_code_of_the_hub_that_config_json_names_is_refused(whole):
+@pytest.mark.parametrize("is_in_list", [False, True])
+def test_code_of_the_hub_that_config_json_names_is_refused(whole, is_in_list):
     folder = whole("gpt2")
     shape = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**shape, "_attn_implementation_internal": "someone/kernel"}))
+    kernel = {"_attn_implementation_internal": "someone/kernel"}
+    extra = {"sections": [{}, kernel]} if is_in_list else kernel
+    (folder / "config.json").write_text(json.dumps({**shape, **extra}))
     assert "someone/kernel" in line_of("gpt2", folder)
 
 

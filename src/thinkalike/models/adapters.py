@@ -22,8 +22,8 @@ from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
     first_tensor,
+    largest_relative_error,
     longest_row,
-    relative_error,
     sample_tokens,
 )
 from thinkalike.models.proof import LONGEST_PROOF
@@ -209,8 +209,7 @@ def run_adapted(
     def error_of(module: PreTrainedModel) -> float:
         """Return the largest difference from the outputs of PEFT's own model, over all samples."""
         outputs = _outputs(module, samples, called)
-        pairs = zip(outputs, adapted.outputs, strict=True)
-        return max(relative_error(actual, expected) for actual, expected in pairs)
+        return largest_relative_error(zip(outputs, adapted.outputs, strict=True))
 
     module = None
     error = math.inf

@@ -15,6 +15,7 @@ from thinkalike.errors import ModelError
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
+    evaluation_mode,
     first_tensor,
     relative_error,
     sample_tokens,
@@ -45,11 +46,9 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     module = _unwrapped_copy(bridge)
     embedding = embedding_of(module)
     tokens = sample_tokens(len(embedding), 16).to(embedding.device)
-    was_training = bridge.training
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(bridge):
         actual = first_tensor(module(tokens))
-        expected = first_tensor(bridge.eval()(tokens))
-    bridge.train(was_training)
+        expected = first_tensor(bridge(tokens))
     error = relative_error(actual, expected)
     if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
         raise ModelError(

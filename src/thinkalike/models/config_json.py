@@ -96,8 +96,10 @@ def _config_json_in(place: Path) -> JsonObject:
 def _code_of_the_hub(section: object) -> str:
     """Return an entry of a config.json that asks for code of the hub, as "NAME=ORG/NAME", or "".
 
-    Such code is a kernel for attention, for example. Sections inside are searched as well.
+    Such code is a kernel for attention, for example. Sections and lists inside are searched, too.
     """
+    if isinstance(section, list):
+        return next(filter(None, map(_code_of_the_hub, section)), "")
     if not isinstance(section, dict):
         return ""
     for name, value in section.items():

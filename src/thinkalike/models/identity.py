@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinkalike.models.description import Description, Trait, bytes_of
-from thinkalike.models.module_facts import relative_error, sample_tokens
+from thinkalike.models.module_facts import largest_relative_error, sample_tokens
 from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.models.traits import described_traits
 
@@ -55,11 +55,10 @@ def output_distance(first: FrozenModel, second: FrozenModel) -> float:
     context = min(first.context, second.context)
     first_outputs = _sample_outputs(first, context)
     second_outputs = _sample_outputs(second, context)
-    distances = []
+    pairs = []
     for first_output, second_output in zip(first_outputs, second_outputs, strict=True):
-        distance = relative_error(second_output.cpu().float(), first_output.cpu().float())
-        distances.append(distance)
-    return max(distances)
+        pairs.append((second_output.cpu().float(), first_output.cpu().float()))
+    return largest_relative_error(pairs)
 
 
 @torch.no_grad()

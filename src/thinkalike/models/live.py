@@ -36,6 +36,7 @@ from thinkalike.models.module_facts import (
     TOLERANCE,
     Checkpoint,
     embedding_of,
+    evaluation_mode,
     first_tensor,
     longest_row,
     relative_error,
@@ -268,14 +269,9 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     embedding = embedding_of(module)
     # The same tokens as in `_check_copy`.
     tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
-    was_training = {submodule: submodule.training for submodule in module.modules()}
-    try:
-        with torch.no_grad(), explaining_pass_errors(name):
-            output = module.eval()(tokens.to(embedding.device))
-            return first_tensor(output).clone()
-    finally:
-        for submodule, training in was_training.items():
-            submodule.training = training
+    with torch.no_grad(), explaining_pass_errors(name), evaluation_mode(module):
+        output = module(tokens.to(embedding.device))
+        return first_tensor(output).clone()
 
 
 def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -266,6 +266,27 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     It is NaN if either holds a NaN, and NaN or infinite if `expected` is zero everywhere.
     """
     return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def largest_relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the largest relative error of pairs (actual, expected), or NaN if one of them is NaN.
+
+    `max` would pass over a NaN that does not come first.
+    """
+    errors = [relative_error(actual, expected) for actual, expected in pairs]
+    return torch.tensor(errors, dtype=torch.float64).max().item()
+
+
+@contextlib.contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and each of its modules back into its mode afterwards."""
+    was_training = {submodule: submodule.training for submodule in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for submodule, training in was_training.items():
+            submodule.training = training
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

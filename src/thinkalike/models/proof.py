@@ -142,7 +142,7 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     allowed = 0.0
     if not _is_equal(before, again):
         allowed = TOLERANCE[model.dtype]
-        if relative_error(again, before) > allowed:
+        if not relative_error(again, before) <= allowed:  # NaN fails as well
             remedy = _hooks_on(model.module) or "; take that out of its forward"
             raise ModelError(
                 f"{model.name}: two passes over the same tokens give different outputs, as by "

@@ -167,8 +167,8 @@ def _has_same_values(
 ) -> bool:
     """Return whether a second set of weights has the values of the set that is read.
 
-    Tensors with the same name are compared, in the narrower of their dtypes; tensors in only one
-    set do not count. If a file of the second set cannot be read, such as a pointer of Git LFS,
+    Tensors with the same name are compared, up to the rounding of their dtypes; tensors in only
+    one set do not count. If a file of the second set cannot be read, such as a pointer of Git LFS,
     the answer is true, since nothing uses that file.
 
     Args:
@@ -185,10 +185,18 @@ def _has_same_values(
     for name in tensors.keys() & other_tensors.keys():
         first = tensors[name]
         second = other_tensors[name]
-        narrower = min(first.dtype, second.dtype, key=lambda dtype: dtype.itemsize)
-        if not torch.equal(first.to(narrower), second.to(narrower)):
+        if not _are_equal_up_to_rounding(first, second):
             return False
     return True
+
+
+def _are_equal_up_to_rounding(first: Tensor, second: Tensor) -> bool:
+    """Return whether one tensor is the other one, cast to its own dtype.
+
+    Neither of float16 and bfloat16 holds the values of the other, so both directions are tried.
+    """
+    is_cast_of_first = torch.equal(first.to(second.dtype), second)
+    return is_cast_of_first or torch.equal(second.to(first.dtype), first)
 
 
 def _file_of_tensors(path: Path) -> dict[str, str]:
