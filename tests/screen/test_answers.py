@@ -13,7 +13,7 @@ from thinkalike.instruments.mlem.screen import largest_changes
 from thinkalike.instruments.ruler.screen import (
     NO_MORE_SIMILAR,
     bit_width_cells,
-    sentence_of_similarity,
+    sentence_of_pairs_above_control,
     show_bit_widths,
 )
 from thinkalike.screen import number_text, span
@@ -113,7 +113,7 @@ def readings(**columns) -> pd.DataFrame:
 
 
 def test_the_named_layer_pair_is_the_most_similar_above_its_control():
-    assert sentence_of_similarity(readings(), "CKA") == (
+    assert sentence_of_pairs_above_control(readings(), "CKA") == (
         "CKA of a and b is above the local-mixing control at 2 of 3 layer pairs. The most similar of these 2 pairs is "
         "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26. These layers are as similar as a is to "
         "its copy rounded to 4.1 bits, and as b is to its copy rounded to 4.1 bits. At 0→0 it is not above: the "
@@ -122,16 +122,16 @@ def test_the_named_layer_pair_is_the_most_similar_above_its_control():
 
 
 def test_all_layer_pairs_and_none_above_the_control_are_said():
-    above = sentence_of_similarity(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
+    above = sentence_of_pairs_above_control(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
     assert above.startswith("CKA of a and b is above the local-mixing control at all 3 layer pairs. The most similar")
-    none = sentence_of_similarity(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
+    none = sentence_of_pairs_above_control(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
     assert "at none of 3 layer pairs" in none
     assert "as similar as" not in none, "what the control explains is no similarity"
 
 
 def test_states_without_copies_are_as_similar_as_no_copy():
     bare = readings(source_equivalent_bits=math.nan, target_equivalent_bits=math.nan)
-    assert "control 0.26. At 0→0" in sentence_of_similarity(bare, "CKA")
+    assert "control 0.26. At 0→0" in sentence_of_pairs_above_control(bare, "CKA")
 
 
 def test_bits_have_the_decimals_that_their_intervals_need():

@@ -35,7 +35,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     measure_calibration_points,
 )
 from thinkalike.instruments.ruler.instrument import DEPTHS
-from thinkalike.instruments.ruler.screen import sentence_of_similarity, show_bit_widths
+from thinkalike.instruments.ruler.screen import sentence_of_pairs_above_control, show_bit_widths
 from thinkalike.instruments.ruler.table import BLANK, calibration_points_table, ruler_table
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import without_parts
@@ -411,7 +411,7 @@ def answer_of_bit_widths(result: Result, label: str) -> str:
         result: A result with the table `equivalent_bits`.
         label: What figures call the measure.
     """
-    return sentence_of_similarity(result.tables["equivalent_bits"], label)
+    return sentence_of_pairs_above_control(result.tables["equivalent_bits"], label)
 
 
 def show_table_of_bit_widths(result: Result, label: str) -> None:

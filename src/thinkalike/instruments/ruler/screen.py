@@ -121,11 +121,11 @@ def sentence_of_ruler(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
         table: The table of layer pairs.
         scalars: The headline numbers of the result, which count its documents.
     """
-    answer = sentence_of_similarity(table, RESIDUAL_R2)
+    answer = sentence_of_pairs_above_control(table, RESIDUAL_R2)
     return f"{answer} 95 % intervals are over {number_of_documents(scalars)}."
 
 
-def sentence_of_similarity(table: pd.DataFrame, label: str) -> str:
+def sentence_of_pairs_above_control(table: pd.DataFrame, label: str) -> str:
     """Return at which layer pairs models are similar beyond the control, and how similar at most.
 
     Args:
