@@ -19,10 +19,10 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from thinkalike.code_text import (
-    added_functions,
+    added_entries,
     code_text,
-    functions_in,
-    is_installed_function,
+    functions_reached,
+    is_of_user,
     runs_code_of_user,
 )
 from thinkalike.errors import in_home, short
@@ -300,15 +300,17 @@ def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     return facts | _facts_of_python_tokenizer(tokenizer)
 
 
-def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, FunctionType]:
-    """Return the functions of a tokenizer that are of no installed package, by their names."""
+def _own_functions(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[FunctionType]]:
+    """Return the functions of a tokenizer that are of no installed package, by their names.
+
+    Each comes with the functions that it wraps.
+    """
     functions = {}
-    for owner, function in added_functions(type(tokenizer)):
-        functions[f"{owner.__qualname__}.{function.__name__}"] = function
+    for owner, name, entry in added_entries(type(tokenizer)):
+        functions[f"{owner.__qualname__}.{name}"] = functions_reached(entry)
     for name, value in vars(tokenizer).items():
-        for function in functions_in(value):
-            if not is_installed_function(function):
-                functions[name] = function
+        if is_of_user(value):
+            functions[name] = functions_reached(value)
     return functions
 
 
@@ -318,8 +320,8 @@ def _facts_of_own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     What it does are the ids of some texts.
     """
     codes = {}
-    for name, function in _own_functions(tokenizer).items():
-        codes[name] = code_text(function.__code__)
+    for name, functions in _own_functions(tokenizer).items():
+        codes[name] = [code_text(function.__code__) for function in functions]
     encoded = tokenizer(list(PROBES), add_special_tokens=False, verbose=False)
     ids = [[int(token_id) for token_id in ids_of_text] for ids_of_text in encoded["input_ids"]]
     return {"code": codes, "ids of probes": ids}

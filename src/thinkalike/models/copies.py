@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
-from thinkalike.code_text import content_of, globals_read, is_installed_function
+from thinkalike.code_text import content_of, globals_read, is_of_user
 from thinkalike.errors import ModelError, one_line
 from thinkalike.models.description import HOOKS
 
@@ -159,7 +159,7 @@ def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) 
     variables = [content_of(cell) for cell in function.__closure__ or ()]
     if any(variable is function for variable in variables):
         return function
-    if not is_installed_function(function):
+    if is_of_user(function):
         _check_globals(function, copies)
     defaults = list(function.__defaults__ or ())
     keyword_defaults = dict(function.__kwdefaults__ or {})

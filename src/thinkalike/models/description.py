@@ -21,13 +21,14 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 
 from thinkalike.code_text import (
-    added_functions,
+    added_entries,
     code_text,
     content_of,
+    functions_in,
     globals_read,
     is_installed,
-    is_installed_function,
     is_of_library,
+    is_of_user,
     is_own_class,
     names_in_library,
 )
@@ -57,8 +58,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Attributes of every nn.Module, which are weights, modules, or what only training and saving read.
 OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 
-# Attributes of models of transformers that say where a model is from, and where its weights are,
-# and not what it does. Of an adapter, its layers have what they read of the last two.
+# Attributes of models of transformers that say where a model is from, where its weights are, and
+# how they are saved, and not what it does. Of an adapter, its layers have what they read of the
+# configuration. A layer that runs a kernel has another forward.
 OF_ORIGIN = {
     "name_or_path",
     "warnings_issued",
@@ -68,6 +70,8 @@ OF_ORIGIN = {
     "_is_hf_initialized",
     "peft_config",
     "_hf_peft_config_loaded",
+    "_weight_conversions",
+    "_use_kernels",
 }
 
 # Attributes that a first pass with output_hidden_states=True and torch.compile leave behind.
@@ -291,8 +295,10 @@ class Description:
             return self.function_text(value)
         if isinstance(value, MethodType):
             return f"{self(value.__func__)} of {self(value.__self__)}"
-        if isinstance(value, functools.partial):
+        if isinstance(value, functools.partial | functools.partialmethod):
             return f"partial({self(value.func)}, {self(value.args)}, {self(value.keywords)})"
+        if isinstance(value, functools._lru_cache_wrapper):
+            return f"cache of {self(value.__wrapped__)}"
         if isinstance(value, BuiltinFunctionType):
             return f"{value.__module__}.{value.__qualname__}"
         return ""
@@ -340,8 +346,9 @@ class Description:
         if is_own_class(described_class):
             self.is_complete = False
         functions = []
-        for owner, function in added_functions(described_class):
-            functions.append(f"{owner.__qualname__}.{self(function)}")
+        for owner, _, entry in added_entries(described_class):
+            for added in functions_in(entry) or [entry]:
+                functions.append(f"{owner.__qualname__}.{self(added)}")
         self.steps = steps_outside
         if functions:
             digest = _text_digest(" ".join(sorted(functions)))
@@ -358,11 +365,10 @@ class Description:
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
-        if is_installed_function(function):
-            if not is_defined_inside:
-                return name
-        else:
+        if is_of_user(function):
             self.is_complete = False
+        elif not is_defined_inside:
+            return name
         outer_variables = [content_of(cell) for cell in function.__closure__ or ()]
         defaults = [function.__defaults__, function.__kwdefaults__]
         own_globals = {}
@@ -396,15 +402,19 @@ class Description:
         for library in sorted(libraries):
             names_used = names_in_library(library)
             for name, value in vars(sys.modules[library]).items():
-                # `isinstance` would make deprecated values of torch warn.
-                if type(value) is not FunctionType or name not in names_used:
-                    continue
-                if not is_installed_function(value):
+                if name in names_used and callable(value) and _replaces_library(value):
                     patches[library, name] = self(value, f"{library} {name}")
-        for _, function in added_functions(Tensor):
-            name = function.__qualname__
-            patches["torch.Tensor", name] = self(function, f"torch.Tensor {name}")
+        for _, name, entry in added_entries(Tensor):
+            for function in functions_in(entry) or [entry]:
+                patches["torch.Tensor", name] = self(function, f"torch.Tensor {name}")
         return patches
+
+
+def _replaces_library(value: object) -> bool:
+    """Return whether a function or class in a library is of no installed package."""
+    if issubclass(type(value), type):
+        return is_own_class(cast(type, value))
+    return is_of_user(value)
 
 
 def _libraries_read(libraries: Collection[str]) -> set[str]:

@@ -309,21 +309,21 @@ def _without_weights(module: nn.Module) -> Iterator[None]:
     """Set all weights of a model to zero while the context is open.
 
     If the output of a copy changes meanwhile, the copy computes with the weights of the original:
-    code of a user may hold them where copying does not look, such as in a weak reference. Weights
-    of a class of their own, such as packed ones, and tensors of inference mode keep their values.
+    code of a user may hold them where copying does not look, such as in a weak reference or as an
+    array of NumPy. So the values themselves become zero, and are kept in a copy. Weights of a
+    class of their own, such as packed ones, and tensors of inference mode keep their values.
     """
     weights_with_values = []
     for weight in module.parameters():
-        if type(weight) is nn.Parameter and not weight.is_inference():
-            weights_with_values.append((weight, weight.data))
+        if type(weight) is nn.Parameter and not weight.is_inference() and not weight.is_meta:
+            weights_with_values.append((weight.data, weight.data.clone()))
     try:
-        for weight, values in weights_with_values:
-            one_zero = values.new_zeros(())
-            weight.data = one_zero.expand(values.shape)  # takes no memory
+        for weight, _ in weights_with_values:
+            weight.zero_()
         yield
     finally:
         for weight, values in weights_with_values:
-            weight.data = values
+            weight.copy_(values)
 
 
 def _family_of(module: PreTrainedModel) -> Family:

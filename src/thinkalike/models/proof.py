@@ -205,13 +205,15 @@ def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
     """
     states: dict[str, tuple[object, ...]] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        # Tensors that were made in inference mode count no changes.
+        changes = None if tensor.is_inference() else tensor._version
         address = None if tensor.is_meta else tensor.data_ptr()
         checksum = 0.0
         if address and tensor.numel():
             stride = -(-tensor.numel() // SAMPLED_ENTRIES)  # rounded up
             checksum = float(tensor.detach().reshape(-1)[::stride].double().sum())
         # As text, in which NaN equals NaN.
-        states[name] = (address, tensor.shape, tensor.dtype, tensor._version, repr(checksum))
+        states[name] = (address, tensor.shape, tensor.dtype, changes, repr(checksum))
     return states
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from thinkalike.code_text import is_installed_function
+from thinkalike.code_text import is_of_user
 from thinkalike.models.description import NO_VALUES, Description, Trait
 from thinkalike.models.module_facts import entries_of
 
@@ -76,8 +75,7 @@ def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
 
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     text = name
-    is_of_user = isinstance(function, FunctionType) and not is_installed_function(function)
-    if is_of_user:
+    if is_of_user(function):
         text = f"{name} {describe(function, 'attention')}"
     return {("", "attention"): text}
 
