@@ -1,6 +1,7 @@
 """The functions for notebooks: the same tables as commands, of models, text and stimuli in memory; and the examples."""
 
 import collections
+import contextlib
 import copy
 import doctest
 import functools
@@ -416,6 +417,47 @@ def replace_method_of_tensors(model, patch):
     patch.setattr(torch.Tensor, "transpose", lambda tensor, *axes: torch.transpose(tensor, *axes))
 
 
+def put_decorated_hook(model, patch):
+    model.model.layers[0].mlp.register_forward_hook(torch.no_grad()(lambda _, __, output: output))
+
+
+def put_cached_hook(model, patch):
+    model.model.layers[0].mlp.register_forward_hook(functools.lru_cache(lambda _, __, output: output))
+
+
+def put_decorated_forward_into_class(model, patch):
+    kind = type(model.model.layers[0].mlp)
+    original = kind.forward
+    patch.setattr(kind, "forward", torch.inference_mode(False)(lambda self, states: original(self, states)))
+
+
+def put_partial_method_into_class(model, patch):
+    kind = type(model.model.layers[0].mlp)
+    original = kind.forward
+    forward = functools.partialmethod(lambda self, states, factor: factor * original(self, states), factor=1)
+    patch.setattr(kind, "forward", forward)
+
+
+def replace_function_of_torch_by_partial(model, patch):
+    embedding = torch.nn.functional.embedding
+    own = functools.partial(lambda function, *args, **kwargs: function(*args, **kwargs), embedding)
+    patch.setattr(torch.nn.functional, "embedding", own)
+
+
+def replace_function_of_torch_by_object(model, patch):
+    patch.setattr(torch.nn.functional, "embedding", Calls(torch.nn.functional.embedding))
+
+
+class Calls:
+    """An object of the user's own that calls a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
 def replace_compiled_function(model, patch):
     patch.setattr(torch, "matmul", lambda *factors: factors[0].matmul(factors[1]))
 
@@ -429,6 +471,12 @@ def replace_compiled_function(model, patch):
         replace_function_of_torch,
         replace_method_of_tensors,
         replace_compiled_function,
+        put_decorated_hook,
+        put_cached_hook,
+        put_decorated_forward_into_class,
+        put_partial_method_into_class,
+        replace_function_of_torch_by_partial,
+        replace_function_of_torch_by_object,
     ],
 )
 def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch):
@@ -437,6 +485,86 @@ def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch)
     model = small_llama()
     disguise(model, monkeypatch)
     assert not identity_of(load_model(model, tiny.tokenizer())).is_complete
+
+
+@contextlib.contextmanager
+def patched_class(patch):
+    forward = torch.nn.LayerNorm.forward
+    with patch.context() as inner:
+        inner.setattr(torch.nn.LayerNorm, "forward", lambda self, states: 1.5 * forward(self, states))
+        yield
+
+
+@contextlib.contextmanager
+def hook_around_all_modules(patch):
+    def halved(module, _, output):
+        return 0.5 * output if isinstance(module, torch.nn.Embedding) else None
+
+    handle = torch.nn.modules.module.register_module_forward_hook(halved)
+    yield
+    handle.remove()
+
+
+@contextlib.contextmanager
+def replaced_function(patch):
+    gelu = torch.nn.functional.gelu
+    with patch.context() as inner:
+        inner.setattr(torch.nn.functional, "gelu", torch.no_grad()(lambda *args, **kwargs: 2 * gelu(*args, **kwargs)))
+        yield
+
+
+class Halving(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        return 0.5 * output if function is torch.nn.functional.linear else output
+
+
+@contextlib.contextmanager
+def mode_of_torch(patch):
+    with Halving():
+        yield
+
+
+@pytest.mark.parametrize("change", [patched_class, hook_around_all_modules, replaced_function, mode_of_torch])
+def test_a_result_of_changed_libraries_is_not_that_of_a_name(change, tmp_path, monkeypatch):
+    """A name, or a folder, says nothing of functions that somebody replaced in this process."""
+
+    def loss(store=None):
+        return thinkalike.loss("neox-3l-mini", texts=TEXTS, context=32, store=store).scalars["loss"]
+
+    plain = loss()
+    with change(monkeypatch):
+        changed = loss(tmp_path / "kept")
+    assert loss(tmp_path / "kept") == plain
+    assert changed != plain, "control"
+    with change(monkeypatch):
+        assert loss(tmp_path / "kept") == changed
+
+
+def test_autocast_of_the_caller_changes_no_result():
+    plain = thinkalike.loss("gelu-3l-mini", texts=TEXTS, context=32).scalars["loss"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert thinkalike.loss("gelu-3l-mini", texts=TEXTS, context=32).scalars["loss"] == plain
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_inference_mode_of_the_caller_is_no_fault_of_a_model():
+    plain = thinkalike.loss("gelu-3l-mini", texts=TEXTS, context=32).scalars["loss"]
+    with torch.inference_mode():
+        made_here = (small_llama(), tiny.tokenizer())
+        assert thinkalike.loss("gelu-3l-mini", texts=TEXTS, context=32).scalars["loss"] == plain
+        assert thinkalike.loss(made_here, texts=TEXTS, context=32).scalars["loss"] > 0
+        assert torch.is_inference_mode_enabled()
+
+
+def test_a_model_of_from_pretrained_is_the_model_that_was_saved(tmp_path):
+    model, cutter = small_llama(), tiny.tokenizer()
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    frozen = [load_model(module, cutter, "one") for module in (model, again)]
+    digests = [config_of(loaded, "").digest for loaded in frozen]
+    assert digests[0] == digests[1]
+    assert "saved equals LlamaForCausalLM" in str(thinkalike.diff((model, cutter), (again, cutter), texts=TEXTS))
 
 
 def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused():
@@ -501,7 +629,17 @@ def by_weak_reference(mlp):
     mlp.register_forward_hook(lambda _, __, output: output + output @ weight()[:, :1].expand(-1, output.shape[-1]))
 
 
-@pytest.mark.parametrize("patch", [by_attribute_of_an_object, by_weak_reference])
+def by_array_of_numpy(mlp):
+    weight = mlp.down_proj.weight.detach().numpy()
+    mlp.register_forward_hook(lambda _, __, output: output * float(weight[0, 0]))
+
+
+def by_decorated_list(mlp):
+    kept = [mlp.forward]
+    mlp.forward = functools.lru_cache(maxsize=0)(torch.no_grad()(lambda states: 0.5 * kept[0](states)))
+
+
+@pytest.mark.parametrize("patch", [by_attribute_of_an_object, by_weak_reference, by_array_of_numpy, by_decorated_list])
 def test_a_copy_that_would_compute_with_the_original_is_refused(patch):
     original = small_llama()
     patch(original.model.layers[0].mlp)
@@ -557,7 +695,12 @@ def by_method_of_another(tokenizer):
     tokenizer._encode_plus = Profiler(tokenizer).__getattr__
 
 
-@pytest.mark.parametrize("patch", [by_partial, by_object, by_method_of_another])
+def by_decorated_method(tokenizer):
+    encode = tokenizer._encode_plus
+    tokenizer._encode_plus = torch.no_grad()(lambda *args, **kwargs: encode(*args, **kwargs))
+
+
+@pytest.mark.parametrize("patch", [by_partial, by_object, by_method_of_another, by_decorated_method])
 def test_a_tokenizer_that_calls_own_code_is_known_to(patch):
     """Else its tokens are cached, and taken for those of the tokenizer as it was."""
     tokenizer = copy.deepcopy(tiny.tokenizer())

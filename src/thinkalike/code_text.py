@@ -226,14 +226,20 @@ def added_entries(kind: type) -> Iterator[tuple[type, str, object]]:
     Each is given as its owner, its name in the owner, and the entry: a function or what wraps one.
     """
     for owner in kind.__mro__:
-        is_library = is_installed(owner.__module__)
-        for name, value in list(vars(owner).items()):
-            if is_library:
-                is_added = _is_code(value) and is_of_user(value)
-            else:
-                is_added = bool(functions_in(value))
-            if is_added:
-                yield owner, name, value
+        for name, value in entries_added_to(owner):
+            yield owner, name, value
+
+
+def entries_added_to(owner: type) -> Iterator[tuple[str, object]]:
+    """Yield what `added_entries` does for one class, without its bases."""
+    is_library = is_installed(owner.__module__)
+    for name, value in list(vars(owner).items()):
+        if is_library:
+            is_added = _is_code(value) and is_of_user(value)
+        else:
+            is_added = bool(functions_in(value))
+        if is_added:
+            yield name, value
 
 
 def _is_code(value: object) -> bool:

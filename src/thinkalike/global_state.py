@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import random
+import secrets
 import signal
 import sys
 import threading
@@ -26,8 +27,12 @@ from typing import NamedTuple
 TRANSFORMERS_LOGGING = "transformers.utils.logging"
 PROGRESS_BARS = ("huggingface_hub.utils.tqdm", "datasets.utils.tqdm")
 
+# the kinds of devices whose operations torch may cast by itself
+CASTING_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
 _ALONE = threading.RLock()
 _is_open = False
+_call = ""
 
 
 @contextlib.contextmanager
@@ -37,12 +42,13 @@ def isolated() -> Iterator[None]:
     Inside another `isolated` this does nothing, so that a job that needs the result of another one
     is not reseeded by it.
     """
-    global _is_open
+    global _is_open, _call
     with _ALONE:
         if _is_open:
             yield
             return
         _is_open = True
+        _call = secrets.token_hex(8)
         try:
             with contextlib.ExitStack() as restored:
                 for state in GLOBAL_STATES:
@@ -52,6 +58,25 @@ def isolated() -> Iterator[None]:
                 yield
         finally:
             _is_open = False
+
+
+def this_call() -> str:
+    """Return a random text that is the same within an outermost `isolated`, and new in the next."""
+    return _call
+
+
+@contextlib.contextmanager
+def without_modes_of_torch() -> Iterator[None]:
+    """Leave autocast and inference mode of the caller, whose results are other ones."""
+    import torch
+
+    with contextlib.ExitStack() as modes:
+        for device in CASTING_DEVICES:
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+        yield
 
 
 @contextlib.contextmanager
@@ -308,6 +333,7 @@ GLOBAL_STATES = (
     GlobalState(same_random_states_of_numpy, "numpy"),
     GlobalState(same_random_states_of_torch, "torch"),
     GlobalState(same_settings_of_torch, "torch"),
+    GlobalState(without_modes_of_torch, "torch"),
     GlobalState(same_environment),
     GlobalState(same_logging),
     GlobalState(same_signal_handlers),

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from thinkalike.config import DataConfig, JobConfig, ModelConfig
+from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.schema import SettingValues
 from thinkalike.data.documents import text_fingerprint
+from thinkalike.errors import listed
+from thinkalike.global_state import this_call
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import distinct_labels
+from thinkalike.models.patched_libraries import patched_names
+
+log = logging.getLogger(__name__)
 
 # How many hexadecimal digits a key has.
 KEY_DIGITS = 12
@@ -33,7 +41,9 @@ Inputs = Mapping[str, Input]
 def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
     """Return the fingerprints of those parts of a configuration that are checkpoints or texts.
 
-    The labels of the models are an entry as well, as the tables of a result have them.
+    The labels of the models are an entry as well, as the tables of a result have them. So are
+    functions of libraries that somebody has replaced in this process, as no file tells what models
+    do with them.
 
     Args:
         config: The configuration.
@@ -48,11 +58,41 @@ def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
             models.append(model)
     if models:
         by_part["labels"] = ", ".join(distinct_labels(models))
+    if any(_is_described_by_files(model) for model in models):
+        patches = patches_of_call(this_call())
+        if patches:
+            by_part["patches"] = patches
 
     data: DataConfig | None = config.data if "data" in parts else None
     if data is not None:
         by_part["data"] = text_fingerprint(data)
     return by_part
+
+
+def _is_described_by_files(model: ModelConfig) -> bool:
+    """Return whether a model is read from files and run, and not in memory or recorded."""
+    return not isinstance(model, LoadedModelConfig) and not model.holds_states
+
+
+@lru_cache(maxsize=1)
+def patches_of_call(call: str) -> str:
+    """Return a text that no other call has if functions of libraries of models are replaced.
+
+    What such functions read cannot be known, so no result of an earlier call may be taken for that
+    of this one. The text is "" if nothing is replaced.
+
+    Args:
+        call: What `this_call` returns.
+    """
+    names = patched_names()
+    if not names:
+        return ""
+    log.warning(
+        "warning: models run with code that replaces %s in this process, so this result is not "
+        "found again",
+        listed(names),
+    )
+    return f"{', '.join(names)} {call}"
 
 
 def contents_of(inputs: Inputs) -> dict[str, str]:
