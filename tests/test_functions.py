@@ -557,6 +557,13 @@ def test_inference_mode_of_the_caller_is_no_fault_of_a_model():
         assert torch.is_inference_mode_enabled()
 
 
+def test_a_forward_that_runs_no_hooks_is_refused_for_that():
+    model = small_llama()
+    model.forward = torch.compile(model.forward, backend="eager")
+    with pytest.raises(ModelError, match="run without their hooks, as in a forward of torch.compile"):
+        load_model(model, tiny.tokenizer())
+
+
 def test_a_model_of_from_pretrained_is_the_model_that_was_saved(tmp_path):
     model, cutter = small_llama(), tiny.tokenizer()
     model.save_pretrained(tmp_path / "saved")

@@ -253,7 +253,8 @@ class FrozenModel:
             types: BERT's token type ids, which tell the two texts of a pair apart, or None.
 
         Raises:
-            ModelError: A layer is out of range, or the model cannot read these tokens.
+            ModelError: A layer is out of range, the model cannot read these tokens, or its forward
+                runs no hooks.
         """
         self.check_layers(layers)
         n_blocks_to_run = max(after(layer) for layer in layers)
@@ -274,6 +275,11 @@ class FrozenModel:
             if n_blocks_to_run <= self.n_layers:
                 hooks.enter_context(self._ended_after(n_blocks_to_run))
             self._run(tokens, mask, types)
+        if len(states) < len(set(layers)):
+            raise ModelError(
+                f"{self.name}: its modules run without their hooks, as in a forward of "
+                "torch.compile; give the model as it was before, or compile it by model.compile()"
+            )
         # The blocks of a model that is laid out over several devices leave states where they are.
         return [states[layer].to(self.device) for layer in layers]
 
