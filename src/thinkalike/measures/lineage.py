@@ -179,17 +179,17 @@ def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]
     return unit_test(matching, torch.arange(len(source)), len(source), len(target))
 
 
-def heads_are_too_few(heads: int, tests: int, level: float) -> bool:
-    """Return whether even heads that are all in place could not have a corrected p below a level.
+def too_few_to_test(count: int, tests: int, level: float) -> bool:
+    """Return whether no order of units or heads could have a corrected p-value below a level.
 
-    Of n heads, one order of n! has all in place.
+    Of n units, one order of n! has all in place.
 
     Args:
-        heads: The number of heads of the block with fewer.
+        count: The number of units, or of heads, of the block with fewer.
         tests: The number of pairs of blocks that are tested.
         level: The level.
     """
-    return math.log(tests) - math.lgamma(heads + 1) >= math.log(level)
+    return math.log(tests) - math.lgamma(count + 1) >= math.log(level)
 
 
 def unit_test(

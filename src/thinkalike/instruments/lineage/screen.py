@@ -12,7 +12,7 @@ from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import ALPHA, EMBEDDING_LAYER
 from thinkalike.instruments.lineage.family import groups_of
 from thinkalike.instruments.lineage.merges import merges_in_words
-from thinkalike.measures.lineage import LEAST_P
+from thinkalike.measures.lineage import LEAST_P, too_few_to_test
 from thinkalike.screen import MOST_ROWS, Table, number_text, show_table, show_text, text_column
 from thinkalike.store import Result
 
@@ -41,10 +41,12 @@ class Run:
     Attributes:
         rows: Their rows of the table of origins.
         shift: The number of the origin less that of the block; None: they have no origin.
+        is_tested: Whether they have enough units that an origin could be found.
     """
 
     rows: list[pd.Series]
     shift: int | None
+    is_tested: bool = True
 
     @property
     def numbers(self) -> list[int]:
@@ -66,6 +68,8 @@ class Run:
     @property
     def source(self) -> str:
         """The blocks of the source in words; "none" if they have no origin."""
+        if not self.is_tested:
+            return "not tested"
         if self.shift is None:
             return "none"
         return range_of_blocks([int(row["source_layer"]) for row in self.rows])
@@ -73,7 +77,7 @@ class Run:
     @property
     def units(self) -> str:
         """How many units are in place in the block with the smallest share of them."""
-        least = min(self.rows, key=lambda row: float(row["in_place"] / row["units"]))
+        least = min(self.rows, key=lambda row: float(row["in_place"] / max(row["units"], 1)))
         return counts_in_words(least)
 
     @property
@@ -122,22 +126,52 @@ def where(row: pd.Series) -> str:
 
 
 def runs_of(origins: pd.DataFrame) -> list[Run]:
-    """Return the blocks of the target in runs with origins that follow each other."""
+    """Return the blocks of the target in runs with origins that follow each other.
+
+    Args:
+        origins: The best source of each block, perhaps with `is_tested`, as `with_tested` adds it.
+    """
     runs: list[Run] = []
     for _, row in origins.iterrows():
         shift = None
         if not math.isnan(row["source_layer"]):
             shift = int(row["source_layer"] - row["target_layer"])
-        if runs and runs[-1].shift == shift:
+        is_tested = bool(row.get("is_tested", True))
+        if runs and (runs[-1].shift, runs[-1].is_tested) == (shift, is_tested):
             runs[-1].rows.append(row)
         else:
-            runs.append(Run([row], shift))
+            runs.append(Run([row], shift, is_tested))
     return runs
+
+
+def with_tested(origins: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return the best source of each block, and whether its units are enough for a test.
+
+    Args:
+        origins: The best source of each block.
+        pairs: The rows of all pairs of blocks.
+    """
+    most_units = pairs.groupby(["target_layer", "target_module"])["units"].max()
+    is_tested = []
+    for _, row in origins.iterrows():
+        units = int(most_units[row["target_layer"], row["target_module"]])
+        is_tested.append(not too_few_to_test(units, len(pairs), ALPHA))
+    return origins.assign(is_tested=is_tested)
+
+
+def pairs_of_blocks(result: Result) -> pd.DataFrame:
+    """Return the rows of the table that are not of the embeddings."""
+    return result.details[result.details["target_layer"] != EMBEDDING_LAYER]
+
+
+def pairs_in_words(pairs: int) -> str:
+    """Return how many pairs of blocks there are, such as "900 pairs of blocks"."""
+    return f"{pairs:,} pair{'s' * (pairs != 1)} of blocks"
 
 
 def show_lineage(result: Result) -> None:
     """Print which blocks of the target come from which blocks of the source."""
-    runs = runs_of(result.tables["origins"])
+    runs = runs_of(with_tested(result.tables["origins"], pairs_of_blocks(result)))
     table = result.details
     source = str(table["source"].iloc[0])
     target = str(table["target"].iloc[0])
@@ -166,7 +200,9 @@ def sentences(result: Result, runs: list[Run], source: str, target: str) -> Iter
     """Yield what the tests say, in sentences."""
     without_origin = []
     for run in runs:
-        if run.shift is None:
+        if not run.is_tested:
+            yield too_few_units_in_words(result, run, target)
+        elif run.shift is None:
             without_origin.append(run)
         else:
             origin = origin_in_words(run, source)
@@ -185,7 +221,7 @@ def no_origin_in_words(
     result: Result, runs: list[Run], source: str, target: str, all_runs: int
 ) -> str:
     """Return which blocks have no origin, and the lowest p-value among them."""
-    pairs = int((result.details["target_layer"] != EMBEDDING_LAYER).sum())
+    pairs = pairs_in_words(len(pairs_of_blocks(result)))
     which = f"No block of {target} is"
     if len(runs) < all_runs:
         blocks = [number for run in runs for number in run.numbers]
@@ -196,7 +232,19 @@ def no_origin_in_words(
     least = p_in_words(min(run.p for run in runs))
     return (
         f"{which} shown to come from a block of {source}: no more units are in place than by "
-        f"chance (lowest {least}, corrected for {pairs:,} pairs of blocks)."
+        f"chance (lowest {least}, corrected for {pairs})."
+    )
+
+
+def too_few_units_in_words(result: Result, run: Run, target: str) -> str:
+    """Return that blocks have too few units to be tested."""
+    units = max(int(row["units"]) for row in run.rows)
+    verb = "is" if len(run.rows) == 1 else "are"
+    have = "unit has" if units == 1 else "units have"
+    return (
+        f"{run.blocks.capitalize()} of {target} {verb} not tested: {units} {have} "
+        f"{orders_in_words(units)}, too few for p < {ALPHA:g} over "
+        f"{pairs_in_words(len(pairs_of_blocks(result)))}."
     )
 
 
@@ -235,7 +283,7 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
     heads = int(streams.get("heads", 0))
     if heads == 0:
         return
-    pairs = f"{streams['pairs_of_heads']:,} pairs of blocks"
+    pairs = pairs_in_words(int(streams["pairs_of_heads"]))
     if "heads" not in result.tables:
         yield (
             f"Attention heads are not tested: {heads} heads (or groups that share keys) have "
@@ -261,7 +309,7 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
 def orders_in_words(count: int) -> str:
     """Return how many orders some things have, such as "6 orders"."""
     orders = math.factorial(count)
-    return f"{orders:,} order{'s' * (orders > 1)}"
+    return f"{orders:,} order{'s' * (orders != 1)}"
 
 
 def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
@@ -281,7 +329,10 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
     streams = result.tables["streams"].iloc[0]
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
-        return f"Weights are compared as they are stored, as the vocabularies share {tokens}."
+        return (
+            f"Weights are compared as they are stored, as {streams['reason']} ({tokens} are "
+            "shared)."
+        )
     row = result.details[result.details["target_layer"] == EMBEDDING_LAYER].iloc[0]
     coordinates = f"{counts_in_words(row)} coordinates {where(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
@@ -301,7 +352,7 @@ def show_family(result: Result) -> None:
     """Print which models share blocks, and which share a residual stream."""
     relations = result.tables["relations"]
     names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
-    pairs = f"{result.scalars['pairs_of_blocks']:,.0f} pairs of blocks"
+    pairs = pairs_in_words(int(result.scalars["pairs_of_blocks"]))
     for related, what in (("shared_blocks", "Blocks"), ("same_stream", "A residual stream")):
         groups = groups_of(relations, names, related)
         groups_in_words = [", ".join(group) for group in groups]
