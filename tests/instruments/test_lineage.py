@@ -11,6 +11,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
+import tuned_minis
 from thinkalike.instruments.lineage.comparison import (
     Comparison,
     comparable_streams,
@@ -208,6 +209,22 @@ def test_p_values_of_independent_models_are_uniform(models):
     assert sum(p < 0.05 for p in randomised) / len(randomised) <= 0.06
 
 
+def test_p_values_of_independent_models_are_uniform_without_alignment(models):
+    """Streams of one width, as they are stored: no unit of one model has a like one in the other."""
+    generator = seeded(0)
+    randomised = []
+    for first, second in itertools.combinations(models.values(), 2):
+        if first.units[0].width == second.units[0].width:
+            of_first = [first.reading(units) for units in first.units]
+            of_second = [second.reading(units) for units in second.units]
+            for source, target in itertools.product(of_first, of_second):
+                uniform = float(torch.rand(1, generator=generator))
+                randomised.append(lineage.compare_units(source, target).randomised_p(uniform))
+    assert len(randomised) > 600
+    assert kstest(randomised, "uniform").pvalue > 0.05
+    assert sum(p < 0.05 for p in randomised) / len(randomised) <= 0.06
+
+
 def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
@@ -271,6 +288,29 @@ COPIES: dict[str, Callable[[Changed], Changed]] = {
     "4 bits": lambda weights: rounded(weights, 4),
     "merged": lambda weights: slerp(noisy(weights), low_rank(weights)),
 }
+
+
+@pytest.fixture(scope="module")
+def tunings() -> dict[str, Changed]:
+    """Copies that were trained on narrow text, and merges of two of them."""
+    first, second = tuned_minis.tuned(1), tuned_minis.tuned(2)
+    by_low_rank = tuned_minis.tuned_by_low_rank(3)
+    return {
+        "all weights": first,
+        "low rank": by_low_rank,
+        "merged": slerp(first, second),
+        "merged with low rank": slerp(first, by_low_rank),
+        "tuned, then 3 bits": rounded(first, 3),
+    }
+
+
+@pytest.mark.parametrize("tuning", ["all weights", "low rank", "merged", "merged with low rank", "tuned, then 3 bits"])
+def test_a_copy_that_was_trained_further_has_every_block_of_its_origin(models, tunings, tuning):
+    source = models[MODEL]
+    weights = tunings[tuning]
+    moved = [(weights[name] - weight).norm() / weight.norm() for name, weight in weights_of(source).items()]
+    assert max(moved) > 0.05, "control"
+    assert_origins(source, planted(source, weights), {block: block for block in range(6)})
 
 
 @pytest.mark.parametrize("change", COPIES)

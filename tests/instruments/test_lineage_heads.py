@@ -62,13 +62,15 @@ def test_p_values_of_random_heads_are_uniform():
     assert kstest(randomised, "uniform").pvalue > 0.05
 
 
-def test_few_heads_cannot_say_anything():
+def test_few_heads_or_units_cannot_say_anything():
     """With n heads, no p-value is below 1/n!."""
-    assert lineage.heads_are_too_few(3, 900, 0.01)
-    assert lineage.heads_are_too_few(8, 900, 0.01)
-    assert not lineage.heads_are_too_few(9, 900, 0.01)
-    assert lineage.heads_are_too_few(5, 2, 0.01)
-    assert not lineage.heads_are_too_few(5, 1, 0.01)
+    assert lineage.too_few_to_test(3, 900, 0.01)
+    assert lineage.too_few_to_test(8, 900, 0.01)
+    assert not lineage.too_few_to_test(9, 900, 0.01)
+    assert lineage.too_few_to_test(5, 2, 0.01)
+    assert not lineage.too_few_to_test(5, 1, 0.01)
+    assert lineage.too_few_to_test(1, 1, 0.01)
+    assert lineage.too_few_to_test(0, 1, 0.01)
 
 
 @pytest.mark.parametrize(

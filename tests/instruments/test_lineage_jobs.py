@@ -13,11 +13,18 @@ from torch import Tensor, nn
 
 import thinkalike
 import tiny
+import tuned_minis
 from pages import script
 from thinkalike.cli import as_analysis
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.instruments.lineage.comparison import comparable_streams, compare_models
+from thinkalike.instruments.lineage.comparison import (
+    comparable_streams,
+    compare_models,
+    table_of_origins,
+    table_of_pairs,
+)
 from thinkalike.instruments.lineage.family import groups_of_related_models
+from thinkalike.instruments.lineage.screen import runs_of_blocks, with_tested
 from thinkalike.measures.lineage import compare_units
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.units import LoadedWeights, open_units, unit_model
@@ -114,6 +121,22 @@ def test_an_adapter_comes_from_its_base(llama, tmp_path):
     result = thinkalike.lineage(llama, tmp_path / "tuned")
     assert origins(result) == {0: 0, 1: 1}
     assert result.table["p_corrected"].min() < 1e-6
+
+
+def test_an_adapter_that_was_trained_comes_from_its_base(tmp_path):
+    """An ordinary folder of PEFT, whose matrices were tuned on narrow text."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=4, target_modules=list(tuned_minis.ADAPTED), fan_in_fan_out=True)
+    whole = peft.get_peft_model(tuned_minis.mini(), settings)
+    matrices = [weight for weight in whole.parameters() if weight.requires_grad]
+    assert tuned_minis.train(whole, matrices, tuned_minis.RATE_OF_LOW_RANK, seed=1) > 2
+    whole.save_pretrained(tmp_path / "tuned")
+    result = thinkalike.lineage(tuned_minis.MODEL, tmp_path / "tuned")
+    assert origins(result) == {block: block for block in range(6)}
+    of_blocks = result.table[result.table["target_module"] != "embedding"]
+    is_origin = of_blocks["source_layer"] == of_blocks["target_layer"]
+    assert (of_blocks.loc[is_origin, "p_corrected"] < 1e-6).all()
+    assert (of_blocks.loc[~is_origin, "p_corrected"] > 0.01).all()
 
 
 def test_a_gguf_file_of_four_bits_comes_from_its_folder(llama, tmp_path):
@@ -223,10 +246,11 @@ def block(width: int, units: int, rows: int = 50) -> dict[str, Tensor]:
 def test_other_widths_need_shared_tokens():
     first = unit_model("narrow", InMemory(block(8, 30)), {f"a{row}": row for row in range(50)}, {})
     second = unit_model("wide", InMemory(block(16, 30)), {f"b{row}": row for row in range(50)}, {})
-    with pytest.raises(ModelError, match="widths 8 and 16, which their embeddings cannot align: they share 0 tokens"):
+    with pytest.raises(ModelError, match="widths 8 and 16, which their embeddings cannot align, as the vocab"):
         comparable_streams(first, second)
     same_width = unit_model("other", InMemory(block(8, 30)), {f"b{row}": row for row in range(50)}, {})
-    assert comparable_streams(first, same_width).basis == "as stored"
+    streams = comparable_streams(first, same_width)
+    assert (streams.basis, streams.reason) == ("as stored", "the vocabularies share too few tokens")
     assert compare_models(first, same_width, 1).pairs[0].test.in_place == 30
 
 
@@ -249,6 +273,94 @@ def test_nearly_all_architectures_have_units(tmp_path):
             assert reading.shape == model.writing(units).shape == (units.units, units.width), name
             assert compare_units(reading, reading).in_place > 0.9 * units.units, name
     assert set(without_units) <= {"ctrl"}
+
+
+def write_model(folder: Path, architecture: str, seed: int = 0, **sizes) -> Path:
+    """A model of random weights whose configuration has these sizes."""
+    import transformers
+
+    configuration = transformers.AutoConfig.for_model(architecture, vocab_size=len(tiny.tokenizer()), **sizes)
+    torch.manual_seed(seed)
+    head = transformers.AutoModelForMaskedLM if architecture == "albert" else transformers.AutoModelForCausalLM
+    head.from_config(configuration).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def on_screen(cli, source: object, target: object, store: Path) -> str:
+    done = cli("analyze.py", "measure=lineage", f"model={source}", f"model@target={target}", f"store={store}")
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("units", "counts"), [(1, "1 unit has 1 order"), (3, "3 units have 6 orders"), (0, "0 units have 1 order")]
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_blocks_of_too_few_units_are_not_tested(units, counts, cli, tmp_path):
+    """Neither "no more units in place than by chance" nor "a reordered copy" would be true of them."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    model = write_model(tmp_path / "few", "llama", intermediate_size=units, **sizes)
+    wide = write_model(tmp_path / "wide", "llama", seed=1, intermediate_size=64, **sizes)
+    said = on_screen(cli, model, model, tmp_path / "store")
+    assert f"Blocks 0 to 1 of few are not tested: {counts}, too few for p < 0.01 over 4 pairs of blocks." in said
+    assert "than by chance" not in said.split("A unit of a block")[0]
+    assert "Similarity" not in said
+    beside_wide = thinkalike.lineage(model, wide)
+    assert beside_wide.table["similar_units"].isna().all()
+    assert thinkalike.lineage(wide, model).scalars["blocks_with_origin"] == 0
+    assert thinkalike.lineage(wide, wide).scalars["blocks_with_origin"] == 2, "control"
+
+
+def test_a_block_of_too_few_units_is_told_from_one_without_origin():
+    """The screen has a run of blocks for each."""
+    tokens = {f"a{row}": row for row in range(50)}
+    weights = block(8, 30)
+    for name, size in (("up_proj", (1, 8)), ("down_proj", (8, 1))):
+        weights[f"layers.1.mlp.{name}.weight"] = torch.randn(size, generator=seeded(1))
+        weights[f"layers.2.mlp.{name}.weight"] = torch.randn([30 if n == 1 else n for n in size], generator=seeded(2))
+    model = unit_model("mixed", InMemory(weights), tokens, {})
+    source = unit_model("source", InMemory(block(8, 30)), tokens, {})
+    comparison = compare_models(source, model, 3)
+    assert [pair.similar_share is None for pair in comparison.pairs] == [True, True, False]
+    pairs = table_of_pairs(comparison).query("target_module != 'embedding'")
+    runs = runs_of_blocks(with_tested(table_of_origins(comparison), pairs))
+    assert [(run.blocks, run.source, run.units) for run in runs] == [
+        ("block 0", "0", "30 of 30"),
+        ("block 1", "not tested", "1 of 1"),
+        ("block 2", "none", runs[2].units),
+    ]
+
+
+def test_the_blocks_of_an_albert_are_one(cli, tmp_path):
+    """Its layers share one block, and its embedding has another width than the stream."""
+    sizes = {"hidden_size": 64, "embedding_size": 16, "num_attention_heads": 4, "intermediate_size": 96}
+    one = write_model(tmp_path / "one", "albert", num_hidden_layers=4, **sizes)
+    other = write_model(tmp_path / "other", "albert", seed=1, num_hidden_layers=4, **sizes)
+    said = on_screen(cli, one, one, tmp_path / "store")
+    assert "Block 0 of one is that of one: 96 of 96 units in place" in said
+    assert "over 1 pair of blocks." in said
+    assert "as they are stored, as an embedding has another width than its stream (300 tokens are shared)." in said
+    assert "No block of other is shown to come" in on_screen(cli, one, other, tmp_path / "store")
+
+
+def test_two_models_of_mamba(cli, tmp_path):
+    """The channels of a mixer are units, and no heads are counted."""
+    independent = on_screen(cli, "mamba-mini", "mamba-mini-s1", tmp_path)
+    assert "No block of mamba-mini-s1 is shown to come from a block of mamba-mini" in independent
+    assert "Attention" not in independent
+    itself = on_screen(cli, "mamba-mini", "mamba-mini", tmp_path)
+    assert "Blocks 0 to 5 of mamba-mini are those of mamba-mini: of each, at least 128 of 128 units in place" in itself
+    assert "64 of 64 coordinates in place" in itself
+
+
+def test_a_folder_without_mlps_is_one_line(llama, tmp_path):
+    shutil.copytree(llama, tmp_path / "attention")
+    weights = load_file(llama / "model.safetensors")
+    attention = {name: weight for name, weight in weights.items() if ".mlp." not in name}
+    save_file(attention, tmp_path / "attention" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="attention has no block with an MLP or mixer of a known form") as raised:
+        thinkalike.lineage(tmp_path / "attention", llama)
+    assert "\n" not in str(raised.value)
 
 
 def test_one_unit_proves_nothing():

@@ -194,18 +194,18 @@ def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]
     return unit_test(matching, torch.arange(len(source)), len(source), len(target))
 
 
-def heads_are_too_few(heads: int, tests: int, level: float) -> bool:
-    """Return whether blocks have so few heads that no result could be significant.
+def too_few_to_test(count: int, tests: int, level: float) -> bool:
+    """Return whether no order of units or heads could have a corrected p-value below a level.
 
-    Only one of n! orders of n heads has all of them in place, so the least possible p-value is
+    Only one of n! orders of n units has all of them in place, so the least possible p-value is
     tests / n! after Bonferroni's correction.
 
     Args:
-        heads: The number n of heads, of the block with fewer.
+        count: The number n of units, or of heads, of the block with fewer.
         tests: The number of pairs of blocks that are tested.
         level: The level of significance.
     """
-    least_log_p = math.log(tests) - math.lgamma(heads + 1)
+    least_log_p = math.log(tests) - math.lgamma(count + 1)
     return least_log_p >= math.log(level)
 
 

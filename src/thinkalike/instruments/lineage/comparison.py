@@ -17,10 +17,10 @@ from thinkalike.measures.lineage import (
     agreeing_units,
     compare_heads,
     compare_units,
-    heads_are_too_few,
     match_units,
     sample_of,
     stream_map,
+    too_few_to_test,
 )
 from thinkalike.models.heads import Heads
 from thinkalike.models.units import UnitModel, Units
@@ -38,6 +38,10 @@ ALPHA = 0.01
 # How two streams were brought together.
 Basis = Literal["shared", "aligned", "as stored"]
 
+# Why the embeddings of two models cannot align their streams.
+NOT_IN_STREAM = "an embedding has another width than its stream"
+TOO_FEW_TOKENS = "the vocabularies share too few tokens"
+
 # What the layer of an embedding is called in tables.
 EMBEDDING_LAYER = -1
 EMBEDDING = "embedding"
@@ -49,16 +53,18 @@ class Streams:
 
     Attributes:
         basis: "shared": their coordinates are in place; "aligned": a map was fitted on the
-            embeddings of shared tokens; "as stored": too few tokens are shared to know.
-        tokens: The number of shared tokens that were compared.
-        coordinates: The test of the coordinates of the embeddings, or None without shared tokens.
+            embeddings of shared tokens; "as stored": embeddings cannot tell.
+        tokens: The number of tokens that both vocabularies have, at most `MOST_TOKENS`.
+        coordinates: The test of the coordinates of the embeddings; None for "as stored".
         to_target: The map from the source's stream to the target's; None for the identity.
+        reason: Why embeddings cannot tell, for "as stored"; else "".
     """
 
     basis: Basis
     tokens: int
     coordinates: UnitTest | None
     to_target: Float[Tensor, "d e"] | None
+    reason: str = ""
 
     def in_target_stream(self, vectors: Float[Tensor, "*u d"]) -> Float[Tensor, "*u e"]:
         """Return vectors of the source's residual stream as vectors of the target's.
@@ -91,15 +97,14 @@ def comparable_streams(source: UnitModel, target: UnitModel) -> Streams:
     enough = len(shared_tokens) > max(source.embedding_width, target.embedding_width)
 
     if not (are_in_stream and enough):
+        reason = TOO_FEW_TOKENS if are_in_stream else NOT_IN_STREAM
         if source_width != target_width:
-            reason = f"share {len(shared_tokens)} tokens, which are too few"
-            if not are_in_stream:
-                reason = "have embeddings of other widths"
             raise ModelError(
                 f"{source.name} and {target.name} have streams of widths {source_width} and "
-                f"{target_width}, which their embeddings cannot align: they {reason}"
+                f"{target_width}, which their embeddings cannot align, as {reason} "
+                f"({len(shared_tokens)} tokens are shared)"
             )
-        return Streams("as stored", len(shared_tokens), None, None)
+        return Streams("as stored", len(shared_tokens), None, None, reason)
 
     # (t, d) and (t, e)
     source_rows = source.embedding([source.tokens[token] for token in shared_tokens])
@@ -135,7 +140,8 @@ class PairOfBlocks:
         test: The test of units in place.
         reading: The matching of sampled units by their input weights (what they read).
         similar_share: The share of the sampled units that match one and the same unit by their
-            input and by their output weights, in any order; None where they were not counted.
+            input and by their output weights, in any order; None where they were not counted, or
+            are too few to mean anything.
     """
 
     source: Units
@@ -187,6 +193,10 @@ class Comparison:
         """Return the p-value of two blocks, corrected for the number of pairs of blocks."""
         return pair.test.corrected_p(self.tests)
 
+    def has_too_few_units(self, pair: PairOfBlocks) -> bool:
+        """Return whether two blocks have too few units for a corrected p-value below `ALPHA`."""
+        return too_few_to_test(pair.test.compared, self.tests, ALPHA)
+
 
 def compare_models(
     source: UnitModel,
@@ -237,7 +247,7 @@ def are_heads_too_few(source: UnitModel, target: UnitModel, tests: int) -> bool:
     if not source.heads or not target.heads:
         return True
     fewest = min(source.heads[0].heads, target.heads[0].heads)
-    return heads_are_too_few(fewest, tests, ALPHA)
+    return too_few_to_test(fewest, tests, ALPHA)
 
 
 def _compare_attention(
@@ -273,7 +283,7 @@ def _add_similar_shares(comparison: Comparison) -> None:
             continue
         target_vectors = target.writing(target_units)
         for pair in comparison.pairs:
-            if pair.target == target_units:
+            if pair.target == target_units and not comparison.has_too_few_units(pair):
                 source_vectors = comparison.streams.in_target_stream(source.writing(pair.source))
                 sampled = sample_of(pair.source.units)
                 writing = match_units(source_vectors, target_vectors, sampled)

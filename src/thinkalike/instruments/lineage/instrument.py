@@ -50,7 +50,10 @@ class LineageConfig(MeasureConfig):
 
 
 class LineageInstrument(
-    Instrument[AnalyzeConfig], kind="lineage", reads=("models", "model", "target", "measure")
+    Instrument[AnalyzeConfig],
+    kind="lineage",
+    version=2,
+    reads=("models", "model", "target", "measure"),
 ):
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""
 
@@ -203,6 +206,7 @@ def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
         "source": comparison.source.name,
         "target": comparison.target.name,
         "basis": comparison.streams.basis,
+        "reason": comparison.streams.reason,
         "tokens": comparison.streams.tokens,
         "heads": heads,
         "pairs_of_heads": comparison.n_head_tests,

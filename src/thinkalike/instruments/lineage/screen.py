@@ -12,7 +12,7 @@ from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import ALPHA, EMBEDDING_LAYER
 from thinkalike.instruments.lineage.family import groups_of_related_models
 from thinkalike.instruments.lineage.merges import merges_in_words
-from thinkalike.measures.lineage import LEAST_P
+from thinkalike.measures.lineage import LEAST_P, too_few_to_test
 from thinkalike.screen import MOST_ROWS, Table, number_text, show_table, show_text, text_column
 from thinkalike.store import Result
 
@@ -43,10 +43,12 @@ class BlockRun:
     Attributes:
         rows: The rows of the blocks in the table of origins.
         shift: The number of an origin less that of its block; None: they have no origin.
+        is_tested: Whether they have enough units that an origin could be found.
     """
 
     rows: list[pd.Series]
     shift: int | None
+    is_tested: bool = True
 
     @property
     def numbers(self) -> list[int]:
@@ -68,6 +70,8 @@ class BlockRun:
     @property
     def source(self) -> str:
         """The blocks of the source in words; "none" if they have no origin."""
+        if not self.is_tested:
+            return "not tested"
         if self.shift is None:
             return "none"
         return range_of_blocks([int(row["source_layer"]) for row in self.rows])
@@ -75,7 +79,7 @@ class BlockRun:
     @property
     def units(self) -> str:
         """The units in place, such as "255 of 256", in the block with their smallest share."""
-        smallest = min(self.rows, key=lambda row: float(row["in_place"] / row["units"]))
+        smallest = min(self.rows, key=lambda row: float(row["in_place"] / max(row["units"], 1)))
         return units_in_place_in_words(smallest)
 
     @property
@@ -134,18 +138,45 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
     """Return the blocks of the target in runs: successive blocks with successive origins.
 
     Args:
-        origins: A row for each block of the target, in order, with its origin in the source.
+        origins: A row for each block of the target, in order, with its origin in the source, and
+            perhaps with `is_tested`, as `with_tested` adds it.
     """
     runs: list[BlockRun] = []
     for _, row in origins.iterrows():
         shift = None
         if not math.isnan(row["source_layer"]):
             shift = int(row["source_layer"] - row["target_layer"])
-        if runs and runs[-1].shift == shift:
+        is_tested = bool(row.get("is_tested", True))
+        if runs and (runs[-1].shift, runs[-1].is_tested) == (shift, is_tested):
             runs[-1].rows.append(row)
         else:
-            runs.append(BlockRun([row], shift))
+            runs.append(BlockRun([row], shift, is_tested))
     return runs
+
+
+def with_tested(origins: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return the best source of each block, and whether its units are enough for a test.
+
+    Args:
+        origins: The best source of each block.
+        pairs: The rows of all pairs of blocks.
+    """
+    most_units = pairs.groupby(["target_layer", "target_module"])["units"].max()
+    is_tested = []
+    for _, row in origins.iterrows():
+        units = int(most_units[row["target_layer"], row["target_module"]])
+        is_tested.append(not too_few_to_test(units, len(pairs), ALPHA))
+    return origins.assign(is_tested=is_tested)
+
+
+def pairs_of_blocks(result: Result) -> pd.DataFrame:
+    """Return the rows of the table that are not of the embeddings."""
+    return result.details[result.details["target_layer"] != EMBEDDING_LAYER]
+
+
+def pairs_in_words(pairs: int) -> str:
+    """Return how many pairs of blocks there are, such as "900 pairs of blocks"."""
+    return f"{pairs:,} pair{'s' * (pairs != 1)} of blocks"
 
 
 def show_lineage(result: Result) -> None:
@@ -154,7 +185,7 @@ def show_lineage(result: Result) -> None:
     Args:
         result: A result of two models.
     """
-    runs = runs_of_blocks(result.tables["origins"])
+    runs = runs_of_blocks(with_tested(result.tables["origins"], pairs_of_blocks(result)))
     table = result.details
     source = str(table["source"].iloc[0])
     target = str(table["target"].iloc[0])
@@ -196,7 +227,9 @@ def sentences_of_lineage(
     """
     without_origin = []
     for run in runs:
-        if run.shift is None:
+        if not run.is_tested:
+            yield too_few_units_in_words(result, run, target)
+        elif run.shift is None:
             without_origin.append(run)
         else:
             origin = origin_in_words(run, source)
@@ -224,7 +257,7 @@ def no_origin_in_words(
         source, target: The names of the models.
         all_runs: How many runs there are, with those that have an origin.
     """
-    pairs = int((result.details["target_layer"] != EMBEDDING_LAYER).sum())
+    pairs = pairs_in_words(len(pairs_of_blocks(result)))
     which = f"No block of {target} is"
     if len(runs) < all_runs:
         blocks = [number for run in runs for number in run.numbers]
@@ -235,7 +268,25 @@ def no_origin_in_words(
     lowest_p = p_in_words(min(run.p for run in runs))
     return (
         f"{which} shown to come from a block of {source}: no more units are in place than by "
-        f"chance (lowest {lowest_p}, corrected for {pairs:,} pairs of blocks)."
+        f"chance (lowest {lowest_p}, corrected for {pairs})."
+    )
+
+
+def too_few_units_in_words(result: Result, run: BlockRun, target: str) -> str:
+    """Return in a sentence that blocks have too few units to be tested.
+
+    Args:
+        result: A result of two models.
+        run: Successive blocks of the target that are not tested.
+        target: The name of the target.
+    """
+    units = max(int(row["units"]) for row in run.rows)
+    verb = "is" if len(run.rows) == 1 else "are"
+    have = "unit has" if units == 1 else "units have"
+    return (
+        f"{run.blocks.capitalize()} of {target} {verb} not tested: {units} {have} "
+        f"{number_of_orders_in_words(units)}, too few for p < {ALPHA:g} over "
+        f"{pairs_in_words(len(pairs_of_blocks(result)))}."
     )
 
 
@@ -289,7 +340,7 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
     heads = int(streams.get("heads", 0))
     if heads == 0:
         return
-    pairs = f"{streams['pairs_of_heads']:,} pairs of blocks"
+    pairs = pairs_in_words(int(streams["pairs_of_heads"]))
     if "heads" not in result.tables:
         yield (
             f"Attention heads are not tested: {heads} heads (or groups that share keys) have "
@@ -317,7 +368,7 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
 def number_of_orders_in_words(count: int) -> str:
     """Return in how many orders `count` things can be: "6 orders" for 3."""
     orders = math.factorial(count)
-    plural = "s" if orders > 1 else ""
+    plural = "s" if orders != 1 else ""
     return f"{orders:,} order{plural}"
 
 
@@ -347,7 +398,10 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
     streams = result.tables["streams"].iloc[0]
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
-        return f"Weights are compared as they are stored, as the vocabularies share {tokens}."
+        return (
+            f"Weights are compared as they are stored, as {streams['reason']} ({tokens} are "
+            "shared)."
+        )
     row = result.details[result.details["target_layer"] == EMBEDDING_LAYER].iloc[0]
     coordinates = f"{units_in_place_in_words(row)} coordinates {in_place_or_in_order(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
@@ -371,7 +425,7 @@ def show_family(result: Result) -> None:
     """
     relations = result.tables["relations"]
     names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
-    pairs = f"{result.scalars['pairs_of_blocks']:,.0f} pairs of blocks"
+    pairs = pairs_in_words(int(result.scalars["pairs_of_blocks"]))
     for column, what in (("shared_blocks", "Blocks"), ("same_stream", "A residual stream")):
         groups = groups_of_related_models(relations, names, column)
         groups_in_words = [", ".join(group) for group in groups]
