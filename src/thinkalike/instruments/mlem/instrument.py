@@ -47,6 +47,7 @@ from thinkalike.instruments.of_stimuli import (
     rows_of_sides,
     states_of_sides,
     stimuli_facts,
+    stimuli_in_words,
     warn_of_words,
 )
 from thinkalike.job import Outcome, Work
@@ -218,8 +219,8 @@ class FeatureProfiles(
         if "subjects" in result.provenance:
             intervals = ""
         show_text(
-            f"Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
-            f"{stimuli['count']} stimuli of {stimuli['source']}{intervals}."
+            "Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
+            f"{stimuli_in_words(stimuli)}{intervals}."
         )
         show_note(MEANING_OF_IMPORTANCE)
         if REFERENCE in scores and scores[REFERENCE].notna().any():

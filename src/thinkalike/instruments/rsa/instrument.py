@@ -23,6 +23,7 @@ from thinkalike.instruments.of_stimuli import (
     rows_of_sides,
     states_of_sides,
     stimuli_facts,
+    stimuli_in_words,
     warn_of_words,
 )
 from thinkalike.instruments.rsa.distances import RSAConfig, distances_of_sides
@@ -158,6 +159,11 @@ class RSA(
     def show(self, result: Result) -> None:
         pairs = _different_layers(result.details)
         if pairs.empty:
+            row = result.details.iloc[0]
+            show_text(
+                f"There is one layer only, layer {row['source_layer']} of {row['source']}, so no "
+                "two layers are compared."
+            )
             return
         stimuli = result.provenance["stimuli"]
         sign = SIGNS[result.config["measure"]["comparator"]]
@@ -168,7 +174,7 @@ class RSA(
             show_text(f"Least similar: {_layers_and_similarity(least_similar, sign)}.")
             _show_map(result, pairs, sign)
         show_text(
-            f"Compared by the distances of {stimuli['count']} stimuli of {stimuli['source']}; "
+            f"Compared by the distances of {stimuli_in_words(stimuli)}; "
             "95 % intervals are over their groups."
         )
         for sentence in stimuli.get("confounded_with_words", ()):
