@@ -48,7 +48,11 @@ INTERPOLATION_STEPS = 24
 
 @dataclass
 class Picture:
-    """Shapes on a white card, WIDTH wide and `height` high, as SVG."""
+    """Shapes on a white card, WIDTH wide and `height` high, as SVG.
+
+    The reader's browser chooses the font. A text must fit in DejaVu Sans, too, which is wider than
+    Helvetica and Arial, and is what many a Linux has.
+    """
 
     title: str
     height: int
@@ -144,10 +148,10 @@ def draw_stitch(losses: StitchLosses) -> None:
     picture.arrow(100, 56, 138, 56)
     picture.box(142, 40, 60, 32, fill=STITCH, words="map φ")
     picture.arrow(206, 56, 244, 56)
-    picture.box(248, 40, 120, 32, fill=TARGET, words=f"blocks {losses.layer + 1} and later")
+    picture.box(248, 40, 136, 32, fill=TARGET, words=f"blocks {losses.layer + 1} and later")
     picture.text(248, 28, f"{losses.target} (target)", colour=TARGET)
-    picture.arrow(372, 56, 394, 56)
-    picture.text(400, 61, "loss")
+    picture.arrow(388, 56, 410, 56)
+    picture.text(416, 61, "loss")
     picture.text(16, 94, "Only φ is trained. Both models stay frozen.", colour=GREY)
 
     bars = [
@@ -188,8 +192,8 @@ def draw_residual() -> None:
     picture.text(384, 103, "linear map: R²", colour=STITCH, anchor="end")
     for number, words in enumerate(
         [
-            "Grey: the mean of the token, the mean of the position, and what a linear",
-            "map predicts from averages of the embeddings of earlier tokens.",
+            "Grey: the mean of the token, the mean of the position, and what",
+            "a linear map predicts from averages of earlier embeddings.",
             "Any network that reads the text has these. Only the rest is compared.",
         ]
     ):
@@ -221,7 +225,7 @@ class RulerReading:
 
 def draw_ruler(reading: RulerReading) -> None:
     """Draw R² of a model with copies of itself against their bits, and where a second model falls."""
-    picture = Picture("The ruler: how many bits does a copy have that is as similar?", 350)
+    picture = Picture("The ruler: how many bits does a copy have that is as similar?", 320)
     left = 70.0
     right = 450.0
     top = 50.0
@@ -260,7 +264,7 @@ def draw_ruler(reading: RulerReading) -> None:
     picture.line(x, y, x, bottom, colour=TARGET, dash="4 3")
     picture.dot(x, y, colour=TARGET, radius=5)
     picture.text(x + 14, y + 14, f"{reading.target}: {reading.value:.2f},", colour=TARGET)
-    picture.text(x + 14, y + 31, f"as a copy of {reading.bits:.1f} bits", colour=TARGET)
+    picture.text(x + 14, y + 31, f"as a {reading.bits:.1f}-bit copy", colour=TARGET)
 
     control = up(reading.local_mixing)
     words = f"local-mixing control: {reading.local_mixing:.2f}"

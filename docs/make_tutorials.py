@@ -1,15 +1,17 @@
-"""Make notebooks of the tutorials, and put what their cells give under them.
+"""Make notebooks of the tutorials and of the questions, and put what their cells give under them.
 
 python docs/make_tutorials.py                    the notebooks, without outputs: seconds
 python docs/make_tutorials.py --run [NAME ...]   run them, too, and write what they give into the pages: minutes
 
-A tutorial is a page of Markdown (docs/tutorials/*.md). Its ```python blocks are the cells of the notebook; a ```text
-block or a picture right below one is what the cell gives, and is written here.
+Such a page is Markdown (docs/tutorials/*.md, docs/questions/*.md). Its ```python blocks are the cells of the
+notebook; a ```text block or a picture right below one is what the cell gives, and is written here. Tutorials run
+offline on bundled models. Questions are about the real models that `python docs/make_real_models.py fetch` gets.
 """
 
 from __future__ import annotations
 
 import base64
+import posixpath
 import re
 import sys
 import tempfile
@@ -17,10 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "tutorials"
-NOTEBOOKS = FOLDER / "notebooks"
-PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+HERE = Path(__file__).parent
+TUTORIALS = HERE / "tutorials"
+QUESTIONS = HERE / "questions"
+PAGES = {
+    page.stem: page
+    for folder in (TUTORIALS, QUESTIONS)
+    for page in sorted(folder.glob("*.md"))
+    if page.stem != "README"
+}
 CELL = re.compile(r"```python\n(.*?)```\n(?:\n```text\n.*?```\n|\n(!\[[^\]]*\]\(([^)]+)\))\n)?", re.DOTALL)
+LINK = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")  # to a file of the repository
 TIMEOUT = 900  # seconds of a cell, on a busy machine
 INSTALL = """\
 # on Colab, and wherever thinkalike is not there yet
@@ -30,24 +39,33 @@ if importlib.util.find_spec("thinkalike") is None:
     %pip install -q git+https://github.com/thinkalike/thinkalike"""
 
 
-def notebook(name: str) -> Any:
-    """Return a tutorial as a notebook without outputs; its first cell installs what is missing."""
+def notebook_file(page: Path) -> Path:
+    """Return the file of the notebook of a page."""
+    return page.parent / "notebooks" / f"{page.stem}.ipynb"
+
+
+def notebook(page: Path) -> Any:
+    """Return a page as a notebook without outputs; its first cell installs what is missing."""
     import jupytext
     import nbformat
 
-    page = CELL.sub(lambda cell: f"```python\n{cell[1]}```\n", (FOLDER / f"{name}.md").read_text())
-    made = jupytext.reads(_links_of_the_site(page), fmt="md")
+    text = CELL.sub(lambda cell: f"```python\n{cell[1]}```\n", page.read_text())
+    made = jupytext.reads(_with_links_to_the_repository(text, page), fmt="md")
     made.cells.insert(1, nbformat.v4.new_code_cell(INSTALL))
     for number, cell in enumerate(made.cells):
-        cell["id"] = f"{name}-{number}"  # jupytext draws them at random
+        cell["id"] = f"{page.stem}-{number}"  # jupytext draws them at random
     made.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return made
 
 
-def _links_of_the_site(page: str) -> str:
-    """Return a page whose links lead to the repository, as a notebook is read elsewhere."""
-    code = "https://github.com/thinkalike/thinkalike/blob/main/docs/"
-    return re.sub(r"\]\(\.\./([^)]+)\)", rf"]({code}\1)", page)
+def _with_links_to_the_repository(text: str, page: Path) -> str:
+    """Return the text of a page whose links lead to the repository, as a notebook is read elsewhere."""
+
+    def link(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", page.parent.name, found[1]))
+        return f"](https://github.com/thinkalike/thinkalike/blob/main/{path})"
+
+    return LINK.sub(link, text)
 
 
 def written(made: Any) -> str:
@@ -67,25 +85,28 @@ def run(made: Any) -> Any:
 
 
 def given(cell: Any) -> dict[str, str]:
-    """Return what a cell that ran shows: its picture in base64, or the text of its value; not what it prints."""
+    """Return what a cell that ran shows: its picture in base64, else the text of its value, else what it prints."""
     values = [each.data for each in cell.outputs if each.output_type in ("execute_result", "display_data")]
+    printed = [each.text for each in cell.outputs if each.output_type == "stream" and each.name == "stdout"]
+    if printed:
+        values.append({"text/plain": "".join(printed)})
     found = [{kind: value[kind]} for kind in ("image/png", "text/plain") for value in values if kind in value]
     return found[0] if found else {}
 
 
-def page_with(name: str, values: Sequence[dict[str, str]]) -> str:
-    """Return a tutorial with what its cells give; pictures are written where it shows them."""
+def page_with(page: Path, values: Sequence[dict[str, str]]) -> str:
+    """Return the text of a page with what its cells give; pictures are written where it shows them."""
     left = iter(values)
 
     def cell(found: re.Match[str]) -> str:
         value, code = next(left), f"```python\n{found[1]}```\n"
         if found[2] and "image/png" in value:
-            (FOLDER / found[3]).write_bytes(base64.b64decode(value["image/png"]))
+            (page.parent / found[3]).write_bytes(base64.b64decode(value["image/png"]))
             return f"{code}\n{found[2]}\n"
         lines = "".join(f"{line.rstrip()}\n" for line in value.get("text/plain", "").splitlines())
         return f"{code}\n```text\n{lines}```\n" if lines else code
 
-    return CELL.sub(cell, (FOLDER / f"{name}.md").read_text())
+    return CELL.sub(cell, page.read_text())
 
 
 def values_of(made: Any) -> list[dict[str, str]]:
@@ -95,12 +116,12 @@ def values_of(made: Any) -> list[dict[str, str]]:
 
 def main(words: Sequence[str]) -> None:
     """Write the notebooks, and with --run the pages too."""
-    NOTEBOOKS.mkdir(exist_ok=True)
     for name in words[1:] or PAGES:
+        page = PAGES[name]
+        notebook_file(page).parent.mkdir(exist_ok=True)
         if words[:1] == ["--run"]:
-            page = page_with(name, values_of(run(notebook(name))))
-            (FOLDER / f"{name}.md").write_text(page)
-        (NOTEBOOKS / f"{name}.ipynb").write_text(written(notebook(name)))
+            page.write_text(page_with(page, values_of(run(notebook(page)))))
+        notebook_file(page).write_text(written(notebook(page)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """budget=5min: what a job leaves out so that it takes no longer, and that long jobs are offered one."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -168,14 +170,17 @@ def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
     assert job.seconds >= small.seconds * rows / 4096
 
 
-def test_a_function_takes_a_budget(slow):
-    """Models of transformers in memory have one, too."""
+def test_a_function_takes_a_budget(slow, caplog):
+    """Models of transformers in memory have one, too. What it chose shows without any set-up of logging."""
     folder = ASSETS / "neox-4l-mini"
     module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for model in ("neox-4l-mini", (module, tokenizer)):
         result = thinkalike.loss(model, texts="stdlib", budget="1s")
         assert result.config["data"]["evaluation_tokens"] == 2048
+        said = {each.getMessage().partition(";")[0]: each.levelno for each in caplog.records}
+        assert said["budget=1s: evaluation_tokens=2048"] >= logging.WARNING
+        caplog.clear()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,16 @@ import json
 import re
 from dataclasses import fields
 from functools import cache
+from html import unescape
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from matplotlib import get_data_path
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
@@ -156,6 +161,25 @@ def test_every_picture_is_shown():
     assert {path.name for path in (DOCS / "images").iterdir()} <= shown
 
 
+def widths_of_texts(picture):
+    """Return the left and right end of each text of a picture of ideas in DejaVu Sans, with the words."""
+    font = FontProperties(fname=f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
+    texts = re.findall(r'<text x="([\d.]+)".*? font-size="(\d+)" text-anchor="(\w+)">(.*?)</text>', picture)
+    for x, size, anchor, words in texts:
+        width = TextPath((0, 0), unescape(words), size=float(size), prop=font).get_extents().width
+        left = float(x) - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        yield left, left + width, words
+
+
+def test_texts_of_pictures_fit_in_a_wide_font():
+    """A browser without Helvetica and Arial takes DejaVu Sans, and cuts what lies outside the picture."""
+    for path in sorted((DOCS / "images").glob("idea-*.svg")):
+        outside = [words for left, right, words in widths_of_texts(path.read_text()) if left < 8 or right > 472]
+        assert outside == [], path.name
+    long = '<text x="400.0" y="9" font-size="13" text-anchor="start">as a copy of 3.7 bits</text>'
+    assert max(right for _, right, _ in widths_of_texts(long)) > 480, "control"
+
+
 def test_the_tree_names_every_package():
     tree = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2].partition("## ")[0]
     rooms = [path for path in (ROOT / "src" / "thinkalike").iterdir() if path.name[0] not in "_."]
@@ -201,15 +225,51 @@ def test_every_public_name_is_in_the_reference():
 
 def test_notebooks_are_as_their_pages_say_and_hold_no_output():
     made = script("make_tutorials")
-    assert sorted(path.stem for path in made.NOTEBOOKS.glob("*.ipynb")) == made.PAGES
-    assert len(made.PAGES) > 5
-    for name in made.PAGES:
-        cells = json.loads((made.NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
+    for folder in (made.TUTORIALS, made.QUESTIONS):
+        on_pages = sorted(page.stem for page in folder.glob("*.md") if page.stem != "README")
+        assert sorted(path.stem for path in (folder / "notebooks").glob("*.ipynb")) == on_pages
+        assert [name for name, page in made.PAGES.items() if page.parent == folder] == on_pages
+        assert len(on_pages) > 5
+    for name, page in made.PAGES.items():
+        cells = json.loads(made.notebook_file(page).read_text())["cells"]
         code = [cell for cell in cells if cell["cell_type"] == "code"]
         assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
         assert "%pip install" in "".join(code[0]["source"]), "the first cell installs, as on Colab"
-        blocks = [block.rstrip("\n") for block in pages.blocks((made.FOLDER / f"{name}.md").read_text(), "python")]
+        blocks = [block.rstrip("\n") for block in pages.blocks(page.read_text(), "python")]
         assert ["".join(cell["source"]) for cell in code[1:]] == blocks, f"run python docs/make_tutorials.py: {name}"
+
+
+def test_a_notebook_that_lies_elsewhere_links_to_the_repository():
+    made = script("make_tutorials")
+    for page in made.PAGES.values():
+        cells = json.loads(made.notebook_file(page).read_text())["cells"]
+        text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        relative = [target for target in pages.links(text) if not target.startswith(("https://", "#"))]
+        assert relative == []
+    page, root = made.TUTORIALS / "cka.md", "https://github.com/thinkalike/thinkalike/blob/main/docs"
+    for target, path in (
+        ("mlem.md", "tutorials/mlem.md"),
+        ("../diff.md#the-answers", "diff.md#the-answers"),
+        ("../how-to/faq.md", "how-to/faq.md"),
+    ):
+        assert made._with_links_to_the_repository(f"[a]({target})", page) == f"[a]({root}/{path})"
+    for kept in ("[a](https://a.org/b)", "[a](#here)"):
+        assert made._with_links_to_the_repository(kept, page) == kept
+
+
+def test_a_page_shows_the_picture_of_a_cell_else_its_value_else_what_it_prints():
+    made = script("make_tutorials")
+    picture = SimpleNamespace(output_type="display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"})
+    value = SimpleNamespace(output_type="execute_result", data={"text/plain": "3"})
+    printed = SimpleNamespace(output_type="stream", name="stdout", text="three\n")
+    warned = SimpleNamespace(output_type="stream", name="stderr", text="warning\n")
+    for outputs, shown in (
+        ([warned, printed, value, picture], {"image/png": "aGk="}),
+        ([warned, printed, value], {"text/plain": "3"}),
+        ([warned, printed, printed], {"text/plain": "three\nthree\n"}),
+        ([warned], {}),
+    ):
+        assert made.given(SimpleNamespace(outputs=outputs)) == shown
 
 
 def test_releases_that_were_compromised_are_not_installed():

@@ -132,8 +132,8 @@ def test_a_tutorial_runs_and_gives_what_its_page_shows(name, monkeypatch, tmp_pa
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
     made = script("make_tutorials")
-    values = made.values_of(made.run(made.notebook(name)))
-    page = (made.FOLDER / f"{name}.md").read_text()
+    values = made.values_of(made.run(made.notebook(made.PAGES[name])))
+    page = made.PAGES[name].read_text()
     shown = [found[0].rpartition("```text\n")[2] if "```text" in found[0] else "" for found in made.CELL.finditer(page)]
     assert len(shown) == len(values)
     for found, value in zip(made.CELL.finditer(page), values, strict=True):

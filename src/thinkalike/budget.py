@@ -60,7 +60,9 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
             f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
             "of known size, and this job has nothing to choose; leave it out"
         )
-    log.info("budget=%s: %s; about %s on this machine", config.budget, job.words, duration_in_words(job.seconds))
+    time = duration_in_words(job.seconds)
+    # A warning, as it must show from Python, too: the numbers are of less than a job's defaults.
+    log.warning("budget=%s: %s; about %s on this machine", config.budget, job.words, time)
     if job.seconds > seconds_of_budget(config.budget):
         log.warning(
             "warning: this is the least that this job does, and takes longer than budget=%s",

@@ -11,12 +11,14 @@ import transformers
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
+import thinkalike
 import tiny
 from conftest import composed, results_in, with_slow
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, of_stimuli
+from thinkalike.instruments.mlem import fitting
 from thinkalike.instruments.mlem.instrument import FeatureProfiles
 from thinkalike.instruments.mlem.table import with_share_of_reference
 from thinkalike.job.inputs import contents_of
@@ -422,3 +424,45 @@ def test_balanced_stimuli_have_no_column_given_the_word(cli, words, table, recor
         result = cli("analyze.py", *measure, *own, *words[1:]).result
         assert not {"conditional_on_word"} & {*result.details}
         assert "confounded_with_words" not in result.provenance["stimuli"]
+
+
+def words_in_memory(count: int) -> pd.DataFrame:
+    """Return stimuli with one feature, of which no two are of one cell and one text."""
+    kinds = ["a", "b"] * (count // 2)
+    return pd.DataFrame(
+        {"text": [f"word{number} is new" for number in range(count)], "kind": kinds}
+        | {"word": [f"word{number}" for number in range(count)]}
+    )
+
+
+def test_the_screen_of_a_table_in_memory_counts_its_stimuli():
+    states = np.random.default_rng(0).normal(size=(40, 6))
+    settings = {"stimuli": words_in_memory(40), "references": 0, "permutations": 1}
+    said = " ".join(str(thinkalike.mlem(states, **settings)).split())
+    assert "distances of held-out stimuli, of 40 stimuli; 95 % intervals" in said
+    said = " ".join(str(thinkalike.rsa([states, 2 * states], stimuli=words_in_memory(40))).split())
+    assert "Compared by the distances of 40 stimuli; 95 % intervals" in said
+    assert of_stimuli.stimuli_in_words({"count": 40, "source": "words.csv"}) == "40 stimuli of words.csv"
+
+
+def test_rsa_of_one_layer_says_that_nothing_is_compared():
+    states = np.random.default_rng(0).normal(size=(40, 6))
+    said = " ".join(str(thinkalike.rsa([states, states], stimuli=words_in_memory(40))).split())
+    assert said.startswith("There is one layer only, layer states of arrays, so no two layers are compared.")
+
+
+def test_a_reference_that_is_left_out_names_the_layer_of_its_model(caplog):
+    """Layers are counted over both models when they are fitted."""
+    good = np.random.default_rng(0).normal(size=(40, 6))
+    noise = np.random.default_rng(1).normal(size=(40, 6))
+    states = {"early": good + 9 * np.tile([[0.0], [1.0]], (20, 1)), "late": noise}
+    thinkalike.mlem(good, states, stimuli=words_in_memory(40), permutations=1)
+    (warning,) = [text for text in caplog.messages if "split half reference is left out" in text]
+    assert re.search(r"left out: layer \w+ of \w+: no pairs of cells in both halves", warning)
+    assert "layers[" not in warning
+
+
+def test_layers_are_counted_over_all_models():
+    sides = [StimulusStates("a", [0, 1], [], {}), StimulusStates("b", [-1, 0], [], {})]
+    named = fitting._with_names_of_layers("no intervals of layers[1], layers[2]: why", sides)
+    assert named == "no intervals of layer 1 of a, layer -1 of b: why"

@@ -4,6 +4,7 @@ import math
 import signal
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import Ridge
@@ -264,8 +265,40 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     assert len(table) == 16
     assert (table["low"] <= table["value"]).all()
     assert (table["r2_backward"] <= table["r2_backward_high"]).all()
-    assert "If word, position and earlier tokens are not regressed out, R² is" in capsys.readouterr().out
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "These values predict copy3 from base. Predicting base from copy3, residual R² is" in screen
+    assert "If word, position and earlier tokens are not regressed out, R² is" in screen
     assert result.instrument.label(result) == "residual R²"
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "sentences"),
+    [
+        (
+            "b",
+            [(0.5, 0.25, 0.75, 0.125)],
+            [
+                "These values predict b from a. Predicting a from b, residual R² is 0.25.",
+                "If word, position and earlier tokens are not regressed out, R² is 0.75, and 0.12 in the reverse "
+                "direction.",
+            ],
+        ),
+        (
+            "a",
+            [(0.5, 0.25, 0.75, 0.5), (0.5, 0.4, 0.8, 0.5)],
+            [
+                "These values predict the layer of a column from that of a row. Predicting the layer of a row from "
+                "that of a column, residual R² is 0.25 to 0.40 between consecutive layers.",
+                "If word, position and earlier tokens are not regressed out, R² is 0.75 to 0.80 between consecutive "
+                "layers, and 0.50 in the reverse direction.",
+            ],
+        ),
+    ],
+)
+def test_r2_says_what_is_predicted_from_what(target, rows, sentences):
+    table = pd.DataFrame(rows, columns=["value", "value_backward", "r2_forward", "r2_backward"])
+    table = table.assign(source="a", target=target)
+    assert r2.sentences_of_directions(table) == sentences
 
 
 def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):

@@ -1,6 +1,7 @@
 """The frame of every job: declared once, and key, lock, seed, state, provenance and result follow."""
 
 import json
+import logging
 import re
 import socket
 import threading
@@ -30,6 +31,7 @@ from thinkalike.config import (
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Outcome, Work
+from thinkalike.job.gathered_warnings import GatheredWarnings
 from thinkalike.job.inputs import contents_of
 from thinkalike.job.performing import perform
 from thinkalike.processes import Interrupted
@@ -310,3 +312,14 @@ def test_the_provenance_says_what_computed_it_when_and_where(tmp_path):
     assert record["host"] == socket.gethostname()
     assert list(record["phases"]) == ["computing", "drawing"]
     assert 0 <= sum(record["phases"].values()) <= record["wall_seconds"] + 0.1 < 60
+
+
+def test_a_repeated_warning_shows_once_where_logging_is_not_set_up(monkeypatch, capsys):
+    """As in a notebook: no handler is there, and logging prints by its last resort."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = logging.getLogger("thinkalike.instruments")
+    with GatheredWarnings():
+        for text in ("warning: few documents", "warning: few documents", "warning: few words", "a note", "a note"):
+            log.warning(text)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["warning: few documents", "warning: few words", "a note", "a note"]

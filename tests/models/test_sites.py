@@ -1,8 +1,10 @@
 """Sites of models by TransformerLens's names: found, proved and refused; and components that tell where a change is."""
 
 import contextlib
+import math
 import random
 
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -16,6 +18,7 @@ from pages import DOCS
 from thinkalike import load_model
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
+from thinkalike.instruments.layer_pairs import components
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.middle import MiddleModel
 
@@ -189,10 +192,45 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     axes = result.plot()
     assert [each.get_text() for each in axes.get_yticklabels()] == list("012345")
     alike = thinkalike.compare("gpt2-mini", changed(kind, 3), site="z", head="all", **FEW, texts=TEXTS)
-    assert "CKA does not change when a component is scaled; measure=distance does." in " ".join(str(alike).split())
+    said = " ".join(str(alike).split())
+    assert "CKA does not change when a component is scaled; measure=distance does." in said
+    assert "most similar of all" not in said, "a head of a copy is most similar to itself"
     cells = alike.tables["components"].set_index(["layer", "component"])["value"]
     assert (cells.loc[:3] > 0.9999).all(), "CKA does not see a scale, and earlier heads are the same"
     assert (cells.loc[4:] < 0.9999).any()
+
+
+@pytest.mark.parametrize("target", ["solu-3l-mini", "gelu-4l-mini"])
+def test_the_screen_names_the_heads_of_both_models(target):
+    """Heads of models that were trained separately have no common numbers, whether or not their layers have."""
+    settings = {"site": "z", "head": "all", **FEW, "texts": TEXTS}
+    result = thinkalike.compare("gelu-3l-mini", target, **settings)
+    rows = result.details[(result.details["source"] != result.details["target"])]
+    closest = rows.loc[rows["value"].idxmax()]
+    assert closest["source_layer"] != closest["target_layer"], "control"
+    heads = [
+        f"z.{layer.rpartition('.')[2]} of layer {layer[0]} of {model}"
+        for layer, model in (
+            (closest["source_layer"], "gelu-3l-mini"),
+            (closest["target_layer"], target),
+        )
+    ]
+    said = " ".join(str(result).split())
+    if target == "solu-3l-mini":
+        assert f"in the same places. The most similar of all are {' and '.join(heads)} (CKA " in said
+    else:
+        assert f"most similar at {' with '.join(heads)} (" in said
+        assert "each hook point with the most similar one of the same kind" in said
+
+
+def test_components_in_different_places_of_one_layer_are_named():
+    table = pd.DataFrame(
+        {"source": "a", "target": "b", "layer": 1, "component": ["z.0", "z.1"], "target_layer": 1}
+        | {"target_component": ["z.1", "z.1"], "value": [0.25, 0.5], "low": math.nan, "high": math.nan}
+    )
+    assert not components._are_same_components(table)
+    assert components._place_in_words(table.iloc[0]) == "z.0 of layer 1 of a with z.1 of layer 1 of b"
+    assert components._place_in_words(table.iloc[1]) == "z.1 of layer 1"
 
 
 def test_two_models_of_different_sites_by_function_and_command(tmp_path, monkeypatch, cli):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -19,7 +19,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, Setting
 from thinkalike.config.parts import CONTEXT
 from thinkalike.data.recordings import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.data.tables import read_stimuli
+from thinkalike.data.tables import IN_MEMORY, read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import ComparedSide, LayerPairComparison
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
@@ -271,6 +271,16 @@ def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> 
     if subjects:
         facts["subjects"] = [subject.name for subject in subjects]
     return facts
+
+
+def stimuli_in_words(facts: Mapping[str, object]) -> str:
+    """Return how many stimuli there are and of what: "72 stimuli", or "72 stimuli of words.csv".
+
+    Args:
+        facts: What the provenance of a result says of its stimuli. A table in memory has no name.
+    """
+    count = f"{facts['count']} stimuli"
+    return count if facts["source"] == IN_MEMORY else f"{count} of {facts['source']}"
 
 
 def warn_of_words(stimuli: Stimuli) -> None:

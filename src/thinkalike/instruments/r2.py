@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -48,6 +48,9 @@ from thinkalike.screen import show_note, show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PREDICTOR_BYTES = 2**31
 """The predictors of source layers that are in memory at once take at most so many bytes."""
@@ -204,15 +207,45 @@ class LayerR2(
         """Print residual R² as any measure of layer pairs, and R² of the states as they are."""
         super().show(result)
         if "r2_forward" in result.details:
-            plain = at_equal_depth(result.details)["r2_forward"]
-            least = f"{plain.min():.2f}"
-            greatest = f"{plain.max():.2f}"
-            values = least if least == greatest else f"{least} to {greatest}"
-            show_text(
-                f"If word, position and earlier tokens are not regressed out, R² is {values} at "
-                "the layer pairs of equal relative depth."
-            )
+            for sentence in sentences_of_directions(at_equal_depth(result.details)):
+                show_text(sentence)
             show_note(MEANING_OF_RESIDUAL_R2)
+
+
+def sentences_of_directions(compared: pd.DataFrame) -> list[str]:
+    """Return what the values predict from what, R² in reverse, and R² of the states as they are.
+
+    Args:
+        compared: The rows of the layer pairs that sentences are about.
+    """
+    source = compared["source"].iloc[0]
+    target = compared["target"].iloc[0]
+    forward = f"{target} from {source}"
+    backward = f"{source} from {target}"
+    where = " at the layer pairs of equal relative depth"
+    if source == target:
+        forward = "the layer of a column from that of a row"
+        backward = "the layer of a row from that of a column"
+        where = " between consecutive layers"
+    if len(compared) == 1:
+        where = ""
+
+    residual_back = _range_in_words(compared["value_backward"])
+    plain = _range_in_words(compared["r2_forward"])
+    plain_back = _range_in_words(compared["r2_backward"])
+    return [
+        f"These values predict {forward}. Predicting {backward}, residual R² is "
+        f"{residual_back}{where}.",
+        f"If word, position and earlier tokens are not regressed out, R² is {plain}{where}, and "
+        f"{plain_back} in the reverse direction.",
+    ]
+
+
+def _range_in_words(values: pd.Series) -> str:
+    """Return the least and the greatest value, or one number if they are the same."""
+    least = f"{values.min():.2f}"
+    greatest = f"{values.max():.2f}"
+    return least if least == greatest else f"{least} to {greatest}"
 
 
 def _residual_and_plain_r2(

@@ -52,7 +52,8 @@ class GatheredWarnings(logging.Handler):
 
         # Without any other handler, logging would print the record by its last resort.
         is_only_handler = not logging.root.handlers and LOGGER.handlers[0] is self
-        if is_only_handler and logging.lastResort:
+        is_repeated = getattr(record, "again", False)
+        if is_only_handler and logging.lastResort and not is_repeated:
             logging.lastResort.handle(record)
 
     def keep_beside(self, states: Path, models: Collection[str]) -> None:

@@ -113,7 +113,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         stimuli = result.provenance["stimuli"]
         n_subjects = len(result.provenance["subjects"])
         show_text(
-            f"{n_subjects} subjects, {stimuli['count']} stimuli of {stimuli['source']}; "
+            f"{n_subjects} subjects, {of_stimuli.stimuli_in_words(stimuli)}; "
             f"{measure['comparator']} of {measure['distance']} distances, mean over subjects; "
             "best layers are chosen on the other subjects."
         )

@@ -7,6 +7,7 @@ from typing import get_args
 import pandas as pd
 
 from thinkalike.config.parts import Site
+from thinkalike.instruments.layer_pairs.equal_depth import rows_across
 from thinkalike.instruments.layer_pairs.screen import show_what_was_read
 from thinkalike.screen import show_map, show_text, span
 from thinkalike.store import Result
@@ -93,17 +94,15 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     """
     table = result.tables["components"]
     source, target = table[["source", "target"]].iloc[0]
-    lowest = table.iloc[int(table["value"].argmin())]
-    highest = table.iloc[int(table["value"].argmax())]
-    least_similar = highest if is_distance else lowest
-    most_similar = lowest if is_distance else highest
+    least_similar = _closest(table, not is_distance)
+    most_similar = _closest(table, is_distance)
     show_text(
         f"{source} and {target} are least similar at {_place_in_words(least_similar)} "
         f"({label} {_value_of_component(least_similar)}) and most similar at "
         f"{_place_in_words(most_similar)} ({_value_of_component(most_similar)})."
     )
 
-    are_same_components = bool((table["layer"] == table["target_layer"]).all())
+    are_same_components = _are_same_components(table)
     title = f"{label} of {source} and {target}, layers (rows) by component (columns)"
     if not are_same_components:
         title += "; each hook point with the most similar one of the same kind"
@@ -116,11 +115,56 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
         show_text(ACCUMULATES)
     if are_same_components:
         _show_where_copy_differs(label, table, is_distance)
+        _show_closest_elsewhere(label, result, is_distance)
+
+
+def _closest(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row of the greatest similarity, or of the least distance."""
+    index = rows["value"].argmin() if is_distance else rows["value"].argmax()
+    return rows.iloc[int(index)]
+
+
+def _are_same_components(table: pd.DataFrame) -> bool:
+    """Return whether every component is compared with the one in the same place."""
+    same_layer = table["layer"] == table["target_layer"]
+    same_component = table["component"] == table["target_component"]
+    return bool((same_layer & same_component).all())
+
+
+def _show_closest_elsewhere(label: str, result: Result, is_distance: bool) -> None:
+    """Name the most similar components of all if they are in different places.
+
+    Models that were trained separately have no common numbers of heads, so that head 2 of one may
+    do what head 0 of the other does.
+
+    Args:
+        label: What sentences call the measure.
+        result: The result, whose components are compared with those in the same places.
+        is_distance: Whether smaller values are more similar.
+    """
+    closest = _closest(rows_across(result.details), is_distance)
+    if closest["source_layer"] == closest["target_layer"]:
+        return
+    show_text(
+        "The components above are compared with those in the same places. The most similar of "
+        f"all are {_hook_point_in_words(closest, 'source')} and "
+        f"{_hook_point_in_words(closest, 'target')} ({label} {_value_of_component(closest)})."
+    )
+
+
+def _hook_point_in_words(row: pd.Series, side: str) -> str:
+    """Return the hook point of a side of a row of layer pairs in words, with its model."""
+    layer, _, component = row[f"{side}_layer"].partition(".")
+    return f"{component} of layer {layer} of {row[side]}"
 
 
 def _place_in_words(row: pd.Series) -> str:
-    """Return the component and the layer of a row in words."""
-    return f"{row['component']} of layer {row['layer']}"
+    """Return the components and layers of a row in words: one place if both are the same."""
+    place = f"{row['component']} of layer {row['layer']}"
+    target_place = f"{row['target_component']} of layer {row['target_layer']}"
+    if place == target_place:
+        return place
+    return f"{place} of {row['source']} with {target_place} of {row['target']}"
 
 
 def _value_of_component(row: pd.Series) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -175,6 +176,15 @@ def states_of_all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, 
     return layers
 
 
+def _with_names_of_layers(message: str, sides: Sequence[StimulusStates]) -> str:
+    """Return a message in which layers, counted over all sides, are those of models.
+
+    "layers[30]" becomes "layer 0 of gemma3-270m" if the first of two models has 30 layers.
+    """
+    names = [f"layer {layer} of {side.name}" for side in sides for layer in side.layers]
+    return re.sub(r"layers\[(\d+)\]", lambda found: names[int(found[1])], message)
+
+
 def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Importance) -> None:
     """Log a warning if there are too few sentences for intervals, or also for p-values.
 
@@ -304,10 +314,11 @@ def _split_half_columns(
                 seed=config.seed,
             )
         except ValueError as error:
-            log.warning("warning: %s is left out: %s", title, error)
+            reason = _with_names_of_layers(str(error), sides)
+            log.warning("warning: %s is left out: %s", title, reason)
             return {name: nan, f"{name}_low": nan, f"{name}_high": nan}
     for warning in caught:
-        log.warning("warning: %s: %s", title, warning.message)
+        log.warning("warning: %s: %s", title, _with_names_of_layers(str(warning.message), sides))
     return {
         name: reference.value.numpy(),
         f"{name}_low": reference.low.numpy(),

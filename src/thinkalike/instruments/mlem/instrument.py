@@ -46,6 +46,7 @@ from thinkalike.instruments.of_stimuli import (
     OfStimuli,
     rows_of_sides,
     stimuli_facts,
+    stimuli_in_words,
     stimulus_states_to_compare,
     warn_of_words,
 )
@@ -236,8 +237,8 @@ class FeatureProfiles(
         if "subjects" in result.provenance:
             intervals = ""
         show_text(
-            f"Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
-            f"{stimuli['count']} stimuli of {stimuli['source']}{intervals}."
+            "Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
+            f"{stimuli_in_words(stimuli)}{intervals}."
         )
         show_note(MEANING_OF_IMPORTANCE)
         if REFERENCE in scores and scores[REFERENCE].notna().any():

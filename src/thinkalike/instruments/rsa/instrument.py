@@ -22,6 +22,7 @@ from thinkalike.instruments.of_stimuli import (
     OfStimuli,
     rows_of_sides,
     stimuli_facts,
+    stimuli_in_words,
     stimulus_states_to_compare,
     warn_of_words,
 )
@@ -162,10 +163,15 @@ class RSA(
     def show(self, result: Result) -> None:
         """Print the most and the least similar layers, a map, and what was compared.
 
-        Nothing is printed of a single layer.
+        Of a single layer only that is said.
         """
         pairs = _different_layers(result.details)
         if pairs.empty:
+            row = result.details.iloc[0]
+            show_text(
+                f"There is one layer only, layer {row['source_layer']} of {row['source']}, so no "
+                "two layers are compared."
+            )
             return
         stimuli = result.provenance["stimuli"]
         sign = SIGNS[result.config["measure"]["comparator"]]
@@ -176,7 +182,7 @@ class RSA(
             show_text(f"Least similar: {_layers_and_similarity(least_similar, sign)}.")
             _show_map(result, pairs, sign)
         show_text(
-            f"Compared by the distances of {stimuli['count']} stimuli of {stimuli['source']}; "
+            f"Compared by the distances of {stimuli_in_words(stimuli)}; "
             "95 % intervals are over their groups."
         )
         for sentence in stimuli.get("confounded_with_words", ()):
