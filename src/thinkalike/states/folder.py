@@ -420,7 +420,7 @@ class StateFolder:
         return _digest_of_ids(ids) in self._row_of_ids
 
     def written_tokens(self, ids: Int[Tensor, " t"]) -> str:
-        """Return what messages call some tokens: their text, or the first 8 ids if it is unknown."""
+        """Return what messages call some tokens: their text, or the first ids if it is unknown."""
         if self.tokenizer is None:
             return f"the tokens {ids[:8].tolist()}"
         return repr(self.tokenizer.decode(ids.tolist()))
@@ -438,7 +438,7 @@ class StateFolder:
         return order[:row_count].sort().values
 
     def token_rows(self, row_numbers: Int[Tensor, " r"]) -> PaddedRows:
-        """Return the token ids of some rows, padded on the right, and the documents of the rows."""
+        """Return the token ids of some rows, padded on the right, and the document of each row."""
         rows = row_numbers.tolist()
         longest = max(self.rows.rows[row].length for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -24,6 +24,7 @@ class StitchedModel:
     def __init__(
         self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel
     ):
+        """Check that the models fit together; see the class for the arguments."""
         self.source = source
         self.layer = layer
         self.phi = phi
@@ -51,9 +52,9 @@ class StitchedModel:
 
     @torch.no_grad()
     def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b more"]:
-        """Return the tokens with `steps` more, each the most likely one.
+        """Return the tokens followed by `steps` more, each of which is the most likely one.
 
-        Each takes a whole pass. The result is on the device of `tokens`.
+        Each step runs the whole row, without a cache. The result is on the device of `tokens`.
 
         Raises:
             StitchError: The row would be longer than one of the models can read.
