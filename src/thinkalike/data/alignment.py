@@ -342,14 +342,15 @@ def _joins(text: str, position: int) -> bool:
 
 
 def check_same_tokenizer(source: Any, target: Any) -> None:
-    """Check that two models have the same tokenizer.
+    """Check that the tokenizers of two models turn every text into the same token ids.
 
     Args:
         source: A model, or anything with `name` and `tokenizer`.
         target: The same.
 
     Raises:
-        ModelError: Their tokenizers differ.
+        ModelError: A fact that decides the token ids differs, such as the vocabulary; the message
+            names it.
     """
     source_facts = tokenizer_facts(source.tokenizer)
     target_facts = tokenizer_facts(target.tokenizer)

@@ -93,7 +93,7 @@ def read_corpus(
     limits = TextLimits(fit_tokens, evaluation_tokens, document_bytes)
 
     def compute() -> CacheEntry:
-        """Tokenise and pack the text, for one tokenizer or for two."""
+        """Tokenise the text and pack it into rows, with the source's tokens if it has its own."""
         if source is not None:
             corpus = source.pack(data, tokenizer, context, bos, limits)
         else:

@@ -219,10 +219,11 @@ def _stdlib_documents() -> list[str]:
 
 
 def _stdlib_files() -> list[Path]:
-    """Return the Python files of the standard library in the order of their paths."""
+    """Return the Python files of the standard library, without tests, in the order of paths."""
     files: list[Path] = []
     for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS  # in place: `walk` enters these alone
+        # `os.walk` enters the folders that this list, changed in place, still has.
+        subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
 
@@ -396,8 +397,8 @@ def beginning(text: str, most_bytes: int | None) -> str:
     encoded = text.encode("utf-8", errors="replace")
     if len(encoded) <= most_bytes:
         return text
-    start = encoded[:most_bytes].decode("utf-8", errors="ignore")
-    whole_words = re.match(r"(?s).*\S(?=\s)", start)
+    start = encoded[:most_bytes].decode("utf-8", errors="ignore")  # drops a cut character
+    whole_words = re.match(r"(?s).*\S(?=\s)", start)  # up to the last white space
     if whole_words is None:
         return start
     is_in_second_half = 2 * len(whole_words[0]) > len(start)
@@ -418,9 +419,10 @@ def canonical(text: str) -> str:
 
 
 def files_of(config: DataConfig) -> list[Path]:
-    """Return the files that `data.files` names, in its order; those of a glob are sorted.
+    """Return the files that the setting `data.files` names, in its order.
 
-    A name is a glob only if there is no such file: `notes [v2].txt` may be either.
+    A name is taken as a glob only if there is no file of this name, because `notes [v2].txt` may
+    be either. The files of a glob are sorted.
 
     Raises:
         DataError: A glob matches no file.

@@ -58,7 +58,9 @@ class DividedText(NamedTuple):
 
 
 def divide_at_marks(text: str) -> DividedText:
-    """Return the documents of a text file; marks, and empty lines around them, are left out.
+    """Divide a text file at marks such as <|endoftext|>; marks themselves are left out.
+
+    A text that has no such marks, or only mentions them, is one document.
 
     >>> divide_at_marks("one\\n<|endoftext|>\\ntwo\\n<|endoftext|>\\n")
     DividedText(documents=['one', 'two'], marks=['<|endoftext|>'])

@@ -68,16 +68,17 @@ class TokenizerReader:
 
 
 def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
-    """Return the id of the token that ends a document, and of the one that begins a row or None.
+    """Return the ids of the token that ends each document and of the one that begins each row.
 
-    A tokenizer without EOS, such as BERT's, ends documents with its separator.
+    The first is EOS or, for a tokenizer without it such as BERT's, its separator. The second is
+    BOS, or None if rows do not begin with it.
 
     Args:
         tokenizer: The tokenizer.
         bos: Whether rows begin with BOS.
 
     Raises:
-        DataError: The tokenizer has no such token.
+        DataError: The tokenizer lacks a token that is needed.
     """
     end = tokenizer.eos_token_id
     if end is None:

@@ -374,7 +374,7 @@ def _sum_by_document(values: IntArray, documents: IntArray, document_count: int)
     The first token of each row does not count, because it is not predicted.
 
     Args:
-        values: (rows, t).
+        values: (rows, t), the value of each token, such as its number of bytes.
         documents: (rows, t), the document of each token; negative for tokens of no document.
         document_count: How many documents there are; one without tokens has the sum 0.
     """
@@ -406,6 +406,8 @@ class PairedReader:
     """
 
     def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
+        """Begin without documents; see the class for the arguments."""
+        # A row of indices into the stream of target tokens begins with NO_TEXT in place of BOS.
         self.start = NO_TEXT if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)

@@ -267,14 +267,14 @@ def _read_safetensors(path: Path) -> FileContents:
 
 
 def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
-    """Return ids or runs as text.
+    """Return labels of rows, such as ids, as strings.
 
     Args:
-        labels: An array (rows,) of text, bytes in UTF-8 or whole numbers.
+        labels: An array (rows,) of strings, bytes in UTF-8 or integers.
         location: What errors call the array.
 
     Raises:
-        DataError: It is anything else, or a text has half of a character.
+        DataError: The array is anything else, or a string has half of a surrogate pair.
     """
     is_text_or_integer = labels.dtype.kind in "USiu"
     if labels.ndim != 1 or not is_text_or_integer:

@@ -67,10 +67,10 @@ def read_by_ending(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> 
 
 @contextlib.contextmanager
 def errors_name_file(path: Path) -> Iterator[None]:
-    """Turn errors of the libraries that read a file into DataErrors that name it.
+    """Turn any error of the body, which reads a file, into a DataError that names the file.
 
-    The file may be missing, damaged, or in another encoding. A file that is not regular is
-    refused, because a pipe or /dev/zero would never end.
+    Refused before the body runs are a file that is not regular, since a pipe or /dev/zero would
+    never end, a pointer of Git LFS in place of the file, and a sparse file.
     """
     try:
         if is_there(path) and not path.is_file():
@@ -168,9 +168,9 @@ class _ExpandedBytes(io.RawIOBase):
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, which may be compressed and begin with a byte-order mark.
+    """Yield the lines of a text file in UTF-8, with their line breaks.
 
-    The ending tells the compression: .zst, .gz, or none. Lines keep their line breaks.
+    A file that ends in .zst or .gz is decompressed. A byte-order mark is left out.
 
     Raises:
         DataError: A line is too long or in UTF-16, or a compressed file expands too much.
@@ -182,7 +182,7 @@ def _lines_of(path: Path) -> Iterator[str]:
     if compression is not None:
         stream = io.BufferedReader(_ExpandedBytes(path, stream.read), BUFFER_BYTES)
     with io.TextIOWrapper(stream, encoding="utf-8-sig") as lines:
-        # One character more than allowed shows that a line is too long, without reading all of it.
+        # Reading one character more than allowed shows that a line is too long.
         read_line = partial(lines.readline, LONGEST_LINE + 1)
         for number, line in enumerate(iter(read_line, ""), 1):
             if len(line) > LONGEST_LINE:
@@ -267,9 +267,9 @@ def _bytes_of_texts(column: pyarrow.Array) -> int:
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
-    """Return the commit of a data set of the hub, as 40 hexadecimal digits.
+    """Return the commit that a revision of a data set of the hub is now, as 40 digits.
 
-    A branch that has moved has another commit, and counts as another data set.
+    A branch that has moved has another commit, so that it counts as another data set.
 
     Args:
         repository: The data set, ORG/NAME.

@@ -71,6 +71,10 @@ class DocumentSplit:
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):
+        """Decide whether documents are held out; no document is read yet.
+
+        Documents of a user's text are held out only if the job fits something.
+        """
         self.config = config
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)
         is_unseen = config.source in SOURCES_UNSEEN_BY_MINIS

@@ -337,7 +337,11 @@ class Stimuli:
         return hashlib.sha256(repr(tuple(content)).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
-        """Raise a DataError if rows, names or spans do not fit together."""
+        """Raise a DataError if rows, names, spans or feature values cannot be used.
+
+        All fields of stimuli must have as many rows, ids and features must have different names,
+        and each span must lie in its text.
+        """
         counts = {}
         for name in ("words", "sentence", "span", "features", "ids"):
             counts[name] = len(getattr(self, name))

@@ -330,10 +330,10 @@ def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
 
 
 def _cell_texts(column: pd.Series, source: str | Path) -> list[str]:
-    """Return the cells of a column as text, empty where a value is missing.
+    """Return the cells of a column as strings; a missing value becomes "".
 
     Raises:
-        DataError: A cell holds bytes or a list.
+        DataError: A cell holds bytes, a list, or half of a surrogate pair.
     """
     for row, cell in enumerate(column, 1):
         _check_cell(cell, f"{source} row {row}: {column.name}")

@@ -29,11 +29,11 @@ class ReadingJob:
 
     @classmethod
     def of(cls, config: JobConfig, kind: AnyInstrument | None = None) -> ReadingJob:
-        """Return the job of a configuration.
+        """Return the job that a configuration describes, with the settings that it reads.
 
         Args:
             config: The configuration.
-            kind: The instrument of the job; None: the one that the configuration names.
+            kind: The instrument that does the job; None: the one that the configuration names.
         """
         if kind is None:
             kind = instrument_of(config)

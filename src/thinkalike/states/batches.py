@@ -400,7 +400,11 @@ class TextBatches(ABC):
         """
 
     def pool(self, number: int) -> Iterator[StateBatch]:
-        """Yield the batches of a pool, over which each model runs once."""
+        """Run each model once over a pool of text, and yield the batches drawn from it.
+
+        Rows with massive activations are left out of the batches. The first batches come with a
+        counterpart, `with_massive`, that includes them.
+        """
         plan = self.pools[number]
         labels = self.labels(plan.units)
         key: Hashable = (labels.content, self.units_per_pass)
@@ -422,6 +426,7 @@ class TextBatches(ABC):
             return
 
         order_without = order[~outliers[order]]
+        # Other models may have other outliers, so these are part of the key of cached states.
         key_without = (key, outliers.numpy().tobytes())
         rows_of_batches = zip(
             plan.batch_numbers,
@@ -539,7 +544,10 @@ class TextBatches(ABC):
             raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
 
         def residuals_of(model: StateReader, layers: Sequence[Any]) -> list[Tensor]:
-            """Return the states of a model, by layer, without the means; `layers` is not used."""
+            """Return the states of a model without the means, for each layer of the pool.
+
+            `layers` is ignored: it is only passed because the states are cached by layers.
+            """
             assert labels.positions is not None
             order = groups.order.to(model.device)
             positions = labels.positions.to(model.device)
@@ -597,7 +605,10 @@ class TokenBatches(TextBatches):
     level = "token"
 
     def read(self, data: DataConfig) -> None:
-        """Read the text, or the recorded states, and count units and batches."""
+        """Read the rows of tokens, mark those that are compared, and count units and batches.
+
+        A unit is a row. The rows are of text, or of a folder of stored states.
+        """
         if data.source == "states":
             self._read_stored(data)
         else:
@@ -882,8 +893,9 @@ def array_batches(
     group_numbers = numbered_by_part(groups)
 
     def pool(number: int) -> Iterator[StateBatch]:
+        """Yield the only batch of a pool, with the states of its stimuli in each model."""
         rows = rows_of_batches[number]
-        # By the device of the first layer of each side.
+        # The indices are copied to each device once; all layers of a side are on one device.
         rows_on_device: dict[torch.device, Tensor] = {}
         for side in distinct_sides.values():
             for layer in side[:1]:

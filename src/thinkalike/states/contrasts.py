@@ -128,7 +128,10 @@ def continuations(
     boundary = boundary_tokens(tokenizer, vocabulary)
 
     def tokens_of(continuations: Sequence[str]) -> Bool[Tensor, "n v"]:
-        """Return which tokens are the continuation of each pair: one, or all boundaries."""
+        """Return which next tokens are the continuation of each pair.
+
+        It is a single token, or all tokens that end the word before if it is `BOUNDARY`.
+        """
         is_continuation = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
         for pair, continuation in enumerate(continuations):
             if continuation == BOUNDARY:
@@ -320,9 +323,10 @@ def _verb_endings(
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
-    """Read pairs of texts from a .csv, .tsv or .parquet file.
+    """Read pairs of texts from a .csv, .tsv or .parquet file, a pair in each row.
 
-    Rows are counted from 1, below the header.
+    The column `counterpart_word`, which may be missing or empty, has the word of the counterpart
+    if it is another one. Rows in errors are counted from 1, below the header.
 
     Raises:
         DataError: The file cannot be read, a column is missing, a cell is empty, or a word does

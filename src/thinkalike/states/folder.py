@@ -157,6 +157,12 @@ class StateFolder:
     context = CONTEXT
 
     def __init__(self, config: ModelConfig, name: str | None = None):
+        """Read the index and the token ids of the folder, but no states yet.
+
+        Args:
+            config: The path of the folder, and the settings of a model that folders have.
+            name: What tables call the folder; None: its own name.
+        """
         _check_folder_settings(config)
         self.folder = Path(str(config.path))
         self.name = name or self.folder.resolve().name
@@ -310,7 +316,7 @@ class StateFolder:
         return self.index.digest[:16]
 
     def describe(self) -> dict[str, str]:
-        """Return what the provenance of a result says of the folder."""
+        """Return what a result stores about the folder, for its provenance."""
         return {
             "name": self.name,
             "family": "states",
@@ -721,11 +727,11 @@ def _check_has_rows(model: StateFolder, folder: StateFolder, rows: PaddedRows) -
 
 
 def load_source(config: ModelConfig, name: str | None = None) -> StateSource:
-    """Return the model of a configuration, or the folder of states that its path is.
+    """Load a model, or open the folder of stored states if the path of the configuration is one.
 
     Args:
-        config: The configuration.
-        name: What tables call it; None: its label, or the name of the folder.
+        config: The configuration of the model or folder.
+        name: What tables call it; None: the label of the model, or the name of the folder.
     """
     if holds_states(config.path):
         return StateFolder(config, name)

@@ -166,7 +166,10 @@ class TokenMixing:
 
 
 def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t d"]:
-    """Return Σ decay^(t - s) row_s over all s ≤ t, or the mean of these if decay is None."""
+    """Return, at each position t, Σ decay^(t - s) e_s over all s ≤ t, with e_s those of a row.
+
+    If decay is None, it is the mean of the e_s over all s ≤ t.
+    """
     if decay is None:
         lengths = torch.arange(1, rows.shape[1] + 1)[:, None]
         return rows.cumsum(1) / lengths

@@ -53,7 +53,7 @@ class Pieces:
         return sum(len(spans) for spans in self.words)
 
     def written_words(self) -> list[str]:
-        """Return all words as they are written, text by text."""
+        """Return the words of all texts as strings, in the order of the texts."""
         written = []
         for text, spans in zip(self.texts, self.words, strict=True):
             written += [text[start:stop] for start, stop in spans]

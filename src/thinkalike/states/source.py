@@ -74,9 +74,11 @@ class WordReader(TextReader, Protocol[AnyLayer]):
         layers: Sequence[AnyLayer],
         mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states of rows of tokens at some layers.
+        """Return the states of rows of tokens at some layers, in the order of `layers`.
 
         Args:
+            tokens: Token ids.
+            layers: The layers; their states may have different widths.
             mask: 1 for tokens and 0 for padding; None: there is no padding.
         """
 

@@ -184,7 +184,10 @@ def _of_model(
     """
 
     def compute() -> CacheEntry:
-        """Run the model over the stimuli."""
+        """Run the model over the stimuli, and return the states of its layers as a cache entry.
+
+        The tensors are called "0", "1" and so on.
+        """
         model = _loaded_model(config, name, loaded)
         states, has_own = states_of_stimuli(model, stimuli, embed)
         tensors = {str(index): layer for index, layer in enumerate(states)}

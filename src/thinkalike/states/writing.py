@@ -436,14 +436,14 @@ def _with_documents(
 
 
 def _files_in(folder: Path) -> list[list[Path]]:
-    """Return the files with states in a folder, by shard.
+    """Return the files with states in a folder, grouped by shard; a shard has whole rows.
 
-    The .npy files of one folder belong together, and any other file is a shard by itself. Shards
-    are in the natural order of their paths. Folders inside the folder are searched as well.
+    All .npy files of one (sub)folder are a shard, and any other file is a shard by itself. Shards
+    are in the natural order of their paths. Subfolders are searched as well.
 
     Raises:
-        ConfigError: It is no folder.
-        DataError: A file is still being written, or there are no states.
+        ConfigError: The path is no folder.
+        DataError: A file is still being written, or there are no files with states.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: give the one in which the states are")
@@ -677,7 +677,10 @@ def _file_entry(folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_index(folder: Path, **entries: object) -> None:
-    """Write `states.json` in one step, with the entries that are not None."""
+    """Write the index of a folder of states as JSON, with the entries that are not None.
+
+    The file is replaced in one step, so that it is never half written.
+    """
     content: dict[str, object] = {"format": FORMAT}
     for name, value in entries.items():
         if value is not None:

@@ -56,7 +56,7 @@ class _StatedFacts:
         """
         try:
             return cls._checked(facts)
-        except _ImpossibleFactError as problem:
+        except _ImpossibleFact as problem:
             raise StitchError(f"cannot read {path}: {problem}") from None
 
     @classmethod
@@ -67,13 +67,13 @@ class _StatedFacts:
             facts: The parsed JSON of the file's metadata, which may be anything.
 
         Raises:
-            _ImpossibleFactError: A fact is missing, or impossible for stitches of this package.
+            _ImpossibleFact: A fact is missing, or impossible for stitches of this package.
         """
         if not isinstance(facts, dict):
-            raise _ImpossibleFactError("what it says of its stitches is no JSON object")
+            raise _ImpossibleFact("what it says of its stitches is no JSON object")
         for name in ("kind", "norm", "pairs"):
             if name not in facts:
-                raise _ImpossibleFactError(f"it does not say the {name} of its stitches")
+                raise _ImpossibleFact(f"it does not say the {name} of its stitches")
         kind = facts["kind"]
         norm = facts["norm"]
         pairs = facts["pairs"]
@@ -81,23 +81,23 @@ class _StatedFacts:
 
         if not isinstance(kind, str) or not (kind in (*KINDS, *CLOSED) or is_plugin(kind)):
             known_kinds = ", ".join([*KINDS, *CLOSED])
-            raise _ImpossibleFactError(f"its kind {short(kind)} is unknown; kinds are {known_kinds}")
+            raise _ImpossibleFact(f"its kind {short(kind)} is unknown; kinds are {known_kinds}")
         if norm not in NORMS:
             known_norms = ", ".join(NORMS)
-            raise _ImpossibleFactError(f"its norm {short(norm)} is unknown; norms are {known_norms}")
+            raise _ImpossibleFact(f"its norm {short(norm)} is unknown; norms are {known_norms}")
         if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
-            raise _ImpossibleFactError(
+            raise _ImpossibleFact(
                 f"its pairs {short(pairs)} must be lists of two layers, from 0 on"
             )
         layer_pairs = [(source, target) for source, target in pairs]
         if len(set(layer_pairs)) < len(layer_pairs):
-            raise _ImpossibleFactError(f"its pairs {short(pairs)} name a layer pair twice")
+            raise _ImpossibleFact(f"its pairs {short(pairs)} name a layer pair twice")
         if widths is not None and not _are_widths(widths):
-            raise _ImpossibleFactError(f"its widths {short(widths)} must be two whole numbers above 0")
+            raise _ImpossibleFact(f"its widths {short(widths)} must be two whole numbers above 0")
         return cls(kind, norm, layer_pairs, widths, facts.get("rank"))
 
 
-class _ImpossibleFactError(Exception):
+class _ImpossibleFact(Exception):
     """A file states something about its stitches that stitches of this package cannot have."""
 
 

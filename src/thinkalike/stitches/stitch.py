@@ -210,7 +210,7 @@ class StitchModule(nn.Module):
 
 
 def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> None:
-    """Raise a ValueError for an unknown kind or norm, or widths that do not fit the kind."""
+    """Raise a ValueError for an unknown kind or norm, or widths or a rank that do not fit."""
     if kind not in KINDS and not plugins.is_plugin(kind):
         raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
     if norm not in NORMS:
@@ -225,14 +225,14 @@ def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: 
 
 
 def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes for two widths.
+    """Return the module that a user's class or function makes, after a trial of its shapes.
 
     Args:
-        kind: The plugin, FILE.py:NAME.
-        width_in, width_out: The widths of the source and the target.
+        kind: The file and the name in it, FILE.py:NAME.
+        width_in, width_out: The widths of the states that the module maps from and to.
 
     Raises:
-        PluginError: it fails, has no weights, or leads to another width.
+        PluginError: It fails, makes no module with weights, or maps to another width.
     """
     function = plugins.load(kind)
     with plugins.blaming(f"stitch {kind}"):

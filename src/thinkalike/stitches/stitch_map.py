@@ -104,10 +104,10 @@ class StitchMap(nn.Module):
         return AffineMap(self.weight.double(), self.bias.double())
 
     def __matmul__(self, first: StitchMap) -> StitchMap:
-        """Return the composition: `(a @ b)(states)` is `a(b(states))`.
+        """Return the composition, computed in float64: `(a @ b)(states)` is `a(b(states))`.
 
         Raises:
-            StitchError: `first` does not end where this map begins.
+            StitchError: The target site of `first` is not the source site of this map.
         """
         if not isinstance(first, StitchMap):
             return NotImplemented
@@ -209,10 +209,10 @@ class StitchMap(nn.Module):
         revision: str | None = None,
         **options: Any,
     ) -> StitchMap:
-        """Return the stitch of a folder, or of a repository of the hub, ORG/NAME.
+        """Return the stitch in a local folder or, if there is none, in a repository of the hub.
 
         Args:
-            pretrained_model_name_or_path: The folder, or the repository.
+            pretrained_model_name_or_path: The folder, or the repository as ORG/NAME.
             revision: The branch, tag or commit of a repository; None: the default branch.
             options: Further arguments of `hf_hub_download`.
 
@@ -254,7 +254,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
 
 
 def _check_site(site: object, name: str) -> None:
-    """Raise a StitchError unless this is a `Site`."""
+    """Raise a StitchError unless a value is a `Site`; `name` is "source" or "target"."""
     if not isinstance(site, Site):
         raise StitchError(
             f"the {name} of a stitch is {site!r}: give a thinkalike.stitches.stitch_map.Site"
@@ -321,7 +321,8 @@ def _card_row(name: str, site: Site, width: int) -> str:
     """
     values = (name, site.model, site.revision, site.layer, width, site.dtype)
     cells = [_in_markdown(value) for value in values]
-    fingerprint = re.sub(r"[^\w]", "", site.fingerprint)  # in a code span nothing can be escaped
+    # Nothing can be escaped in a code span, so that other characters are removed.
+    fingerprint = re.sub(r"[^\w]", "", site.fingerprint)
     return f"| {' | '.join(cells)} | `{fingerprint}` |"
 
 

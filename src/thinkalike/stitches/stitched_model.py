@@ -40,9 +40,10 @@ class StitchedModel:
         target.check_layers([depth])
 
     def __call__(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
-        """Return the target's logits of each next token.
+        """Return the logits of each next token, (row, position, token of the vocabulary).
 
-        They are differentiable with respect to the trainable weights of φ.
+        The source runs up to its layer, φ maps its states, and the target continues from these.
+        The logits are differentiable with respect to the trainable weights of φ.
 
         Raises:
             ModelError: The target predicts no next token.

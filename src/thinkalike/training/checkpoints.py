@@ -403,6 +403,7 @@ class KeepStates(Checkpoint):
         files: StateFiles,
         resumed: KeptState | None = None,
     ):
+        """Begin with the time of the last checkpoint at now; see the class for the arguments."""
         self.folder = folder
         self.name = name
         self.every = every

@@ -294,7 +294,7 @@ class PulledAdamW(torch.optim.AdamW):
 
 
 def _loss_of(closure: Closure | None) -> Loss | None:
-    """Return the loss that a closure computes, with gradients; None without a closure."""
+    """Call a closure with gradients enabled and return its loss; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():

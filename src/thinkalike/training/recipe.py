@@ -151,10 +151,13 @@ class StitchConfig(Checked, part="stitch"):
         self._decide_steps()
 
     def _decide_init(self) -> None:
-        """Replace init=auto by the closed form of the kind, or by the identity if it has none.
+        """Replace `init=auto` by the closed form of this kind of map, at which training starts.
+
+        A map with a LayerNorm or of the user's own has none, and starts at the identity (or its
+        own start).
 
         Raises:
-            ConfigError: A closed form was asked for, and the map has none.
+            ConfigError: `init` names a closed form, and the map has none.
         """
         has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
         if self.init == "auto":

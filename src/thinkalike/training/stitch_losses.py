@@ -64,6 +64,7 @@ class CrossEntropy:
     """The loss of the next token in nats (Brown et al. 2023, section 2)."""
 
     def layers(self, depths: Sequence[int], layer_count: int) -> Sequence[int]:
+        """Return no layers: the loss reads none of the target's own states."""
         return []
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:

@@ -38,13 +38,13 @@ def fit(
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Train a module on rows to its last step, from the state of an earlier run if there is one.
+    """Train a module to its last step, from the checkpoint of an interrupted run if there is one.
 
     Args:
         module: The module, whose weights are changed.
         data: The rows of each step.
-        run: Where and how it is trained.
-        loggers: The loggers of its curves, as `loggers_of` the run; () keeps no curves.
+        run: Where and how the module is trained.
+        loggers: The loggers of its curves of losses, as `loggers_of` returns them; () keeps none.
         callbacks: Callbacks besides those of the user's settings.
 
     Raises:
@@ -52,13 +52,13 @@ def fit(
             done.
         TrainingError: The loss is not finite.
         StoreError: The state or the curves of an earlier run are not those of this training.
-        Interrupted: A signal came; a state is kept.
+        Interrupted: A signal came. A checkpoint was written if the run has a folder.
     """
     resumed = _resumed_state(run, module.steps)
     curve_folder = None
     if run.partial is not None and loggers:
         curve_folder = run.partial / FOLDER
-        read_curves(curve_folder)  # a damaged file is found now, and not when they are joined
+        read_curves(curve_folder)  # so that a damaged file is found before the training
         if resumed:
             move_to_earlier(curve_folder, resumed.step)
 
