@@ -153,7 +153,7 @@ def cut_into_pieces(text: str) -> Iterator[str]:
     """Yield a document in pieces of about equal length, at most `PIECE_CHARACTERS` each.
 
     A piece ends after the last paragraph of its second half. If none ends there, it ends after the
-    last line there, or else after the last word.
+    last line there, or else after the last word, or else at its full length.
     """
     start = 0
     remaining = len(text)

@@ -123,7 +123,7 @@ class Phrase(NamedTuple):
 
     slots: list[Slot]
     number: str = "singular"
-    third: bool = True
+    is_third_person: bool = True
     """Whether it is of the third person."""
 
 
@@ -192,7 +192,7 @@ def full_phrases(words: Lexicon) -> list[Phrase]:
     return phrases
 
 
-def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:
+def finite_verbs(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:
     """Return finite verbs that agree with their subject: she sings, I sing, they sing, all sang.
 
     Args:
@@ -207,7 +207,7 @@ def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -
         base, _, irregular_past = entry.partition("/")
         if tense == "past":
             word = Word(irregular_past or with_ed(base), pos, tense=tense)
-        elif subject.third and subject.number == "singular":
+        elif subject.is_third_person and subject.number == "singular":
             word = Word(with_s(base), pos, None, "singular", tense, "3")
         else:
             word = Word(base, pos, None, subject.number, tense)
@@ -269,15 +269,23 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
         *with_noun(words, WHICH, "plural"),
     ]
     full = full_phrases(words)
-    subjects = [Phrase([I_YOU], third=False), Phrase([HE_SHE]), Phrase([WE_THEY], "plural"), *full]
+    subjects = [
+        Phrase([I_YOU], is_third_person=False),
+        Phrase([HE_SHE]),
+        Phrase([WE_THEY], "plural"),
+        *full,
+    ]
 
     for subject in subjects:
         first = subject.slots
-        do = finite(["do/did"], tense, subject, "Auxiliary")
-        yield "intransitive", [*first, finite(intransitive, tense, subject)]  # the woman plays
+        do = finite_verbs(["do/did"], tense, subject, "Auxiliary")
+        yield (
+            "intransitive",
+            [*first, finite_verbs(intransitive, tense, subject)],
+        )  # the woman plays
         yield "do-question", [do, *first, sing]  # do you sing
         for object_slots in _objects(subject, full):
-            verb = finite(transitive, tense, subject)
+            verb = finite_verbs(transitive, tense, subject)
             yield "transitive", [*first, verb, *object_slots]  # Mary saw him
             # did Mary see him
             yield "transitive do-question", [do, *first, see, *object_slots]
@@ -286,9 +294,9 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
             yield "object wh-question", [*phrase.slots, do, *first, see]
     for phrase in interrogatives:
         # which men sneezed
-        yield "wh-question", [*phrase.slots, finite(intransitive, tense, phrase)]
+        yield "wh-question", [*phrase.slots, finite_verbs(intransitive, tense, phrase)]
         for object_slots in _objects(phrase, full):
-            verb = finite(transitive, tense, phrase)
+            verb = finite_verbs(transitive, tense, phrase)
             yield "transitive wh-question", [*phrase.slots, verb, *object_slots]  # who saw Mary
 
 

@@ -415,7 +415,7 @@ class PairedReader:
         self._source_tokenizer = source.tokenizer
         self._target_backend = backend_with_untrimmed_offsets(target)
         self._source_backend = backend_with_untrimmed_offsets(source.tokenizer)
-        self._target_numbers: dict[int, range] = {}  # of each document's tokens, by its hash
+        self._target_ranges: dict[int, range] = {}  # of each document's tokens, by its hash
         self._documents: list[_ReadDocument] = []
         self._token_count = 0
 
@@ -428,7 +428,7 @@ class PairedReader:
         hashes = [int(document_fingerprint(text)[:15], 16) for text in texts]
         new_texts: dict[int, str] = {}
         for document_hash, text in zip(hashes, texts, strict=True):
-            if document_hash not in self._target_numbers:
+            if document_hash not in self._target_ranges:
                 new_texts[document_hash] = text
 
         bare_texts = self._without_separators(list(new_texts.values()))
@@ -437,7 +437,7 @@ class PairedReader:
         documents = zip(new_texts, bare_texts, target_cuts, source_cuts, strict=True)
         for document_hash, text, target, source in documents:
             self._add(document_hash, text, target, source)
-        return (self._target_numbers[document_hash] for document_hash in hashes)
+        return (self._target_ranges[document_hash] for document_hash in hashes)
 
     def _without_separators(self, texts: list[str]) -> list[str]:
         """Return documents without a written BOS before or EOS after them, of either model."""
@@ -459,7 +459,7 @@ class PairedReader:
         self._documents.append(_ReadDocument(target_ids, source_ids, align(text, target, source)))
         first = self._token_count
         self._token_count += len(target_ids)
-        self._target_numbers[document_hash] = range(first, self._token_count)
+        self._target_ranges[document_hash] = range(first, self._token_count)
 
     def streams(self) -> TokenStreams:
         """Return the tokens of all documents that were read end to end, in the order of reading.
@@ -483,7 +483,7 @@ class PairedReader:
             is_exact=np.concatenate([alignment.is_exact for alignment in alignments]),
             target_starts=target_starts,
             source_starts=source_starts,
-            document_hashes=np.array(list(self._target_numbers)),
+            document_hashes=np.array(list(self._target_ranges)),
         )
 
 

@@ -59,11 +59,11 @@ class GatheredWarnings(logging.Handler):
         if is_only_handler and logging.lastResort:
             logging.lastResort.handle(record)
 
-    def keep_beside(self, states: Path, models: Collection[str]) -> None:
-        """Write the warnings of a job into the folder of its checkpoints, now and later ones.
+    def store_beside_states(self, states: Path, models: Collection[str]) -> None:
+        """Let warnings of a job be written into the folder of its states as they come.
 
-        If the job was stopped and resumes, the warnings of the stopped run are read from the file
-        there and logged again.
+        If the job was stopped and now resumes, the warnings that the stopped run has written there
+        are logged again first.
 
         Args:
             states: The folder in which the unfinished job stores states to resume from.

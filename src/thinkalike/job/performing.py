@@ -244,7 +244,7 @@ def _run_missing(
     for job in running:
         if isinstance(job.planned.job, StoredJob):
             names = [model.called for model in job.planned.models.values()]
-            warnings.keep_beside(job.planned.job.states, names)
+            warnings.store_beside_states(job.planned.job.states, names)
 
     with phase_of_all([job.work for job in running], "computing"):
         outcomes = _compute(running)

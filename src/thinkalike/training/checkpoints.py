@@ -77,23 +77,23 @@ class KeptState:
     Attributes:
         path: The file of the state.
         step: How many steps were done.
-        has_settings: Whether its rates must be those of the settings; a callback of the user may
-            change them.
+        has_configured_rates: Whether its learning rates must be those of the settings; a callback
+            of the user may change them.
     """
 
     path: Path
     step: int
-    has_settings: bool
+    has_configured_rates: bool
 
     @classmethod
-    def read(cls, path: Path, steps: int, *, has_settings: bool) -> KeptState:
+    def read(cls, path: Path, steps: int, *, has_configured_rates: bool) -> KeptState:
         """Return the path and the step of a checkpoint.
 
         Args:
             path: The file of the checkpoint.
             steps: How many steps the training has in all.
-            has_settings: Whether the learning rates in it must be those of the settings; callbacks
-                of the user may have changed them.
+            has_configured_rates: Whether the learning rates in it must be those of the settings;
+                callbacks of the user may have changed them.
 
         Raises:
             StoreError: The file is no checkpoint, or its step is not one of this training.
@@ -105,7 +105,7 @@ class KeptState:
                 f"its global_step is {str(step)[:MOST_SHOWN]}, "
                 f"and should be a number from 1 to {steps}",
             )
-        return cls(path, step, has_settings)
+        return cls(path, step, has_configured_rates)
 
     def check(self, state: Mapping[str, object], trainer: pl.Trainer) -> None:
         """Raise a StoreError unless a checkpoint may be one that this very training has written.
@@ -150,7 +150,7 @@ class KeptState:
                 groups.append(optimizer_state.get("param_groups"))
             else:
                 groups.append(optimizer_state)
-        with_values = self.has_settings
+        with_values = self.has_configured_rates
         yield _difference(groups, expected_groups, "param_groups", with_values=with_values)
         yield _difference(
             state.get("lr_schedulers"), schedules, "lr_schedulers", with_values=with_values

@@ -52,7 +52,11 @@ class StepData(pl.LightningDataModule):
         repeats: int = 1,
         setting: str = "tokens_per_step",
     ):
-        """Compute the rows of a step; see the class for the arguments."""
+        """Compute how many rows a step has, and warn if they hold fewer tokens than asked for.
+
+        Raises:
+            DataError: `tokens_per_step` is less than one row.
+        """
         super().__init__()
         self.rows = rows
         self.steps = steps
@@ -71,7 +75,7 @@ class StepData(pl.LightningDataModule):
                 f"warning: {setting}={tokens_per_step:,} is no multiple of the {self.context:,} "
                 f"tokens of a row: each step reads {tokens_read:,}"
             )
-        # the epoch whose order is known, and that order
+        # The epoch that was read last, and the order of its rows.
         self._epoch = NO_EPOCH
         self._order: list[int] = []
 

@@ -217,7 +217,7 @@ class StitchConfig(Checked, part="stitch"):
         return is_plain_map and self.optimizer in (None, "sgd")
 
     @property
-    def _is_isometry(self) -> bool:
+    def _is_orthogonal_or_low_rank(self) -> bool:
         """Whether φ is orthogonal or of low rank; the default recipe trains both kinds by Adam."""
         return self.kind in ("orthogonal", "low_rank")
 
@@ -233,9 +233,9 @@ class StitchConfig(Checked, part="stitch"):
         if self.kind in CLOSED or self.kind == "identity":
             return values
         if job.recipe == "paper":
-            return {**values, "norm": "pre"}
+            return {**values, "norm": "pre"}  # all other settings of the paper are the defaults
         shared = {"init": "auto", "loss": "kl", "whiten": self._may_whiten}
-        if self._is_isometry:
+        if self._is_orthogonal_or_low_rank:
             return {**values, **shared, "optimizer": "adam", "schedule": "cosine"}
         return {**values, **shared, "weight_decay": 0.0, "schedule": "average"}
 
@@ -256,10 +256,10 @@ class StitchConfig(Checked, part="stitch"):
             steps = 300
             warmup = 30
             tokens_per_step = 2048
-            if self._is_isometry:
+            if self._is_orthogonal_or_low_rank:
                 steps = 170
                 warmup = 17
-            if self._is_isometry or self.kind == "identity":
+            if self._is_orthogonal_or_low_rank or self.kind == "identity":
                 tokens_per_step = 4096
 
         steps_of_job = steps

@@ -170,23 +170,23 @@ class StitchTraining(SteppedModule):
         Args:
             starts: The index of each such stitch, and its initial map.
         """
-        for number, start in starts:
-            self._stitch(number).start_from(start.weight, start.bias)
+        for index, start in starts:
+            self._stitch(index).start_from(start.weight, start.bias)
         self.began = copy.deepcopy(self.stitches).requires_grad_(False)
         starts_of_pairs = self.began[: len(self.layer_pairs)]
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
-    def _stitch(self, number: int) -> StitchModule:
+    def _stitch(self, index: int) -> StitchModule:
         """Return the stitch with this index in `fits`, as its own class."""
-        phi = self.stitches[number]
+        phi = self.stitches[index]
         assert isinstance(phi, StitchModule)
         return phi
 
     @property
     def _stitches(self) -> Iterator[StitchModule]:
         """All stitches in the order of `fits`, typed as their own class."""
-        for number in range(len(self.fits)):
-            yield self._stitch(number)
+        for index in range(len(self.fits)):
+            yield self._stitch(index)
 
     def whiten(self, statistics: Sequence[PairStatistics]) -> None:
         """Make SGD use coordinates in which the states that each φ reads are white.
@@ -210,21 +210,21 @@ class StitchTraining(SteppedModule):
             rows: The rows of a step.
             chosen: The indices of the stitches; None: all of them.
         """
-        target = self.models[1]
+        _, target = self.models
         layout = self.layout or PackedLayout(rows.shape[1])
         loss = STITCH_LOSSES[self.config.loss]
 
-        numbers = chosen
-        if numbers is None:
-            numbers = range(len(self.fits))
-        fits = [self.fits[number] for number in numbers]
-        depths = [fit.depth for fit in fits]
+        indices = chosen
+        if indices is None:
+            indices = range(len(self.fits))
+        fits = [self.fits[index] for index in indices]
+        depths = [fit.depth for fit in fits]  # the layers of the target after which φs enter
         loss_layers = loss.layers(depths, target.n_layers)
         states, target_states = self._read(fits, rows, layout, loss_layers)
 
         mapped = []
-        for number, state in zip(numbers, states, strict=True):
-            phi = self._stitch(number)
+        for index, state in zip(indices, states, strict=True):
+            phi = self._stitch(index)
             mapped.append(phi(state.to(target.device).float()))
         tokens = layout.target_tokens(rows)
         return loss.of(StitchedBatch(target, depths, mapped, target_states, tokens))
@@ -249,7 +249,7 @@ class StitchTraining(SteppedModule):
             For each stitch, the states that it reads, one for each token of the target; and the
             target's own states by layer.
         """
-        target = self.models[1]
+        _, target = self.models
         read_models = dict.fromkeys([target, *(fit.reads for fit in fits)])
         states_by_site: dict[tuple[FrozenModel, int], Tensor] = {}
         for model in read_models:
@@ -382,11 +382,11 @@ class StitchTraining(SteppedModule):
             losses_at_end = self.over_processes(losses)
         losses_at_start = self.curve[0]
         worse = (losses_at_end > losses_at_start).nonzero().flatten().tolist()
-        for number in worse:
-            start = self.began[number].state_dict()
-            self.stitches[number].load_state_dict(start)
-            if number < len(self.halfway):
-                self.halfway[number].load_state_dict(start)
+        for index in worse:
+            start = self.began[index].state_dict()
+            self.stitches[index].load_state_dict(start)
+            if index < len(self.halfway):  # `halfway` has the stitches of layer pairs only
+                self.halfway[index].load_state_dict(start)
         if worse:
             log.info(
                 "%d of %d stitches ended worse than they began, and their starts are kept",

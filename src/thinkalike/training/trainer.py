@@ -92,7 +92,7 @@ def _resumed_state(run: TrainingRun, steps: int) -> KeptState | None:
     if path is None:
         return None
     log.info("resuming from %s", path)
-    return KeptState.read(path, steps, has_settings=not run.trainer.callbacks)
+    return KeptState.read(path, steps, has_configured_rates=not run.trainer.callbacks)
 
 
 def _train_by_lightning(
