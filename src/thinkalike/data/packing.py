@@ -126,7 +126,11 @@ class RowPacker:
     """
 
     def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
-        """Begin without documents; see the class for the arguments."""
+        """Compute how many rows `limit` tokens fill, and begin without documents.
+
+        Every row has `context` tokens, of which `bos`, unless it is None, is the first. `aligned`
+        cuts a document at the end of a row.
+        """
         self.limit = limit
         self.context = context
         self.bos = bos

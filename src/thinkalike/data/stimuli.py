@@ -159,7 +159,7 @@ class Stimuli:
         kinds: dict[str, Kind] = {}
         for name in self.names:
             kind = self.kinds.get(name) or kind_of(self.features[name])
-            columns[name] = typed(self.features[name], name, kind, self.source)
+            columns[name] = as_feature_column(self.features[name], name, kind, self.source)
             kinds[name] = kind if kind in NUMBER_KINDS else kind_of(columns[name])
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
@@ -495,7 +495,7 @@ def check_kinds(kinds: object, source: str | Path) -> None:
                 raise DataError(f"{source}: {error}") from None
 
 
-def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
+def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
     """Return the values of a feature as categories, or as float64 if it is numeric or continuous.
 
     Args:

@@ -175,15 +175,15 @@ class Instrument(ABC, Generic[Config]):
         return keys if self.takes_sites else keys - OF_SITES
 
     def unread(self, config: Config) -> SettingValues:
-        """Return the settings, or whole parts, of `reads` that a job of this configuration skips.
+        """Return the settings in `reads`, or whole parts of them, that a certain job ignores.
 
         Each comes with the value that enters the hash of the job in its place: usually the default
         of a setting, and None for a part. So jobs that differ only in ignored settings share one
         stored result. `left_in_key` gives the values that the configuration has.
 
             def unread(self, config):
-                has_forks = config.measure.null == "continued_training"
-                return {} if has_forks else {"data.fit_tokens": None}
+                trains_copies = config.measure.null == "continued_training"
+                return {} if trains_copies else {"data.fit_tokens": None}
         """
         return {}
 

@@ -332,10 +332,10 @@ def may_take_long(config: JobConfig) -> bool:
     if any(getattr(config, setting, None) for setting in SETTINGS_OF_OTHER_JOBS):
         return False
     (job,) = asked_for(config)
-    kind = instrument_of(job)
-    has_only_minis = all(model.mini for model in kind.models_of(job).values())
+    instrument = instrument_of(job)
+    has_only_minis = all(model.mini for model in instrument.models_of(job).values())
     is_long = _tokens_read(job) > MOST_TOKENS_OF_QUICK_JOB or not has_only_minis
-    return is_long and not is_known_done(kind, job)
+    return is_long and not is_known_done(instrument, job)
 
 
 def _tokens_read(config: JobConfig) -> int:

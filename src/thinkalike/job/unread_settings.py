@@ -181,7 +181,7 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
     for job in jobs:
         parts_read |= dict.fromkeys(job.parts())
 
-    if key in OF_SITES and not any(job.kind.takes_sites for job in jobs):
+    if key in OF_SITES and not any(job.instrument.takes_sites for job in jobs):
         return ConfigError(ONE_SITE.format(key, kinds))
     if part_name not in parts_read:
         setting = "model@target" if key == "target" else key
@@ -213,16 +213,16 @@ def _settings_of_amount(jobs: Sequence[ReadingJob]) -> list[str]:
 
 def _kinds_in_words(jobs: Sequence[ReadingJob]) -> str:
     """Return the distinct kinds of jobs as a text, such as "cka, rsa"."""
-    return ", ".join(dict.fromkeys(job.kind.kind for job in jobs))
+    return ", ".join(dict.fromkeys(job.instrument.kind for job in jobs))
 
 
 def _check_listed_models(config: JobConfig) -> None:
     """Raise a ConfigError for a setting of an entry of models=[...] that no job reads."""
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return
-    kind = instrument_of_measure(config.measure.kind)
+    instrument = instrument_of_measure(config.measure.kind)
     measure = config.measure
-    if kind.of_models == "all":
+    if instrument.of_models == "all":
         # The one job of such a measure compares all pairs of models. CKA stands for these here.
         measure = measure_schema("cka")()
     jobs = [ReadingJob.of(job) for job in asked_for(replace(config, measure=measure))]
@@ -239,7 +239,8 @@ def _check_listed_models(config: JobConfig) -> None:
                 is_read.append(job.reads(f"{side}.{name}", job.config))
             if is_read and not any(is_read):
                 raise ConfigError(
-                    f"models: {name} of {model.called} has no effect on {kind.kind}; leave it out"
+                    f"models: {name} of {model.called} has no effect on {instrument.kind}; "
+                    "leave it out"
                 )
 
 

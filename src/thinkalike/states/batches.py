@@ -554,6 +554,7 @@ class TextBatches(ABC):
             residuals = []
             for states in pool[model]:
                 without_means = groups.without_means(states, positions).to(states.dtype)
+                # Rows that are not in `order`, which are of rare tokens, stay 0.
                 residuals.append(torch.zeros_like(states).index_copy_(0, order, without_means))
             return residuals
 

@@ -403,7 +403,10 @@ class KeepStates(Checkpoint):
         files: StateFiles,
         resumed: KeptState | None = None,
     ):
-        """Begin with the time of the last checkpoint at now; see the class for the arguments."""
+        """Store where and how often checkpoints are written; a first one is timed from now.
+
+        `files` has the checkpoint that Lightning has loaded, and `resumed` says what it should be.
+        """
         self.folder = folder
         self.name = name
         self.every = every

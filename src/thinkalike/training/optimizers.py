@@ -192,7 +192,12 @@ class WhitenedSGD(torch.optim.Optimizer):
         clip: float = 0.0,
         starts: Starts | None = None,
     ):
-        """Make the optimiser; see the class for the arguments."""
+        """Make the optimiser.
+
+        `inverses` are the inverse second moments of the inputs of each linear map, `clip` limits
+        the norm of whitened gradients, and `pull` decays parameters towards their `starts`. The
+        class describes all arguments.
+        """
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "pull": pull}
         super().__init__(params, options)
         self.inverses = dict(inverses or {})
