@@ -46,10 +46,10 @@ MOST_TIES = 2**20
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How tokenizers that fall back to bytes write one."""
 
-FIRST_COMBINING_CODE = 0x300
+FIRST_COMBINING_CODE_POINT = 0x300
 """Unicode has no character below that joins what is before it."""
 
-WHITE_SPACE_CODES = [code for code in range(0x3001) if chr(code).isspace()]
+WHITE_SPACE_CODE_POINTS = [code for code in range(0x3001) if chr(code).isspace()]
 
 HOW_TO_COMPARE_WORDS = "or use task=stitch or words (measure=cka measure.unit=word)"
 """What compares models whose tokenizers differ."""
@@ -63,12 +63,14 @@ class IndexedText:
     def __init__(self, text: str):
         self.text = text
         # One code point for each character, in four bytes.
-        self.codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)  # (c,)
+        self.code_points = np.frombuffer(
+            text.encode("utf-32-le", "surrogatepass"), np.uint32
+        )  # (c,)
 
     @cached_property
     def is_after_space(self) -> NDArray[np.bool_]:
         """Whether the character before each position is white space, (c + 1,)."""
-        is_space = np.isin(self.codes, WHITE_SPACE_CODES)
+        is_space = np.isin(self.code_points, WHITE_SPACE_CODE_POINTS)
         return np.concatenate([[False], is_space])
 
     @cached_property
@@ -79,10 +81,10 @@ class IndexedText:
     @cached_property
     def bytes_before(self) -> Positions:
         """The number of UTF-8 bytes before each position, (c + 1,)."""
-        sizes = np.ones(len(self.codes), np.int64)
+        sizes = np.ones(len(self.code_points), np.int64)
         # From each of these code points on, a character has one byte more.
-        for first_code_of_more_bytes in (0x80, 0x800, 0x10000):
-            sizes += self.codes >= first_code_of_more_bytes
+        for first_with_more_bytes in (0x80, 0x800, 0x10000):
+            sizes += self.code_points >= first_with_more_bytes
         return np.concatenate([[0], np.cumsum(sizes)])
 
 
@@ -148,7 +150,7 @@ class TokenisedText:
 
         Behind the last token, this is the end of the text.
         """
-        starts = np.append(self.offsets[:, 0], len(text.codes))[1:]
+        starts = np.append(self.offsets[:, 0], len(text.code_points))[1:]
         # Offsets may be out of order: the minimum over all later tokens.
         return np.minimum.accumulate(starts[::-1])[::-1]
 
@@ -163,8 +165,8 @@ class TokenisedText:
         """
         if not self.composes:
             return np.zeros(0, np.int64)
-        next_codes = np.append(text.codes, 0)[ends]
-        candidates = np.flatnonzero(next_codes >= FIRST_COMBINING_CODE)
+        next_code_points = np.append(text.code_points, 0)[ends]
+        candidates = np.flatnonzero(next_code_points >= FIRST_COMBINING_CODE_POINT)
         tokens = [token for token in candidates if _joins(text.text, int(ends[token]))]
         return np.array(tokens, np.int64)
 
@@ -291,7 +293,7 @@ def _added_bytes(text: IndexedText, ends: Positions) -> NDArray[np.int32]:
         text: The text.
         ends: The position at which each token ends, in quarters of a character.
     """
-    characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.codes))
+    characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.code_points))
     return np.diff(text.bytes_before[characters], prepend=0).astype(np.int32)
 
 

@@ -190,8 +190,9 @@ class RowPacker:
         token_ids = torch.from_numpy(np.array(self.tokens[:used_tokens]))
         token_ids = token_ids.view(row_count, self.text_width)
         lengths = torch.tensor(self.document_lengths, dtype=torch.long)
-        numbers = torch.tensor(self.document_numbers, dtype=torch.int32)
-        documents = numbers.repeat_interleave(lengths)[:used_tokens].view_as(token_ids)
+        document_numbers = torch.tensor(self.document_numbers, dtype=torch.int32)
+        documents = document_numbers.repeat_interleave(lengths)
+        documents = documents[:used_tokens].view_as(token_ids)
         if self.bos is not None:
             bos_column = torch.full((row_count, 1), self.bos, dtype=torch.int32)
             token_ids = torch.cat([bos_column, token_ids], 1)

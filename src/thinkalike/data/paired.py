@@ -406,7 +406,10 @@ class PairedReader:
     """
 
     def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
-        """Begin without documents; see the class for the arguments."""
+        """Prepare both tokenizers, and begin without documents.
+
+        `start` and the others are the separators of documents and rows, EOS and BOS.
+        """
         # A row of indices into the stream of target tokens begins with NO_TEXT in place of BOS.
         self.start = NO_TEXT if bos else None
         self.end, self.bos = separators(target, bos)

@@ -218,11 +218,11 @@ class Stimuli:
         counts = np.bincount(cells)
         rarest = counts.min()
         # Once the rarest combination is used up, each of the others can come once more.
-        most = len(counts) * rarest + (counts > rarest).sum()
-        if not 0 < n <= most:
+        largest_sample = len(counts) * rarest + (counts > rarest).sum()
+        if not 0 < n <= largest_sample:
             raise DataError(
-                f"{self.source}: sample={n} must lie between 1 and {most}; the rarest of "
-                f"{len(counts)} combinations of {names} has {rarest} of {len(self)} stimuli"
+                f"{self.source}: sample={n} must lie between 1 and {largest_sample}; the rarest "
+                f"of {len(counts)} combinations of {names} has {rarest} of {len(self)} stimuli"
             )
 
         rng = np.random.default_rng(seed)
@@ -243,16 +243,16 @@ class Stimuli:
         The index counts all levels of the feature, also those that no stimulus has, so that a
         level keeps its index when some of the stimuli are taken.
         """
-        numbers = {}
+        columns = {}
         levels = {}
         for name in self.names:
             column = self.features[name]
             if self.kinds[name] in NUMBER_KINDS:
-                numbers[name] = column
+                columns[name] = column
             else:
-                numbers[name] = column.cat.codes
+                columns[name] = column.cat.codes
                 levels[name] = list(column.cat.categories)
-        values = torch.tensor(pd.DataFrame(numbers).to_numpy(float))
+        values = torch.tensor(pd.DataFrame(columns).to_numpy(float))
         # The code of a missing level is -1 in pandas; it becomes NaN.
         applies = torch.tensor(self.features.notna().to_numpy())
         return Codes(values.where(applies, torch.nan), levels)
@@ -538,10 +538,11 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
     """
     joint = np.zeros(len(features), dtype=int)
     for _, column in features.items():
-        codes = pd.factorize(column)[0] + 1  # 0 for NaN
+        value_indices = pd.factorize(column)[0] + 1  # 0 for NaN
         # A number for each pair of a former combination and a value; factorize makes indices of
         # these, so that they stay small.
-        joint = pd.factorize(joint * (codes.max() + 1) + codes)[0]
+        pairs = joint * (value_indices.max() + 1) + value_indices
+        joint = pd.factorize(pairs)[0]
     return joint
 
 

@@ -768,11 +768,11 @@ class WordBatches(TextBatches):
             DataError: The text has no words.
         """
         words_per_batch = self.measure.tokens_per_batch
-        words = self.measure.batches * words_per_batch
+        word_count = self.measure.batches * words_per_batch
         distinct_models = list(dict.fromkeys(self.models))
         readers = frozenset((model.ids_fingerprint, model.context) for model in distinct_models)
-        key = (repr(data), words, readers)
-        draw = partial(drawn_pieces, data, distinct_models, words)
+        key = (repr(data), word_count, readers)
+        draw = partial(drawn_pieces, data, distinct_models, word_count)
         self.text: Pieces = self.runs.text(key, draw)
         if self.text.count == 0:
             remedy = "give more text"

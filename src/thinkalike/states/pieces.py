@@ -63,10 +63,10 @@ class Pieces:
     def forms(self) -> Int[Tensor, " words"]:
         """A number for each word, in the order of the texts; equal words have equal numbers."""
         number_of_form: dict[str, int] = {}
-        numbers = []
+        form_numbers = []
         for word in self.written_words():
-            numbers.append(number_of_form.setdefault(word, len(number_of_form)))
-        return torch.tensor(numbers)
+            form_numbers.append(number_of_form.setdefault(word, len(number_of_form)))
+        return torch.tensor(form_numbers)
 
     @property
     def owners(self) -> Int[Tensor, " words"]:

@@ -184,15 +184,15 @@ def _shards(
     reach `LARGEST_SHARD` bytes.
     """
     passes: list[_Shard] = []
-    size = 0
+    byte_count = 0  # of the states of the present shard
     for first in counted(range(0, len(rows), ROWS_PER_PASS), "batch of rows"):
         one_pass = _run_rows(source, rows[first : first + ROWS_PER_PASS], layers, dtype)
         passes.append(one_pass)
-        size += sum(states.nbytes for states in one_pass.states)
-        if size >= LARGEST_SHARD:
+        byte_count += sum(states.nbytes for states in one_pass.states)
+        if byte_count >= LARGEST_SHARD:
             yield _joined_shard(passes)
             passes = []
-            size = 0
+            byte_count = 0
     if passes:
         yield _joined_shard(passes)
 

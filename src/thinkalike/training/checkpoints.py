@@ -479,13 +479,13 @@ class KeepStates(Checkpoint):
 
         Of several processes, all write one if the last one is old by the clock of any of them.
         """
-        size = sum(weight.nbytes for weight in module.state_dict().values())
+        byte_count = sum(weight.nbytes for weight in module.state_dict().values())
         for optimizer in trainer.optimizers:
             for entries in optimizer.state.values():
                 for value in entries.values():
                     if isinstance(value, Tensor):
-                        size += value.nbytes
-        if size < LARGE_STATE:
+                        byte_count += value.nbytes
+        if byte_count < LARGE_STATE:
             return True
         is_old = time.monotonic() - self._time_of_last_state >= SECONDS_BETWEEN_LARGE_STATES
         return trainer.strategy.reduce_boolean_decision(is_old, all=False)

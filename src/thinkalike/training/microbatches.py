@@ -177,7 +177,7 @@ def largest_microbatch(
     losses: TokenLosses,
     weights: Weights,
     rows: Tensor,
-    tails: Sequence[int],
+    tail_lengths: Sequence[int],
     momenta: int,
 ) -> Microbatch:
     """Return the largest microbatch of a step that fits into memory, found by trying.
@@ -191,7 +191,7 @@ def largest_microbatch(
         losses: Returns the loss of each token for each chosen stitch.
         weights: The weights of each stitch.
         rows: The rows of a step.
-        tails: For each stitch, the number of the target's blocks after it.
+        tail_lengths: For each stitch, the number of the target's blocks after it.
         momenta: How many numbers the optimiser stores for each weight.
 
     Raises:
@@ -200,7 +200,7 @@ def largest_microbatch(
     free_cached_memory(rows.device)
     budget = _budget(limits, rows.device)
     room = budget.room - _bytes_beside_a_step(limits, weights, momenta)
-    longest_first = sorted(range(len(weights)), key=lambda number: -tails[number])
+    longest_first = sorted(range(len(weights)), key=lambda index: -tail_lengths[index])
 
     whole_step = Microbatch(len(rows), len(weights))
     size = whole_step

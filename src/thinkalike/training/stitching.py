@@ -349,15 +349,15 @@ class StitchTraining(SteppedModule):
         """Find the largest microbatch that fits into memory, unless a checkpoint has given it."""
         if self.microbatch is not None:
             return
-        target = self.models[1]
-        tails = [target.n_layers - 1 - fit.depth for fit in self.fits]
+        _, target = self.models
+        tail_lengths = [target.n_layers - 1 - fit.depth for fit in self.fits]
         with self.trainer.precision_plugin.train_step_context():
             self.microbatch = largest_microbatch(
                 self.limits,
                 self.losses,
                 self._weights,
                 self._first_rows(),
-                tails,
+                tail_lengths,
                 momenta_per_weight(self.config),
             )
 
