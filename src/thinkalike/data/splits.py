@@ -73,7 +73,8 @@ class DocumentSplit:
     def __init__(self, config: DataConfig, is_fitted: bool = True):
         """Decide whether documents are held out; no document is read yet.
 
-        Documents of a user's text are held out only if the job fits something.
+        Those of a user's files or of the hub are held out only if the job fits something. Those of
+        the built-in texts, on which the mini models were trained, always are.
         """
         self.config = config
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)

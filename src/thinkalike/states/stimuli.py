@@ -241,6 +241,7 @@ def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -
     precision = torch.get_float32_matmul_precision()
     arithmetic = [device, processor, torch.get_num_threads(), precision]
 
+    # The code of this package that computes states.
     package_folder = Path(__file__).parents[1]
     files: list[Path] = []
     for subpackage in CODE:
