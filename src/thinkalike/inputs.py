@@ -54,7 +54,7 @@ from thinkalike.config.in_memory import (
     loaded_model_config,
 )
 from thinkalike.config.schema import made
-from thinkalike.data.tables import MARKS, with_named_index
+from thinkalike.data.tables import SEPARATORS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.models.frozen import FrozenModel
@@ -84,7 +84,7 @@ Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, object]]
 StimulusTable = str | os.PathLike[str] | pd.DataFrame
 
 DIGEST_DIGITS = 16
-TABLE_FILES = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}
+TABLE_FILES = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(SEPARATORS, "table")}
 
 
 # ---- models

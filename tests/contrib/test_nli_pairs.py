@@ -15,7 +15,7 @@ from thinkalike.contrib.populations.pair_files import pairs_in
 from thinkalike.contrib.populations.pair_sets import _fit_pairs, read_pairs
 from thinkalike.contrib.populations.pair_templates import OVERLAP, TEMPLATES, nli_challenge, nli_training
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
-from thinkalike.data.grammar import Phrase, finite, lexicon, noun
+from thinkalike.data.grammar import Phrase, finite_verbs, lexicon, noun
 from thinkalike.errors import DataError
 
 FUNCTION_WORDS = (
@@ -29,7 +29,7 @@ WORDS = lexicon("large")
 PASTS = {
     group: {word.form: entry.partition("/")[0] for word, entry in zip(words, WORDS[group], strict=True)}
     for group in ("intransitive", "transitive")
-    for words in [finite(WORDS[group], "past", Phrase([]))]
+    for words in [finite_verbs(WORDS[group], "past", Phrase([]))]
 }
 NAMES = set(WORDS["female names"] + WORDS["male names"])
 NOUNS = {

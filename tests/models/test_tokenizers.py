@@ -18,7 +18,7 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.data.alignment import TokenisedText, align, check_same_tokenizer
-from thinkalike.data.paired import tokenised_texts, untrimmed
+from thinkalike.data.paired import backend_with_untrimmed_offsets, tokenised_texts
 from thinkalike.digests import BYTE_OF, tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
@@ -216,7 +216,7 @@ KINDS = list(cutters.MAKERS)
 
 def cut(kind: str, text: str) -> tuple[TokenisedText, list[bytes]]:
     """The tokens of a text, and for each of them what it and those before it stand for."""
-    tokenizer = untrimmed(cutters.cutter(kind))
+    tokenizer = backend_with_untrimmed_offsets(cutters.cutter(kind))
     (found,) = tokenised_texts(tokenizer, [text])
     tokens = tokenizer.encode(text, add_special_tokens=False).tokens
     return found, [cutters.stands_for(kind, tokens[: number + 1], text) for number in range(len(tokens))]
@@ -304,7 +304,7 @@ def test_the_ids_are_those_that_packing_gives(kind):
     tokenizer = cutters.cutter(kind)
     texts = [*WRITTEN, cutters.TEXT, f"a{cutters.END} b"]
     usual = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    assert [list(each.ids) for each in tokenised_texts(untrimmed(tokenizer), texts)] == usual
+    assert [list(each.ids) for each in tokenised_texts(backend_with_untrimmed_offsets(tokenizer), texts)] == usual
 
 
 @pytest.mark.parametrize("kind", KINDS)

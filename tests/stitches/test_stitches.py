@@ -557,7 +557,7 @@ def test_weights_that_are_no_real_numbers_are_refused(dtype, finish):
 @pytest.mark.parametrize("seed", ["x", -1, 1.0, True, None, 10**30])
 def test_a_seed_that_no_fit_has_is_refused_by_its_name(seed, finish):
     result = finish(tensors_of(plain()), widths=[6, 6], rank=3)
-    contents = inspect.unwrap(results._contents)  # users have no checks of types before it
+    contents = inspect.unwrap(results._stated_facts)  # users have no checks of types before it
     with pytest.raises(ValueError, match=r"seed=.* must be a whole number"):
         contents(result, seed, False)
     with pytest.raises(StitchError, match="seeds are numbered from 0"):

@@ -37,7 +37,7 @@ from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training.checkpoints import invalid_momenta
 from thinkalike.training.curves import loggers_of
 from thinkalike.training.data import StepData
-from thinkalike.training.optimizers import rate
+from thinkalike.training.optimizers import share_of_peak_rate
 from thinkalike.training.recipe import StitchConfig, whole_rows
 from thinkalike.training.run import TrainingRun
 from thinkalike.training.stitching import StitchTraining
@@ -64,7 +64,7 @@ def training(pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
 @pytest.mark.parametrize(("schedule", "half", "last"), [("linear", 1 / 2, 1 / 90), ("cosine", 1 / 2, 3.05e-4)])
 def test_rates_start_above_zero_and_peak_after_warmup(schedule, half, last):
     config = StitchConfig(steps=100, warmup=10, schedule=schedule)
-    rates = [rate(step, config) for step in range(100)]
+    rates = [share_of_peak_rate(step, config) for step in range(100)]
     assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
     assert [rates[step] for step in (10, 55, 99)] == pytest.approx([1, half, last], rel=1e-2)
     assert all(one > other > 0 for one, other in itertools.pairwise(rates[10:]))
@@ -77,11 +77,11 @@ def test_the_tuned_lens_schedule_is_that_of_transformers():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     reference = get_linear_schedule_with_warmup(optimizer, 10, 100 - 10)
     for step in range(100):
-        assert rate(step, config) == pytest.approx(reference.get_last_lr()[0])
+        assert share_of_peak_rate(step, config) == pytest.approx(reference.get_last_lr()[0])
         optimizer.step()
         reference.step()
-    assert rate(0, config) == 0
-    assert all(rate(step, config) == 0 for step in range(90, 100))
+    assert share_of_peak_rate(0, config) == 0
+    assert all(share_of_peak_rate(step, config) == 0 for step in range(90, 100))
 
 
 def test_the_optimiser_follows_the_schedule(rows, run):
@@ -96,7 +96,7 @@ def test_the_optimiser_follows_the_schedule(rows, run):
 
     module.training_step = watched
     fit(module, step_data(rows, module), replace(run, trainer=TrainerConfig(matmul="high")))
-    assert rates == pytest.approx([0.1 * rate(step, CONFIG) for step in range(6)])
+    assert rates == pytest.approx([0.1 * share_of_peak_rate(step, CONFIG) for step in range(6)])
     assert set(precisions) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"
 

@@ -46,10 +46,10 @@ MOST_TIES = 2**20
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How tokenizers that fall back to bytes write one."""
 
-FIRST_COMBINING_CODE = 0x300
+FIRST_COMBINING_CODE_POINT = 0x300
 """Unicode has no character below that joins what is before it."""
 
-WHITE_SPACE_CODES = [code for code in range(0x3001) if chr(code).isspace()]
+WHITE_SPACE_CODE_POINTS = [code for code in range(0x3001) if chr(code).isspace()]
 
 HOW_TO_COMPARE_WORDS = "or use task=stitch or words (measure=cka measure.unit=word)"
 """What compares models whose tokenizers differ."""
@@ -58,16 +58,19 @@ Positions = NDArray[np.int64]
 
 
 class IndexedText:
-    """A document of c characters, and what alignment asks about them."""
+    """A document of c characters, with counts of characters and bytes before each position."""
 
     def __init__(self, text: str):
         self.text = text
-        self.codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)  # (c,)
+        # One code point for each character, in four bytes.
+        self.code_points = np.frombuffer(
+            text.encode("utf-32-le", "surrogatepass"), np.uint32
+        )  # (c,)
 
     @cached_property
     def is_after_space(self) -> NDArray[np.bool_]:
         """Whether the character before each position is white space, (c + 1,)."""
-        is_space = np.isin(self.codes, WHITE_SPACE_CODES)
+        is_space = np.isin(self.code_points, WHITE_SPACE_CODE_POINTS)
         return np.concatenate([[False], is_space])
 
     @cached_property
@@ -78,9 +81,10 @@ class IndexedText:
     @cached_property
     def bytes_before(self) -> Positions:
         """The number of UTF-8 bytes before each position, (c + 1,)."""
-        sizes = np.ones(len(self.codes), np.int64)
-        for first_code_of_more_bytes in (0x80, 0x800, 0x10000):
-            sizes += self.codes >= first_code_of_more_bytes
+        sizes = np.ones(len(self.code_points), np.int64)
+        # From each of these code points on, a character has one byte more.
+        for first_with_more_bytes in (0x80, 0x800, 0x10000):
+            sizes += self.code_points >= first_with_more_bytes
         return np.concatenate([[0], np.cumsum(sizes)])
 
 
@@ -100,48 +104,60 @@ class TokenisedText:
     """Whether a normaliser may have joined characters."""
 
     def certain_ends(self, text: IndexedText) -> Positions:
-        """Return how far each token surely reaches with those before it, in quarters, (n,).
+        """Return up to where the text is surely known after each token, (n,).
 
-        A reader of these tokens knows all of the text up to there.
+        Offsets are inexact where a normaliser joins characters or a token is part of a character;
+        this is the lower bound, and `possible_ends` the upper one. Both are in quarters of a
+        character, because a character has at most four bytes.
         """
         next_starts = self._next_starts(text)
         ends = np.minimum(self._ends, next_starts)
-        # The end of a token within a cluster is moved behind it, if no later token begins in it,
-        # or else before it.
+        # A cluster is a range of characters that a normaliser may join, such as a letter and its
+        # accents. A token that ends within one is taken to hold all of it if no later token
+        # begins in it, or else nothing of it.
         for token in self._ending_in_cluster(text, ends):
             first, end = _cluster(text.text, int(ends[token]))
             ends[token] = end if next_starts[token] >= end else first
         return np.maximum.accumulate(self._in_quarters(text, ends))
 
     def possible_ends(self, text: IndexedText) -> Positions:
-        """Return how far each token may reach with those before it, in quarters, (n,).
+        """Return up to where the text may be known after each token, (n,).
 
-        A reader of these tokens knows nothing of the text beyond there.
+        Nothing is known beyond there. This is the upper bound to the lower one of `certain_ends`,
+        also in quarters of a character, because a character has at most four bytes.
         """
         next_starts = self._next_starts(text)
-        # The token may have read all of a gap before the next one, as text that a normaliser
-        # swallowed, if the gap has visible characters or the token ends in white space.
+        # Between a token and the next one there may be a gap of characters that a normaliser
+        # removed. The token may know them if one is visible or the token ends in white space.
         later = np.maximum(next_starts, self._ends)
         has_gap = next_starts > self._ends
-        is_swallowed = text.visible_before[later] > text.visible_before[self._ends]
-        is_swallowed |= text.is_after_space[self._ends]
-        ends = np.where(has_gap & is_swallowed, next_starts, self._ends)
+        may_know_gap = text.visible_before[later] > text.visible_before[self._ends]
+        may_know_gap |= text.is_after_space[self._ends]
+        ends = np.where(has_gap & may_know_gap, next_starts, self._ends)
+        # A token that ends within a cluster of characters, such as a letter and its accents, may
+        # know all of it.
         for token in self._ending_in_cluster(text, ends):
             _, ends[token] = _cluster(text.text, int(ends[token]))
         return np.maximum.accumulate(self._in_quarters(text, ends))
 
     @cached_property
     def _ends(self) -> Positions:
-        """The position after the last character of each token or one before it, (n,)."""
+        """One past the last character of each token and of all tokens before it, (n,)."""
         return np.maximum.accumulate(self.offsets[:, 1])
 
     def _next_starts(self, text: IndexedText) -> Positions:
-        """Return the position where the text that follows each token begins, (n,)."""
-        starts = np.append(self.offsets[:, 0], len(text.codes))[1:]
+        """Return the first character of all tokens after each token, (n,).
+
+        Behind the last token, this is the end of the text.
+        """
+        starts = np.append(self.offsets[:, 0], len(text.code_points))[1:]
+        # Offsets may be out of order: the minimum over all later tokens.
         return np.minimum.accumulate(starts[::-1])[::-1]
 
     def _ending_in_cluster(self, text: IndexedText, ends: Positions) -> Positions:
-        """Return the indices of tokens that seem to end within what a normaliser may join.
+        """Return the indices of tokens whose next character a normaliser may join to the last.
+
+        There are none if the tokenizer has no normaliser.
 
         Args:
             text: The text.
@@ -149,16 +165,17 @@ class TokenisedText:
         """
         if not self.composes:
             return np.zeros(0, np.int64)
-        next_codes = np.append(text.codes, 0)[ends]
-        candidates = np.flatnonzero(next_codes >= FIRST_COMBINING_CODE)
+        next_code_points = np.append(text.code_points, 0)[ends]
+        candidates = np.flatnonzero(next_code_points >= FIRST_COMBINING_CODE_POINT)
         tokens = [token for token in candidates if _joins(text.text, int(ends[token]))]
         return np.array(tokens, np.int64)
 
     def _in_quarters(self, text: IndexedText, ends: Positions) -> Positions:
-        """Return positions after tokens, (n,), in quarters of a character and not in characters.
+        """Return the ends of tokens, (n,), in quarters of a character instead of characters.
 
-        A token that ends within a character, which the next token begins in as well, ends after
-        those of its bytes that it holds.
+        Where a token and the next one share a character, the token ends after those bytes of the
+        character that it holds: a quarter is counted for each. If these cannot be told, the end
+        stays as it is.
         """
         quarters = ends * QUARTERS_PER_CHARACTER
         next_starts = self._next_starts(text)
@@ -170,9 +187,10 @@ class TokenisedText:
         return quarters
 
     def _bytes_of_character(self, text: str, token: int, character: int) -> int | None:
-        """Return how many bytes of a character a token and those before it hold.
+        """Return how many bytes of a character a token and the tokens before it hold.
 
-        None means that this cannot be told.
+        For example, a byte-level tokenizer may write one character as two tokens. None means that
+        they hold the whole character, or that the number cannot be told.
 
         Args:
             text: The text.
@@ -197,7 +215,7 @@ class TokenisedText:
         if self.composes:
             is_space = text[character].isspace()
         if not is_space and not token_bytes.strip():
-            return 0  # the token is a space that the tokenizer put in front of the character
+            return 0  # the token is a space that the tokenizer added in front of the character
 
         character_bytes = text[character].encode("utf-8", "surrogatepass")
         for count in range(1, len(character_bytes)):
@@ -224,14 +242,17 @@ class Alignment:
 
 
 def align(document: str, target: TokenisedText, source: TokenisedText) -> Alignment:
-    """Align the tokens of a document, and the token that ends it for each model.
+    """Align each target token with the last source token that has seen no later text.
+
+    Each model's end-of-document token is appended, and these two are aligned.
 
     Args:
         document: The text.
-        target, source: How the two models cut it, without the tokens that end it.
+        target, source: The tokens of the two models, without the token that ends the document.
     """
     text = IndexedText(document)
-    # The tokens that end the document are behind its last character.
+    # Positions are in quarters of a character. The token that ends the document is placed one
+    # character behind its last one.
     end = QUARTERS_PER_CHARACTER * (len(document) + 1)
     target_ends = np.append(target.certain_ends(text), end)
     source_ends = np.append(source.possible_ends(text), end)
@@ -249,10 +270,14 @@ def align(document: str, target: TokenisedText, source: TokenisedText) -> Alignm
 
 
 def _break_ties(ends: Positions) -> Positions:
-    """Return numbers that rise from token to token and compare as positions do.
+    """Return numbers that are ordered like the ends of tokens, and strictly increase.
 
-    Of several tokens at one position, the last one is there, and those before it fall short of it
-    by how many more follow.
+    Of the tokens that end at one position, the last one has position · MOST_TIES, and each earlier
+    one has that minus the number of tokens that follow it there. So two tokenizers that cut a text
+    alike are aligned token by token.
+
+    Args:
+        ends: The position at which each token ends, in ascending order.
     """
     last_at_position = np.searchsorted(ends, ends, "right") - 1
     tokens_that_follow = last_at_position - np.arange(len(ends))
@@ -260,18 +285,23 @@ def _break_ties(ends: Positions) -> Positions:
 
 
 def _added_bytes(text: IndexedText, ends: Positions) -> NDArray[np.int32]:
-    """Return how many UTF-8 bytes of the text each token adds, given where it ends in quarters.
+    """Return how many UTF-8 bytes of the text each token adds to those before it.
 
-    A character counts for the token that completes it.
+    All bytes of a character count for the token that completes it.
+
+    Args:
+        text: The text.
+        ends: The position at which each token ends, in quarters of a character.
     """
-    characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.codes))
+    characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.code_points))
     return np.diff(text.bytes_before[characters], prepend=0).astype(np.int32)
 
 
 def _token_bytes(token_text: str) -> bytes:
-    """Return the bytes that a token of a vocabulary stands for.
+    """Return the bytes that the written form of a token in a vocabulary stands for.
 
-    The vocabulary may write single bytes as <0x0A>, be byte-level, or write a space as ▁.
+    A form such as <0x0A> is one byte. A byte-level vocabulary writes each byte as a character of
+    its own (`BYTE_OF`). Any other form is text in which ▁ stands for a space.
     """
     byte_token = BYTE_TOKEN.fullmatch(token_text)
     if byte_token is not None:
@@ -283,10 +313,9 @@ def _token_bytes(token_text: str) -> bytes:
 
 
 def _cluster(text: str, position: int) -> tuple[int, int]:
-    """Return the range of characters around a position that a normaliser may join.
+    """Return the first character, and one past the last, of those that a normaliser may join.
 
-    Returns:
-        The first of them, and one past the last.
+    These are the character at a position and its neighbours, such as a letter and its accents.
     """
     first = position
     while first > 0 and _joins(text, first):
@@ -298,7 +327,12 @@ def _cluster(text: str, position: int) -> tuple[int, int]:
 
 
 def _joins(text: str, position: int) -> bool:
-    """Return whether a normaliser may join a character to those before it, or move it there."""
+    """Return whether a normaliser may join the character at a position to those before it.
+
+    It may if the character is a combining one, such as an accent, or if NFKC of it together with
+    up to three characters before it differs from NFKC of both apart. The first character of a text
+    is joined to nothing.
+    """
     before = text[max(position - 3, 0) : position]
     if not before:
         return False
@@ -310,14 +344,15 @@ def _joins(text: str, position: int) -> bool:
 
 
 def check_same_tokenizer(source: Any, target: Any) -> None:
-    """Check that two models have the same tokenizer.
+    """Check that the tokenizers of two models turn every text into the same token ids.
 
     Args:
         source: A model, or anything with `name` and `tokenizer`.
         target: The same.
 
     Raises:
-        ModelError: Their tokenizers differ.
+        ModelError: A fact that decides the token ids differs, such as the vocabulary; the message
+            names it.
     """
     source_facts = tokenizer_facts(source.tokenizer)
     target_facts = tokenizer_facts(target.tokenizer)
@@ -331,7 +366,9 @@ def check_same_tokenizer(source: Any, target: Any) -> None:
 
 
 def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
-    """Check that two models cut the text of rows into the same tokens, and know all of them.
+    """Check that two models cut the text of some rows into the same token ids.
+
+    Tokenizers with different settings may do so for this text.
 
     Args:
         source: The model whose token ids the rows have.
@@ -339,7 +376,7 @@ def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> Non
         rows: Token ids, (b, t).
 
     Raises:
-        ModelError: They cut the text differently, or a model lacks a token.
+        ModelError: They cut the text differently, or a token id lies outside of a vocabulary.
     """
     largest_id = int(rows.max())
     if largest_id >= min(source.vocabulary, target.vocabulary):
@@ -366,9 +403,12 @@ def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> Non
 
 
 def _first_difference(source_ids: Sequence[int], target_ids: Sequence[int]) -> int:
-    """Return the index of the first token that differs between two lists that are not equal.
+    """Return the index of the first token id that differs between two lists.
 
-    A list that is the beginning of the other one differs where it ends.
+    If one list is the beginning of the other one, this is its length.
+
+    Raises:
+        ValueError: The lists are equal.
     """
     for index, (source_id, target_id) in enumerate(zip_longest(source_ids, target_ids)):
         if source_id != target_id:
@@ -377,14 +417,16 @@ def _first_difference(source_ids: Sequence[int], target_ids: Sequence[int]) -> i
 
 
 def check_alignable(source: Any, target: Any) -> None:
-    """Check that two models read the same letters, however they cut them.
+    """Check that the tokens of two models can be aligned by the characters that they stand for.
+
+    Both tokenizers need offsets, and must normalise the words of `PROBES` to the same letters.
 
     Args:
         source: A model, or anything with `name` and `tokenizer`.
         target: The same.
 
     Raises:
-        ModelError: A tokenizer has no offsets, or the two normalise some letters differently.
+        ModelError: A tokenizer has no offsets, or the two normalise a word differently.
     """
     for model in (source, target):
         if not getattr(model.tokenizer, "is_fast", False):
@@ -404,7 +446,10 @@ def check_alignable(source: Any, target: Any) -> None:
 
 
 def _normalised_word(tokenizer: Any, word: str) -> str:
-    """Return a word as a tokenizer's normaliser writes it, without the spaces that it adds."""
+    """Return a word as a tokenizer's normaliser writes it, in NFKC and without any white space.
+
+    A tokenizer without a normaliser leaves the word as it is.
+    """
     normalised = word
     normalizer = tokenizer.backend_tokenizer.normalizer
     if normalizer is not None:

@@ -43,7 +43,7 @@ class CacheEntry(NamedTuple):
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """Return the folder of all caches: `data.cache`, or the one that the environment names."""
+    """Return the folder of all caches: the setting `data.cache`, or else the default folder."""
     if config.cache:
         return in_home(config.cache)
     return cache_home()
@@ -52,12 +52,15 @@ def cache_folder(config: DataConfig) -> Path:
 def read_or_compute(
     path: Path, compute: Callable[[], CacheEntry], largest_folder: int | None = None
 ) -> CacheEntry:
-    """Return the entry at a path, or compute and store it; other processes wait meanwhile.
+    """Return the cache entry at a path; on a miss, compute it and store it there.
+
+    Other processes that want the entry wait for it. In a folder that cannot be written, nothing is
+    stored.
 
     Args:
         path: The file of the entry, which ends in .safetensors.
         compute: Returns the entry; it is called on a miss.
-        largest_folder: The bytes that the entries of the folder may have together. The least
+        largest_folder: The most bytes that all entries of the folder may have together. The least
             recently read ones are removed first. None sets no limit.
     """
     lock = path.with_suffix(".lock")
@@ -79,7 +82,7 @@ def read_or_compute(
 
 
 def _read_entry(path: Path) -> CacheEntry | None:
-    """Return the entry at a path, or None if there is none; a damaged one is removed."""
+    """Return the entry at a path; None if there is none, or a damaged one, which is removed."""
     if not path.exists():
         return None
     try:
@@ -105,10 +108,11 @@ def _write_entry(path: Path, entry: CacheEntry, largest_folder: int | None) -> N
     Args:
         path: The file of the entry.
         entry: The entry.
-        largest_folder: The most bytes of all entries of the folder. A larger entry is not written.
+        largest_folder: The most bytes of all entries of the folder. Older entries are removed to
+            make room, and an entry that is larger itself is not written. None sets no limit.
     """
     temporary = path.with_suffix(".aside")
-    # One metadata entry, because safetensors writes several in no fixed order.
+    # A single metadata entry, because safetensors writes several entries in no fixed order.
     metadata = {"about": json.dumps({"about": entry.facts, "digest": entry.digest()})}
     try:
         if largest_folder is not None:
@@ -127,12 +131,12 @@ def _write_entry(path: Path, entry: CacheEntry, largest_folder: int | None) -> N
 
 
 def _make_room(folder: Path, room: int) -> None:
-    """Remove the least recently read entries until the rest fits into `room` bytes.
+    """Remove the least recently read entries of a folder until the rest has at most `room` bytes.
 
-    The time at which a file was changed is that of the last read.
+    Reading an entry sets the modification time of its file, so that this is the last reading.
     """
     entries = list(folder.glob("*.safetensors"))
-    entries.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    entries.sort(key=lambda path: path.stat().st_mtime, reverse=True)  # latest first
     for path in entries:
         room -= path.stat().st_size
         if room < 0:

@@ -118,6 +118,7 @@ class _Sentence:
             raise ValueError(
                 f"it has {count}, and CoNLL-U has {COLUMN_COUNT}, divided by single tabs"
             )
+        # The columns are ID, FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL, DEPS and MISC.
         number, form, _, upos, _, feats, _, _, _, misc = columns
         word_id = WORD_ID.fullmatch(number)
         is_empty_node = word_id is not None and word_id[2] == "."
@@ -156,10 +157,10 @@ class _Sentence:
         self.features.append(features)
 
     def end(self) -> None:
-        """Give the words of multiword tokens their spans.
+        """Finish the sentence: give each word of a multiword token its own span where possible.
 
-        If the words together spell the token, each gets its part of the characters. Otherwise they
-        keep the span of the whole token.
+        If the forms of the words, joined, are the token (do + n't = don't), each word gets its
+        part of the characters. Otherwise (de + le = du) they keep the span of the whole token.
 
         Raises:
             ValueError: The sentence ends within a multiword token.
@@ -179,7 +180,13 @@ class _Sentence:
 
 
 def _unexpected_id(number: str, form: str, next_word: int) -> ValueError:
-    """Return the error for a word whose ID is not the next number of its sentence."""
+    """Return the error for a word whose ID is not the next number of its sentence.
+
+    Args:
+        number: The ID as it is written.
+        form: The form of the word.
+        next_word: The number that the ID should be.
+    """
     return ValueError(
         f"the ID is {number[:40]} of {form!r} where {next_word} is due; empty lines divide "
         "sentences"
@@ -187,13 +194,14 @@ def _unexpected_id(number: str, form: str, next_word: int) -> ValueError:
 
 
 def _parse_features(feats: str) -> dict[str, str | int | None]:
-    """Return the features of a word by name; none for "_".
+    """Return the morphological features of a word by name; "_" stands for no features.
 
     Args:
         feats: The column FEATS, such as "Case=Nom|Number=Sing".
 
     Raises:
-        ValueError: They are malformed.
+        ValueError: The column is malformed, or a feature has the name of one of the features that
+            every word has, such as "UPOS".
     """
     if feats == "_":
         return {}
@@ -216,14 +224,16 @@ def _parse_features(feats: str) -> dict[str, str | int | None]:
 
 
 def _sentences_in(path: str | Path, lines: list[str]) -> Iterator[_Sentence]:
-    """Yield the sentences of a file that have words, which empty lines divide.
+    """Yield the sentences of a file, which are divided by empty lines.
+
+    Sentences without words are left out, and comments other than `# sent_id = NAME` are ignored.
 
     Args:
         path: What errors call the file.
         lines: Its lines.
 
     Raises:
-        DataError: A line is malformed; the message names its number.
+        DataError: A line is malformed; the message has its number.
     """
     sentence = _Sentence()
     for number, line in enumerate([*lines, ""], 1):  # an empty line ends the last sentence, too

@@ -93,7 +93,7 @@ def read_corpus(
     limits = TextLimits(fit_tokens, evaluation_tokens, document_bytes)
 
     def compute() -> CacheEntry:
-        """Tokenise and pack the text, for one tokenizer or for two."""
+        """Tokenise the text and pack it into rows, with the source's tokens if it has its own."""
         if source is not None:
             corpus = source.pack(data, tokenizer, context, bos, limits)
         else:
@@ -123,7 +123,7 @@ def read_corpus(
 
 
 def warn_of_few_documents(data: DataConfig, documents: int) -> None:
-    """Log a warning if a report has too few documents for narrow intervals."""
+    """Log a warning if the evaluation text has too few documents for narrow intervals."""
     if documents < DOCUMENTS_FOR_INTERVALS:
         log.warning(
             f"warning: data {data.name}: the evaluation text has {documents} documents, and fewer "
@@ -133,7 +133,10 @@ def warn_of_few_documents(data: DataConfig, documents: int) -> None:
 
 
 def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
-    """Log a warning if documents that follow each other in the report resemble each other."""
+    """Log a warning if consecutive documents of the evaluation text resemble each other.
+
+    Intervals resample documents as if they were independent.
+    """
     correlation = neighbour_correlation(rows.tokens, rows.documents)
     if correlation:
         log.warning(
@@ -151,10 +154,10 @@ def _cache_name(
     limits: TextLimits,
     source: SourceTokenizer | None,
 ) -> str:
-    """Return a name for the rows of a request: a hash of everything that decides them.
+    """Return the name of a cache entry: a hash of everything that decides the packed rows.
 
-    It has 16 hexadecimal digits. A source with another tokenizer, and a limit of the bytes of a
-    document, count only if there is one.
+    It has 16 hexadecimal digits. The settings of a source with another tokenizer, and the limit of
+    bytes of each document, enter the hash only if there is such a source or limit.
     """
     request = {
         "version": CACHE_VERSION,
@@ -179,9 +182,10 @@ def _cache_name(
 
 
 def _named_tensors(corpus: Corpus) -> CacheEntry:
-    """Return a corpus as tensors by the split and what they hold, such as "fit.tokens".
+    """Return a corpus as a cache entry, whose tensors have names such as "fit.tokens".
 
-    `_corpus_of` is the inverse.
+    The splits are "fit" (text for fitting) and "report" (text for evaluation). `_corpus_of` is the
+    inverse.
     """
     tensors: dict[str, Tensor] = {}
     for split, rows in {"fit": corpus.fit, "report": corpus.report}.items():
@@ -199,7 +203,7 @@ def _named_tensors(corpus: Corpus) -> CacheEntry:
 
 
 def _corpus_of(entry: CacheEntry) -> Corpus:
-    """Return the corpus of a cache entry; `_named_tensors` is the inverse."""
+    """Return the corpus that `_named_tensors` stored in a cache entry."""
     return Corpus(
         fit=_rows_of_split(entry.tensors, "fit"),
         report=_rows_of_split(entry.tensors, "report"),
@@ -210,7 +214,8 @@ def _corpus_of(entry: CacheEntry) -> Corpus:
 def _rows_of_split(tensors: dict[str, Tensor], split: str) -> TokenRows:
     """Return the rows of one split, "fit" or "report", from the tensors of a cache entry.
 
-    They are `PairedRows` if the entry has tokens of a source with another tokenizer.
+    If the entry was made for a source with another tokenizer, the rows are `PairedRows`, which
+    hold the source's tokens as well.
     """
     token_ids = tensors[f"{split}.tokens"]
     documents = tensors[f"{split}.documents"]

@@ -76,7 +76,10 @@ BYTES_PER_TOKEN = 2
 """Most tokens have at least this many bytes of text."""
 
 FEWEST_BYTES = 1000
-"""A report does not cut a document shorter than this."""
+"""An evaluation does not cut a document shorter than this."""
+
+DEFAULT_GRAMMAR_SENTENCES = 60_000
+"""How many sentences the text of the grammar is chosen from if `data.sentences` is not set."""
 
 GROUP_TYPES = (str, int, float, bool, datetime.date, decimal.Decimal)
 """The types of values that can name a group of documents."""
@@ -122,9 +125,10 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def documents_of(config: DataConfig) -> Iterator[str]:
-    """Return the documents of a source in an order that never changes.
+    """Return the documents of a source of text, in an order that never changes.
 
-    If there are fewer than `FEWEST_WHOLE_DOCUMENTS`, they are cut into pieces.
+    If there are fewer than `FEWEST_WHOLE_DOCUMENTS`, long ones are cut into pieces, and each piece
+    counts as a document.
 
     Raises:
         DataError: The source cannot be read.
@@ -139,7 +143,8 @@ def documents_of(config: DataConfig) -> Iterator[str]:
         for piece in cut_into_pieces(document):
             pieces.append(Document(piece, group_of(document)))
     if len(pieces) > len(first_documents):
-        # Neighbouring pieces resemble each other, and the first of many must not be one passage.
+        # Neighbouring pieces resemble each other. In the order of their hashes, the first pieces
+        # come from all over the text and not from one passage.
         pieces.sort(key=document_fingerprint)
     return iter(pieces)
 
@@ -148,7 +153,7 @@ def cut_into_pieces(text: str) -> Iterator[str]:
     """Yield a document in pieces of about equal length, at most `PIECE_CHARACTERS` each.
 
     A piece ends after the last paragraph of its second half. If none ends there, it ends after the
-    last line there, or else after the last word.
+    last line there, or else after the last word, or else at its full length.
     """
     start = 0
     remaining = len(text)
@@ -163,14 +168,16 @@ def cut_into_pieces(text: str) -> Iterator[str]:
 
 
 def _last_break(text: str, start: int, stop: int) -> int:
-    """Return where to end a piece of a text that would go from `start` to `stop`.
+    """Return where to end a piece of a text that begins at `start` and ends at most at `stop`.
 
-    It is after the last paragraph, line or word in the second half of the piece, or else `stop`.
+    It ends after the last paragraph in the second half of text[start:stop]. If none ends there, it
+    ends after the last line there, or else after the last word, or else at `stop`.
     """
     middle = (start + stop) // 2
     for separator in ("\n\n", "\n", " "):
         end = text.rfind(separator, middle, stop) + len(separator)
-        if end > start + 1:
+        is_found = end > start + 1  # rfind returns -1 otherwise, and the end is 1 at most
+        if is_found:
             return end
     return stop
 
@@ -186,7 +193,7 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
     elif config.source == "pydoc":
         yield from _manual_topics()
     elif config.source == "grammar":
-        yield from _grammar_sentences(config.sentences or 60_000)
+        yield from _grammar_sentences(config.sentences or DEFAULT_GRAMMAR_SENTENCES)
     elif isinstance(config, TextInMemory):
         yield from _documents_in_memory(config)
     elif config.source == "text":
@@ -201,9 +208,9 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
 
 
 def _stdlib_documents() -> list[str]:
-    """Return the files of Python's library, in an order that mixes topics.
+    """Return the texts of the files of Python's standard library, in the order of their hashes.
 
-    The order does not depend on the names of files.
+    This order mixes topics and does not depend on the names of files.
     """
     texts = []
     for path in _stdlib_files():
@@ -212,18 +219,19 @@ def _stdlib_documents() -> list[str]:
 
 
 def _stdlib_files() -> list[Path]:
-    """Return the Python files of the standard library in the order of their paths."""
+    """Return the Python files of the standard library, without tests, in the order of paths."""
     files: list[Path] = []
     for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS  # in place: `walk` enters these alone
+        # `os.walk` enters the folders that this list, changed in place, still has.
+        subfolders[:] = set(subfolders) - LEFT_OUT_FOLDERS
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
 
 
 def _manual_topics() -> list[str]:
-    """Return the topics of Python's manual, without lines of signs.
+    """Return the topics of Python's manual as documents, without lines such as "****".
 
-    Topics overlap, and each paragraph occurs only in the first one that has it.
+    Topics share paragraphs. A paragraph is kept only in the first topic that has it.
     """
     from pydoc_data.topics import topics
 
@@ -233,8 +241,8 @@ def _manual_topics() -> list[str]:
         text = re.sub(r"(?m)^\W{4,}\n", "", topic)
         paragraphs = {canonical(paragraph): paragraph for paragraph in text.split("\n\n")}
         new_paragraphs = []
-        for key, paragraph in paragraphs.items():
-            if key not in known_paragraphs:
+        for canonical_paragraph, paragraph in paragraphs.items():
+            if canonical_paragraph not in known_paragraphs:
                 new_paragraphs.append(paragraph)
         documents.append("\n\n".join(new_paragraphs))
         known_paragraphs.update(paragraphs)
@@ -242,9 +250,10 @@ def _manual_topics() -> list[str]:
 
 
 def _grammar_sentences(count: int) -> Iterator[str]:
-    """Yield sentences of the large grammar that the small one cannot make.
+    """Yield those of `count` sentences of the large grammar that the small one cannot make.
 
-    Sentences of the small grammar probe models and must not be among the text that they learn.
+    Sentences of the small grammar are stimuli that probe models. They must not be among the text
+    that models learn.
     """
     from thinkalike.data.grammar import controlled_sentences, patterns
 
@@ -258,7 +267,7 @@ def _grammar_sentences(count: int) -> Iterator[str]:
 
 
 def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
-    """Yield the documents of texts that were passed in memory."""
+    """Yield the documents of texts that a user passed in memory, with their groups' names."""
     grouping = _Grouping(config.group)
     for number, record in enumerate(config.records.rows, 1):
         text = _text_of(record, config.field or "text", f"texts line {number}")
@@ -266,7 +275,7 @@ def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
 
 
 def _documents_of_files(config: DataConfig) -> Iterator[str]:
-    """Yield the documents of the user's files, file by file."""
+    """Yield the documents of the user's files, file by file, with the names of their groups."""
     paths = files_of(config)
     root = os.path.commonpath([path.parent.absolute() for path in paths])
     grouping = _Grouping(config.group, root)
@@ -276,7 +285,10 @@ def _documents_of_files(config: DataConfig) -> Iterator[str]:
 
 
 def _documents_of_hub(config: DataConfig) -> Iterator[str]:
-    """Yield the documents of a data set of the hub, which is streamed."""
+    """Yield the documents of a data set of the Hugging Face hub as they are downloaded.
+
+    The default split is "train". Documents have the names of their groups.
+    """
     options: dict[str, Any] = {"split": config.split or "train", "revision": config.revision}
     if config.hub_files:
         options["data_files"] = list(config.hub_files)
@@ -290,17 +302,17 @@ def _documents_of_hub(config: DataConfig) -> Iterator[str]:
 
 
 def rows_folder(config: DataConfig) -> str:
-    """Return the folder of states whose rows of text are read: the only one of `data.files`."""
+    """Return the only entry of `data.files`: a folder of stored states, whose text is used."""
     assert config.files is not None, "DataConfig checks that there is one"
     return config.files[0]
 
 
 def text_fingerprint(config: DataConfig) -> str:
-    """Return the SHA-256 of everything that decides documents and their split, as 16 digits.
+    """Return a hash of everything that decides documents and their split: 16 digits of SHA-256.
 
-    This is the content of local files, the version of the grammar, or the name and commit of a set
-    of the hub; and the versions of the rules that split and cut documents. The text of the minis
-    is never cut, so that it does not depend on the versions of cutting.
+    This is the content of local files, the version of the grammar, or the name and commit of a
+    data set of the hub; and the versions of the rules that split and cut documents. Documents of
+    the standard library and the grammar are never cut, so that the rules of cutting do not count.
     """
     if config.source == "states":
         return states_fingerprint(rows_folder(config))
@@ -365,10 +377,11 @@ def _file_fingerprint(path: Path) -> bytes:
 
 
 def beginning_bytes(evaluation_tokens: int) -> int:
-    """Return how many UTF-8 bytes of each document a report of so many tokens reads.
+    """Return how many UTF-8 bytes of each document to read for so many tokens of evaluation.
 
-    It then has at least `DOCUMENTS_FOR_INTERVALS` documents. Bytes are counted and not tokens, so
-    that models with different tokenizers read the same text.
+    With this limit, the tokens come from about `DOCUMENTS_FOR_INTERVALS` documents or more. It is
+    never below `FEWEST_BYTES`, so that few tokens come from fewer documents. Bytes are counted
+    and not tokens, so that models with different tokenizers read the same text.
     """
     bytes_per_document = BYTES_PER_TOKEN * evaluation_tokens // DOCUMENTS_FOR_INTERVALS
     return max(bytes_per_document, FEWEST_BYTES)
@@ -384,8 +397,8 @@ def beginning(text: str, most_bytes: int | None) -> str:
     encoded = text.encode("utf-8", errors="replace")
     if len(encoded) <= most_bytes:
         return text
-    start = encoded[:most_bytes].decode("utf-8", errors="ignore")
-    whole_words = re.match(r"(?s).*\S(?=\s)", start)
+    start = encoded[:most_bytes].decode("utf-8", errors="ignore")  # drops a cut character
+    whole_words = re.match(r"(?s).*\S(?=\s)", start)  # up to the last white space
     if whole_words is None:
         return start
     is_in_second_half = 2 * len(whole_words[0]) > len(start)
@@ -406,9 +419,10 @@ def canonical(text: str) -> str:
 
 
 def files_of(config: DataConfig) -> list[Path]:
-    """Return the files that `data.files` names, in its order; those of a glob are sorted.
+    """Return the files that the setting `data.files` names, in its order.
 
-    A name is a glob only if there is no such file: `notes [v2].txt` may be either.
+    A name is taken as a glob only if there is no file of this name, because `notes [v2].txt` may
+    be either. The files of a glob are sorted.
 
     Raises:
         DataError: A glob matches no file.
@@ -443,12 +457,12 @@ class _Grouping:
         self._first_value: object = None
 
     def document(self, text: str, record: Record, path: Path | None = None) -> str:
-        """Return a text as a document of its group.
+        """Return a text as a document with the name of its group, if documents are grouped.
 
         Args:
             text: The text.
-            record: The record that it is a field of; empty for a file of text.
-            path: Its file; None for text that is not in files.
+            record: The record that the text is a field of; empty for a file of plain text.
+            path: The file of the text; None for text that is not in files.
 
         Raises:
             DataError: The record lacks the field, or its value names no group.
@@ -466,14 +480,14 @@ class _Grouping:
         return Document(text, self._group_name(record[self.field]))
 
     def _group_name(self, value: object) -> str:
-        """Return the name of a group.
+        """Return the name of the group that a record's value stands for.
 
         Raises:
             DataError: The value names no group, or its type is not that of the values before it,
                 so that two different values could have one name.
         """
         setting = f"data.group={self.field}"
-        is_nan = value != value
+        is_nan = value != value  # only NaN differs from itself
         if value is None or is_nan or value == "":
             raise DataError(
                 f"{setting}: a record has no value in this field; fill it in, or leave these "
@@ -538,10 +552,10 @@ def _log_once(message: str) -> None:
 
 
 def _text_of(record: Record, field: str, location: str) -> str:
-    """Return the text of a record.
+    """Return the text that stands in a field of a record.
 
     Args:
-        record: The record.
+        record: A row of a file or data set, by field.
         field: The field that holds the text.
         location: What errors call the record.
 

@@ -29,7 +29,10 @@ Lexicon = dict[str, list[str]]
 
 
 def lexicon(size: str) -> Lexicon:
-    """Return the words of the small, the large or the crossed grammar, by group.
+    """Return the words of a grammar by group, such as "transitive" verbs; see lexicon.yaml.
+
+    Args:
+        size: The grammar: "small", "large" or "crossed". A group that it lacks has no words.
 
     Raises:
         DataError: There is no grammar of this size.
@@ -74,7 +77,7 @@ Slot = list[Word]
 
 
 def with_s(base: str) -> str:
-    """Return a plural or a third person: girls, ladies; sings, vanishes, cries."""
+    """Return a regular plural or a verb in the third person: ladies, girls; sings, vanishes."""
     if _ends_in_consonant_and_y(base):
         return base[:-1] + "ies"
     if base.endswith(("s", "sh", "ch", "x", "z", "o")):
@@ -83,7 +86,7 @@ def with_s(base: str) -> str:
 
 
 def with_ed(base: str) -> str:
-    """Return a regular past: played, danced, cried."""
+    """Return the regular past tense of a verb: played, danced, cried."""
     if _ends_in_consonant_and_y(base):
         return base[:-1] + "ied"
     if base.endswith("e"):
@@ -92,16 +95,17 @@ def with_ed(base: str) -> str:
 
 
 def _ends_in_consonant_and_y(base: str) -> bool:
-    """Return whether a word, which is not "y" itself, ends like "lady" or "cry"."""
+    """Return whether a word ends in "y" after a consonant, like "lady"; it is not "y" itself."""
     return base.endswith("y") and base[-2] not in "aeiou"
 
 
 def noun(entry: str, gender: str | None, number: str = "singular") -> Word:
-    """Return a noun or name of the lexicon.
+    """Return a noun or name of the lexicon with its features, in the singular or the plural.
 
     Args:
-        entry: The singular, with an irregular plural after a slash, such as "child/children".
-        gender: Its gender; None: it shows none.
+        entry: The singular, and behind a slash the plural if that is irregular, such as
+            "child/children". Words in -man, which become -men, count as regular.
+        gender: "female" or "male"; None: the word shows no gender.
         number: "singular" or "plural".
     """
     base, _, irregular_plural = entry.partition("/")
@@ -119,7 +123,7 @@ class Phrase(NamedTuple):
 
     slots: list[Slot]
     number: str = "singular"
-    third: bool = True
+    is_third_person: bool = True
     """Whether it is of the third person."""
 
 
@@ -143,14 +147,17 @@ WHO = [Word("who", "Wh-word")]
 
 
 def determiners(words: Lexicon, number: str) -> Slot:
-    """Return the determiners that go with nouns of this number."""
+    """Return the determiners of nouns of a number, "singular" or "plural".
+
+    Those that go with either number, such as "the", have no feature of number.
+    """
     of_either_number = [Word(form, "Det") for form in words["either"]]
     of_this_number = [Word(form, "Det", number=number) for form in words[number]]
     return of_either_number + of_this_number
 
 
 def nouns(words: Lexicon, number: str) -> Slot:
-    """Return all nouns in this number."""
+    """Return all nouns of the lexicon in a number, "singular" or "plural"."""
     genders = {"female": "female", "male": "male", "neither": None}
     slot = []
     for group, gender in genders.items():
@@ -159,9 +166,15 @@ def nouns(words: Lexicon, number: str) -> Slot:
 
 
 def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
-    """Return phrases such as "the woman" and "the tall woman", in the words that `first` begins.
+    """Return a phrase such as "the woman" and one with an adjective, such as "the tall woman".
 
-    The second has no sentences in a grammar without adjectives.
+    In a grammar without adjectives, the second phrase has an empty slot, so that no sentence is
+    made of it.
+
+    Args:
+        words: The words of the grammar by group.
+        first: The words at the first position, such as "the".
+        number: The number of the noun, "singular" or "plural".
     """
     head = nouns(words, number)
     adjectives = [Word(form, "Adjective") for form in words["adjectives"]]
@@ -169,7 +182,7 @@ def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
 
 
 def full_phrases(words: Lexicon) -> list[Phrase]:
-    """Return phrases such as "Mary", "the woman" and "no men"."""
+    """Return all noun phrases without a pronoun, such as "Mary", "the woman" and "no men"."""
     names = []
     for gender in ("female", "male"):
         names += [noun(name, gender) for name in words[f"{gender} names"]]
@@ -179,11 +192,12 @@ def full_phrases(words: Lexicon) -> list[Phrase]:
     return phrases
 
 
-def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:
-    """Return verbs that agree with their subject: she sings, I sing, they sing, all sang.
+def finite_verbs(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:
+    """Return finite verbs that agree with their subject: she sings, I sing, they sing, all sang.
 
     Args:
-        entries: Entries of the lexicon, which give an irregular past after a slash.
+        entries: Verbs of the lexicon; behind a slash stands the past tense if it is irregular,
+            such as "sing/sang".
         tense: "present" or "past".
         subject: The subject, whose number and person decide the form in the present.
         pos: The part of speech: "Verb" or "Auxiliary".
@@ -193,7 +207,7 @@ def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -
         base, _, irregular_past = entry.partition("/")
         if tense == "past":
             word = Word(irregular_past or with_ed(base), pos, tense=tense)
-        elif subject.third and subject.number == "singular":
+        elif subject.is_third_person and subject.number == "singular":
             word = Word(with_s(base), pos, None, "singular", tense, "3")
         else:
             word = Word(base, pos, None, subject.number, tense)
@@ -218,9 +232,11 @@ class Pattern(NamedTuple):
 
 @cache
 def patterns(size: str = "small") -> tuple[Pattern, ...]:
-    """Return all patterns of a grammar: each kind of sentence by tense, subject, object and place.
+    """Return all patterns of a grammar; a pattern is a row of slots, one for each word.
 
-    Patterns without sentences are left out, as the small grammar has no adjectives and no places.
+    Each tense and each clause has a pattern without a place and one with a place, such as "in the
+    garden". Patterns with an empty slot make no sentence and are left out: the small grammar, for
+    example, has no adjectives and no places.
     """
     words = lexicon(size)
     prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
@@ -238,10 +254,13 @@ def patterns(size: str = "small") -> tuple[Pattern, ...]:
 
 
 def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
-    """Yield the kind and the slots of each clause of a tense, "present" or "past"."""
+    """Yield the kind and the slots of each clause in a tense, "present" or "past".
+
+    A slot is the list of words that can stand at one position.
+    """
     intransitive = words["intransitive"]
     transitive = words["transitive"]
-    # The infinitives behind an auxiliary: "sing" and "see" stand for all verbs of their kind.
+    # Infinitives follow an auxiliary, as in "did she sing" and "did she see him".
     sing = [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in intransitive]
     see = [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in transitive]
     interrogatives = [
@@ -250,15 +269,23 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
         *with_noun(words, WHICH, "plural"),
     ]
     full = full_phrases(words)
-    subjects = [Phrase([I_YOU], third=False), Phrase([HE_SHE]), Phrase([WE_THEY], "plural"), *full]
+    subjects = [
+        Phrase([I_YOU], is_third_person=False),
+        Phrase([HE_SHE]),
+        Phrase([WE_THEY], "plural"),
+        *full,
+    ]
 
     for subject in subjects:
         first = subject.slots
-        do = finite(["do/did"], tense, subject, "Auxiliary")
-        yield "intransitive", [*first, finite(intransitive, tense, subject)]  # the woman plays
+        do = finite_verbs(["do/did"], tense, subject, "Auxiliary")
+        yield (
+            "intransitive",
+            [*first, finite_verbs(intransitive, tense, subject)],
+        )  # the woman plays
         yield "do-question", [do, *first, sing]  # do you sing
         for object_slots in _objects(subject, full):
-            verb = finite(transitive, tense, subject)
+            verb = finite_verbs(transitive, tense, subject)
             yield "transitive", [*first, verb, *object_slots]  # Mary saw him
             # did Mary see him
             yield "transitive do-question", [do, *first, see, *object_slots]
@@ -267,16 +294,21 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
             yield "object wh-question", [*phrase.slots, do, *first, see]
     for phrase in interrogatives:
         # which men sneezed
-        yield "wh-question", [*phrase.slots, finite(intransitive, tense, phrase)]
+        yield "wh-question", [*phrase.slots, finite_verbs(intransitive, tense, phrase)]
         for object_slots in _objects(phrase, full):
-            verb = finite(transitive, tense, phrase)
+            verb = finite_verbs(transitive, tense, phrase)
             yield "transitive wh-question", [*phrase.slots, verb, *object_slots]  # who saw Mary
 
 
 def _objects(subject: Phrase, full: list[Phrase]) -> list[list[Slot]]:
-    """Return the slots of each object that goes with a subject: pronouns, or a full phrase.
+    """Return the slots of each object that goes with a subject: a pronoun, or a noun phrase.
 
-    I, you, we and they take no "me", "us" or "you", so that there is no "I see me".
+    The subjects "I", "you", "we" and "they" have no object "me", "us" or "you", so that there is
+    no "I see me".
+
+    Args:
+        subject: The subject.
+        full: The noun phrases without a pronoun.
     """
     pronouns = HIM_HER + THEM
     if subject.slots not in ([I_YOU], [WE_THEY]):
@@ -297,10 +329,10 @@ class Sentence(NamedTuple):
 
 
 def crossed_sentences(most_words: int = 5) -> list[Sentence]:
-    """Return all sentences of the crossed grammar of at most `most_words`.
+    """Return all sentences of the crossed grammar that have at most `most_words` words.
 
-    Every word stands wherever it can. With one or two words of each kind, features depend on each
-    other and on single words as little as possible.
+    This grammar has one or two words of each kind, and each stands wherever it can. So features
+    depend on each other and on single words as little as possible.
     """
     sentences = []
     for kind, slots in patterns("crossed"):
@@ -310,14 +342,14 @@ def crossed_sentences(most_words: int = 5) -> list[Sentence]:
 
 
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
-    """Draw distinct sentences, half of them questions.
+    """Draw distinct sentences of a grammar in random order, about half of them questions.
 
-    Each kind is drawn equally often, until it is used up. The same seed draws the same sentences,
-    in the order in which they are drawn.
+    Each kind of statement is equally likely, and so is each kind of question, until its sentences
+    are used up.
 
     Args:
         count: How many sentences are drawn.
-        seed: The seed.
+        seed: The same seed draws the same sentences.
         size: The grammar: "small", "large" or "crossed".
 
     Raises:
@@ -349,9 +381,9 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
 
 
 def derivations(text: str, size: str = "small") -> list[Sentence]:
-    """Return the ways in which the grammar derives a sentence.
+    """Return the sentences of a grammar, with the features of their words, that read like a text.
 
-    There is one, or none if the text is not a sentence of the grammar.
+    The list has one sentence, or none if the text is not a sentence of the grammar.
     """
     forms = text.split()
     sentences = []

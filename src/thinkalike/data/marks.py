@@ -58,7 +58,9 @@ class DividedText(NamedTuple):
 
 
 def divide_at_marks(text: str) -> DividedText:
-    """Return the documents of a text file; marks, and empty lines around them, are left out.
+    """Divide a text file at marks such as <|endoftext|>; marks themselves are left out.
+
+    A text that has no such marks, or only mentions them, is one document.
 
     >>> divide_at_marks("one\\n<|endoftext|>\\ntwo\\n<|endoftext|>\\n")
     DividedText(documents=['one', 'two'], marks=['<|endoftext|>'])
@@ -93,23 +95,28 @@ def divide_at_marks(text: str) -> DividedText:
 
 
 def _counts_on_lines(text: str) -> Counter[str]:
-    """Return how many lines hold nothing but a mark, by mark."""
+    """Return, for each mark such as <|endoftext|>, how many lines hold nothing else."""
     if "<" not in text and "[" not in text:
         return Counter()
     return Counter(match[1] for match in MARK_LINE.finditer(text))
 
 
 def _piped_marks(text: str) -> set[str]:
-    """Return the marks of the form <|NAME|> that occur anywhere."""
+    """Return the marks of the form <|NAME|>, or with full-width bars, that occur in a text."""
     if "<|" not in text and "<｜" not in text:
         return set()
     return {match[0] for match in PIPED_MARK.finditer(text)}
 
 
 def _bare_marks(text: str, line_counts: Counter[str]) -> list[str]:
-    """Return the marks of the form <NAME> or [NAME] that divide a text.
+    """Return the marks of the form <NAME> or [NAME] that divide a text into documents.
 
-    A text that has other tags, or such a mark within a line, is not divided.
+    As such marks may be HTML or headings, there are none unless one of them repeats, they always
+    stand alone on a line, and the text has no other tags of their form.
+
+    Args:
+        text: The text.
+        line_counts: How many lines hold nothing but each mark.
     """
     marks = _boundaries(line_counts)
     if not marks or max(line_counts[mark] for mark in marks) < FEWEST_REPEATS:
@@ -126,10 +133,11 @@ def _bare_marks(text: str, line_counts: Counter[str]) -> list[str]:
 
 
 def _boundaries(counts: Mapping[str, int]) -> list[str]:
-    """Return the least frequent marks whose names say that a text ends or begins.
+    """Return the marks whose names say that a text ends or begins, such as <|endoftext|>.
 
-    Marks of an end come first. Among those of an end, and among those of a beginning, all that are
-    equally rare are returned. There are none if there would be more than `MOST_MARKS`.
+    Of the marks of an end, only the least frequent ones are returned, and then the least frequent
+    of those of a beginning: in a chat, turns end more often than chats do. The list is empty if
+    it would have more than `MOST_MARKS`.
 
     Args:
         counts: How often each mark occurs.
@@ -150,15 +158,16 @@ def _name_in(mark: str) -> str:
 
 
 def _on_a_line(marks: Collection[str]) -> str:
-    """Return a pattern of a line that holds nothing but one of some marks."""
+    """Return a regular expression for a line that holds nothing but one of the marks."""
     alternatives = "|".join(re.escape(mark) for mark in marks)
     return rf"(?m)^[ \t]*(?:{alternatives})[ \t]*$"
 
 
 def _attached(mark: str) -> str:
-    """Return a pattern of a mark that touches text and is not quoted.
+    """Return a regular expression for a mark that touches text and is not in quotes.
 
-    It follows text directly, or text follows it at the beginning of a line.
+    It touches text if it follows text directly, as in `end.<|endoftext|>`, or if it begins a line
+    and text follows directly.
     """
     literal = re.escape(mark)
     before = re.escape(OPENING_QUOTES)

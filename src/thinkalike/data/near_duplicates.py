@@ -35,20 +35,22 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def shingles(text: str) -> Shingles:
-    """Return the 64-bit hashes of a document's shingles, the same in every process.
+    """Return the 64-bit hashes of a document's shingles, sorted and each once.
 
-    Words are runs of letters and digits, without case and punctuation; in scripts without spaces
-    between words, every character is a word. A document of fewer than `FEWEST_SHINGLES`, such as
-    one sentence of a grammar, has a single shingle, its canonical form.
+    A shingle is a run of `SHINGLE_WORDS` words. Words are runs of letters and digits, without case
+    and punctuation; in scripts without spaces between words, every character is a word. A document
+    of fewer than `FEWEST_SHINGLES`, such as one sentence, has a single hash, that of its whole
+    text in lower case with single spaces.
     """
     words = WORD.findall(text.casefold())
     shingle_count = len(words) - SHINGLE_WORDS + 1
     if shingle_count >= FEWEST_SHINGLES:
         encoded_words = "\n".join(words).encode("utf-8", errors="replace").split(b"\n")
+        # CRC-32 is the same in every process, unlike `hash`.
         word_hashes = np.fromiter(map(zlib.crc32, encoded_words), np.uint64, len(words))
         hashes = np.zeros(shingle_count, np.uint64)
         for offset in range(SHINGLE_WORDS):
-            # modulo 2 ** 64
+            # A polynomial in the words' hashes, modulo 2 ** 64.
             hashes = hashes * HASH_FACTOR + word_hashes[offset : offset + shingle_count]
         distinct_hashes = np.unique(hashes)
         if len(distinct_hashes) >= FEWEST_SHINGLES:
@@ -62,7 +64,8 @@ def near_duplicates(
 ) -> NDArray[np.bool_]:
     """Return, for each document, whether one original has more than half of its shingles, (n,).
 
-    The originals are read once and not kept, so that memory grows with the documents alone.
+    Shingles are hashes of runs of words. The originals are read once and not kept, so that memory
+    grows with the documents alone.
     """
     from scipy.sparse import csr_array
 
@@ -72,23 +75,24 @@ def near_duplicates(
     hashes, document_indices = _concatenated(documents)
     known_hashes, hash_indices = np.unique(hashes, return_inverse=True)
     once_each = np.ones(len(hash_indices), np.int64)
-    occurrences = csr_array(
+    occurrences = csr_array(  # (hashes, documents): 1 where the document has the hash
         (once_each, (hash_indices, document_indices)), (len(known_hashes), len(documents))
     )
 
     most_shared = np.zeros(len(documents), np.int64)  # shingles that any one original shares
     for batch in batched(originals, DOCUMENTS_PER_LOOKUP):
         hashes, original_indices = _concatenated(batch)
-        # The index at which each hash would stand; behind the last one, none is known.
+        # Where each hash is among the known ones, if it is known; a larger one than all of these
+        # gets the index of the last.
         hash_indices = np.searchsorted(known_hashes, hashes)
         hash_indices = np.minimum(hash_indices, len(known_hashes) - 1)
         is_known = known_hashes[hash_indices] == hashes
         once_each = np.ones(int(is_known.sum()), np.int64)
-        original_occurrences = csr_array(
+        original_occurrences = csr_array(  # (originals, hashes)
             (once_each, (original_indices[is_known], hash_indices[is_known])),
             (len(batch), len(known_hashes)),
         )
-        shared = original_occurrences @ occurrences  # (originals, documents)
+        shared = original_occurrences @ occurrences  # counts of hashes, (originals, documents)
         most_shared = np.maximum(most_shared, shared.max(axis=0).toarray().ravel())
     return 2 * most_shared > shingle_counts
 

@@ -55,10 +55,12 @@ class TokenizerReader:
     """Turns documents into the tokens of one tokenizer, which must have EOS, and BOS if needed."""
 
     def __init__(self, tokenizer: Any, bos: bool):
+        """Remember the tokenizer and the ids of its EOS and BOS; `start` is None without BOS."""
         self.tokenizer = tokenizer
         self.end, self.start = separators(tokenizer, bos)
 
     def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yield the token ids of each document, which end with EOS and have no BOS."""
         bare_texts = without_separators(texts, self.tokenizer, self.start, self.end)
         encoded = self.tokenizer(bare_texts, add_special_tokens=False, verbose=False)
         for token_ids in encoded["input_ids"]:
@@ -66,16 +68,17 @@ class TokenizerReader:
 
 
 def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
-    """Return the id of the token that ends a document, and of the one that begins a row or None.
+    """Return the ids of the token that ends each document and of the one that begins each row.
 
-    A tokenizer without EOS, such as BERT's, ends documents with its separator.
+    The first is EOS or, for a tokenizer without it such as BERT's, its separator. The second is
+    BOS, or None if rows do not begin with it.
 
     Args:
         tokenizer: The tokenizer.
         bos: Whether rows begin with BOS.
 
     Raises:
-        DataError: The tokenizer has no such token.
+        DataError: The tokenizer lacks a token that is needed.
     """
     end = tokenizer.eos_token_id
     if end is None:
@@ -94,11 +97,17 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
 def without_separators(
     texts: Sequence[str], tokenizer: Any, start: int | None, end: int
 ) -> list[str]:
-    """Return documents without a written `start` before them or `end` after them.
+    """Return documents without a written BOS token at their beginning or EOS token at their end.
 
     Packing adds both tokens itself, and a document that has them already would get them twice.
+
+    Args:
+        texts: The documents.
+        tokenizer: Tells how the two tokens are written.
+        start: The id of BOS; None: rows have no BOS, and documents keep their beginning.
+        end: The id of EOS.
     """
-    start_text = ""  # which no text loses
+    start_text = ""
     if start is not None:
         start_text = tokenizer.convert_ids_to_tokens(start)
     end_text = tokenizer.convert_ids_to_tokens(end)
@@ -117,6 +126,11 @@ class RowPacker:
     """
 
     def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
+        """Compute how many rows `limit` tokens fill, and begin without documents.
+
+        Every row has `context` tokens, of which `bos`, unless it is None, is the first. `aligned`
+        cuts a document at the end of a row.
+        """
         self.limit = limit
         self.context = context
         self.bos = bos
@@ -124,8 +138,8 @@ class RowPacker:
         self.text_width = context if bos is None else context - 1
         self.most_rows: int | None = None
         if limit is not None:
-            at_least_one_row = min(limit, 1)  # unless the limit is 0
-            self.most_rows = max(limit // context, at_least_one_row)
+            fewest_rows = min(limit, 1)  # one row, unless the limit is 0
+            self.most_rows = max(limit // context, fewest_rows)
 
         self.tokens = array("i")  # four bytes for each token, where a list takes thirty
         self.document_lengths: list[int] = []
@@ -141,7 +155,9 @@ class RowPacker:
         return len(self.tokens) >= self.most_rows * self.text_width
 
     def add(self, tokens: Sequence[int], group: str | None = None) -> None:
-        """Append a document; documents of one group count as one.
+        """Append a document to the stream; documents of one group get the same document number.
+
+        If documents are aligned with rows, a document is cut at the end of the current row.
 
         Args:
             tokens: The token ids of the document, which end with EOS.
@@ -153,7 +169,7 @@ class RowPacker:
             row_tokens = tokens[:left_in_row]
         self.tokens.extend(row_tokens)
 
-        # A document without a group is known by its number, which equals no name of a group.
+        # A document without a group is a group of its own, known by its index, an int.
         group_key = group or len(self.document_lengths)
         number = self._numbers_of_groups.setdefault(group_key, len(self._numbers_of_groups))
         self.document_numbers.append(number)
@@ -161,7 +177,11 @@ class RowPacker:
         self.cut_tokens += len(tokens) - len(row_tokens)
 
     def rows(self) -> tuple[TokenRows, int]:
-        """Return the complete rows, and the number of tokens that are in none."""
+        """Return the complete rows, and the number of tokens that were dropped.
+
+        Dropped are tokens behind the last complete row, and those that `add` cut off at the end of
+        a row.
+        """
         row_count = len(self.tokens) // self.text_width
         if self.most_rows is not None:
             row_count = min(row_count, self.most_rows)
@@ -170,8 +190,9 @@ class RowPacker:
         token_ids = torch.from_numpy(np.array(self.tokens[:used_tokens]))
         token_ids = token_ids.view(row_count, self.text_width)
         lengths = torch.tensor(self.document_lengths, dtype=torch.long)
-        numbers = torch.tensor(self.document_numbers, dtype=torch.int32)
-        documents = numbers.repeat_interleave(lengths)[:used_tokens].view_as(token_ids)
+        document_numbers = torch.tensor(self.document_numbers, dtype=torch.int32)
+        documents = document_numbers.repeat_interleave(lengths)
+        documents = documents[:used_tokens].view_as(token_ids)
         if self.bos is not None:
             bos_column = torch.full((row_count, 1), self.bos, dtype=torch.int32)
             token_ids = torch.cat([bos_column, token_ids], 1)
@@ -182,11 +203,13 @@ class RowPacker:
 
 
 def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextLimits) -> Corpus:
-    """Tokenise as many documents as fitting and the report need, and pack them into rows.
+    """Tokenise as many documents as fitting and evaluation need, and pack them into rows.
+
+    "report" in names means the evaluation text.
 
     Args:
-        config: The text.
-        reader: Turns documents into tokens, such as a `TokenizerReader`.
+        config: The settings of the text.
+        reader: Turns documents into token ids, such as a `TokenizerReader`.
         context: How many tokens a row has, BOS included.
         limits: How much text is read.
 
@@ -226,15 +249,15 @@ def _check_enough_text(
     split: DocumentSplit,
     report: RowPacker,
 ) -> None:
-    """Raise a DataError unless there is a row to fit on and a report of two documents.
+    """Raise a DataError unless there are a row to fit on and two documents for evaluation.
 
     Args:
-        config: The text.
+        config: The settings of the text.
         context: How many tokens a row has.
         limits: How much text was to be read.
-        counts: How much was read.
+        counts: How many tokens and documents were read.
         split: The documents that were read.
-        report: The packer of the report.
+        report: The packer of the evaluation text.
     """
     is_fit_empty = limits.fit_tokens != 0 and counts["fit_tokens"] == 0
     is_report_small = counts["report_documents"] < 2
@@ -286,17 +309,18 @@ def _fill_rows(
     document_bytes: int | None,
     activity: Activity,
 ) -> RowPacker:
-    """Add documents until both packers are full or the source ends.
+    """Add documents to the packers until both are full or the source of text ends.
 
     Args:
-        fit, report: The packers of what is fitted on, and of the report.
+        fit, report: The packers of the fitting text and of the evaluation text.
         split: The documents.
         reader: Turns documents into tokens.
-        document_bytes: How many bytes of each document the report reads; None: all.
+        document_bytes: How many bytes of each evaluation document are read; None: all.
         activity: Is told how many tokens both packers have.
 
     Returns:
-        The packer of the report. It is another one if near-duplicates had to leave the report.
+        The packer of the evaluation text: `report`, or a new one if documents had to be removed
+        that nearly repeat one of the fitting text.
     """
     same_split = bool(split.config.same_split)
     # The documents of the report, while a later document may still remove some of them.
@@ -331,7 +355,10 @@ def _fill_rows(
 def _tokenised(
     texts: Sequence[str], reader: DocumentReader, document_bytes: int | None = None
 ) -> Iterator[_TokenisedDocument]:
-    """Yield the tokens of the beginning of each document, of so many bytes; None: of all of it."""
+    """Yield the token ids of each document, with the name of its group.
+
+    Only the first `document_bytes` bytes of a document are tokenised; None: all of it.
+    """
     if not texts:
         return
     beginnings = [beginning(text, document_bytes) for text in texts]
@@ -342,15 +369,15 @@ def _tokenised(
 def _without_near_duplicates(
     report: RowPacker, split: DocumentSplit, provisional: Sequence[_TokenisedDocument]
 ) -> RowPacker:
-    """Return the report without documents that nearly repeat one to fit on.
+    """Return a packer of the evaluation text without documents that nearly repeat a fitting one.
 
-    Those to fit on that were read so far count. The packer itself is returned if the split left
-    such documents out already.
+    Only fitting documents that were read so far are compared. If the split has left out such
+    documents already (`is_settled`), `report` itself is returned.
 
     Args:
-        report: The packer of the report.
-        split: The documents, which gets the number of those that are left out.
-        provisional: The tokens of all documents of the report that were read so far.
+        report: The packer of the evaluation text.
+        split: The documents; its `counts` get the number of those that are left out.
+        provisional: The tokens of all evaluation documents that were read so far.
     """
     if split.is_settled:
         return report

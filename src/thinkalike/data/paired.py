@@ -57,14 +57,17 @@ class SourceTokenizer:
     def pack(
         self, config: DataConfig, tokenizer: Any, context: int, bos: bool, limits: TextLimits
     ) -> Corpus:
-        """Tokenise and pack for a target, as `packing.pack` does, with the tokens of both models.
+        """Tokenise text for a target and this source, and pack the target's tokens into rows.
 
-        Rows are shorter than `context` if the source could not take what it reads of one of them.
+        Rows are made shorter than `context` until the source, which may need more tokens for the
+        same text, can read each of them.
 
         Args:
+            config: The settings of the text.
             tokenizer: The target's tokenizer.
             context: How many tokens a row has for the target, BOS included.
             bos: Whether the target's rows begin with BOS.
+            limits: How much text is read.
 
         Raises:
             DataError: Even rows of two tokens are too long for the source, or text is lacking.
@@ -72,7 +75,8 @@ class SourceTokenizer:
         reader = PairedReader(tokenizer, self, bos)
         row_length = context
         while True:
-            # The rows of the target hold numbers of tokens in its stream, and not token ids.
+            # The rows hold indices into the stream of all target tokens instead of token ids, so
+            # that the aligned source tokens can be looked up.
             packed = pack(config, reader, row_length, limits)
             streams = reader.streams()
             fit = AlignedRows.of(packed.fit, reader, streams)
@@ -83,7 +87,7 @@ class SourceTokenizer:
                 fit_rows = fit.paired_rows(reader, streams)
                 return Corpus(fit_rows, report.paired_rows(reader, streams), counts)
 
-            # Shorter in proportion, and by one token at least.
+            # The next attempt is shorter in proportion, and by at least one token.
             row_length = min(row_length - 1, row_length * self.context // longest)
             if row_length < 2:
                 raise DataError(
@@ -130,9 +134,12 @@ class TokenStreams:
     document_hashes: IntArray
     """(documents,): a hash of each document's text."""
 
-    def document_of(self, target_numbers: IntArray) -> IntArray:
-        """Return the index of the document of each target token, in the order of the streams."""
-        return np.searchsorted(self.target_starts, target_numbers, "right") - 1
+    def document_of(self, target_indices: IntArray) -> IntArray:
+        """Return the index of the document of each target token.
+
+        Both indices count from the beginning of the streams.
+        """
+        return np.searchsorted(self.target_starts, target_indices, "right") - 1
 
 
 @dataclass(frozen=True)
@@ -155,35 +162,41 @@ class Stretches:
     """(tokens,): the stretch of each target token, in the order of the rows."""
 
     @classmethod
-    def of(cls, target_numbers: IntArray, documents: IntArray) -> Stretches:
-        """Divide rows where a row or a document begins.
+    def of(cls, target_indices: IntArray, documents: IntArray) -> Stretches:
+        """Divide rows into stretches, each of which has the tokens of one document in one row.
 
         Args:
-            target_numbers: (rows, t), the numbers of the target's tokens of text.
-            documents: (rows, t), the document of each.
+            target_indices: (rows, t), the index of each target token in the stream of all target
+                tokens. BOS is not included.
+            documents: (rows, t), the document of each of these tokens.
         """
-        width = target_numbers.shape[1]
+        width = target_indices.shape[1]
         # A stretch starts with the row, and wherever the document differs from that of the token
         # before.
-        is_start = np.ones(target_numbers.shape, bool)
+        is_start = np.ones(target_indices.shape, bool)
         is_start[:, 1:] = np.diff(documents) != 0
         starts = np.flatnonzero(is_start.ravel())
-        ends = np.append(starts[1:], target_numbers.size) - 1
+        ends = np.append(starts[1:], target_indices.size) - 1
         return cls(
             rows=starts // width,
             documents=documents.ravel()[starts],
-            target_first=target_numbers.ravel()[starts],
-            target_last=target_numbers.ravel()[ends],
+            target_first=target_indices.ravel()[starts],
+            target_last=target_indices.ravel()[ends],
             of_token=np.cumsum(is_start.ravel()) - 1,
         )
 
     def first_source_tokens(self, streams: TokenStreams) -> IntArray:
-        """Return the number of the first source token that begins within each stretch, (n,)."""
+        """Return the index of the first source token that begins within each stretch, (n,).
+
+        A stretch is the tokens of one document in one row. Indices count from the beginning of the
+        stream of all source tokens.
+        """
         document = streams.document_of(self.target_first)
         is_document_start = self.target_first == streams.target_starts[document]
 
-        # Where a row begins within a document, the source token after the aligned one of the last
-        # token before the row is the first, unless it begins before the row as well.
+        # Where a row begins within a document, consider the last target token before the row. If
+        # its aligned source token ends exactly where it does, the next source token is the first
+        # of the row. Otherwise that one begins before the row, and the one after it is the first.
         before = self.target_first - 1
         step = np.where(streams.is_exact[before], 1, 2)
         first_in_row = streams.aligned[before] + step
@@ -230,9 +243,9 @@ class AlignedRows:
         """
         bos_width = 0 if reader.start is None else 1
         source_bos_width = 0 if reader.source_bos is None else 1
-        numbers = packed.tokens[:, bos_width:].numpy().astype(np.int64)
+        stream_indices = packed.tokens[:, bos_width:].numpy().astype(np.int64)
         documents = packed.documents[:, bos_width:].numpy().astype(np.int64)
-        stretches = Stretches.of(numbers, documents)
+        stretches = Stretches.of(stream_indices, documents)
 
         source_first = stretches.first_source_tokens(streams)
         aligned_last = streams.aligned[stretches.target_last]
@@ -245,9 +258,10 @@ class AlignedRows:
 
         # A target token of offset -1 gets the column before its stretch: EOS of the document
         # before, BOS, or column -1.
-        aligned = streams.aligned[numbers.ravel()]
+        aligned = streams.aligned[stream_indices.ravel()]
         offsets = np.maximum(aligned - source_first[stretches.of_token], -1)
-        positions = (source_columns[stretches.of_token] + offsets).reshape(numbers.shape)
+        positions = source_columns[stretches.of_token] + offsets
+        positions = positions.reshape(stream_indices.shape)
         bos_positions = np.full((len(packed), bos_width), source_bos_width - 1)
         positions = np.concatenate([bos_positions, positions], 1)
 
@@ -272,13 +286,14 @@ class AlignedRows:
         """Return the rows with the token ids of both models, and the sizes of their documents."""
         source_tokens, source_documents, source_bytes = self._source_rows(reader, streams)
 
-        numbers = self.packed.tokens.numpy()
+        # The packed rows hold indices into the stream of all target tokens, or NO_TEXT for BOS.
+        stream_indices = self.packed.tokens.numpy()
         documents = self.packed.documents.numpy()
-        is_text = numbers != NO_TEXT
+        is_text = stream_indices != NO_TEXT
         # Without BOS every token is text, so that the 0 is not used.
         bos = 0 if reader.bos is None else reader.bos
-        target_tokens = np.where(is_text, streams.target_ids[numbers], bos)
-        target_bytes = np.where(is_text, streams.target_bytes[numbers], 0)
+        target_tokens = np.where(is_text, streams.target_ids[stream_indices], bos)
+        target_bytes = np.where(is_text, streams.target_bytes[stream_indices], 0)
 
         document_count = int(documents.max()) + 1
         document_hashes = np.zeros(document_count, np.int64)
@@ -302,7 +317,10 @@ class AlignedRows:
     def _source_rows(
         self, reader: PairedReader, streams: TokenStreams
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the source's token ids, their documents and their bytes, (rows, s) each."""
+        """Return the source's token ids, their documents and their bytes, (rows, s) each.
+
+        EOS pads each row on the right. Padding and BOS have no document and 0 bytes.
+        """
         shape = (len(self.packed), self.source_width)
         token_ids = np.full(shape, reader.source_end)  # EOS pads a row on the right, too
         documents = np.full(shape, NO_DOCUMENT)
@@ -310,28 +328,31 @@ class AlignedRows:
         if reader.source_bos is not None:
             token_ids[:, 0] = reader.source_bos
 
-        # For each source token: its stretch, and its place among the tokens of that stretch.
+        # For each source token: its stretch (the tokens of one document in one row), and its
+        # index within that stretch.
         stretch = np.repeat(np.arange(len(self.source_lengths)), self.source_lengths)
         first_of_stretch = np.cumsum(self.source_lengths) - self.source_lengths
         offset = np.arange(len(stretch)) - first_of_stretch[stretch]
 
-        source_numbers = self.source_first[stretch] + offset
+        stream_indices = self.source_first[stretch] + offset
         rows = self.stretches.rows[stretch]
         columns = self.source_columns[stretch] + offset
-        token_ids[rows, columns] = streams.source_ids[source_numbers]
+        token_ids[rows, columns] = streams.source_ids[stream_indices]
         documents[rows, columns] = self.stretches.documents[stretch]
-        sizes[rows, columns] = streams.source_bytes[source_numbers]
+        sizes[rows, columns] = streams.source_bytes[stream_indices]
         return token_ids, documents, sizes
 
     def alignment_counts(self, streams: TokenStreams) -> dict[str, int]:
         """Return how many target tokens are aligned exactly, and how many with no source token.
 
-        BOS is aligned exactly with BOS of the source, or with no token if the source has none.
+        A target token is aligned exactly if it ends at the same character as its source token. BOS
+        is aligned exactly with BOS of the source, or with no token if the source has none.
         """
-        numbers = self.packed.tokens.numpy()
-        is_text = numbers != NO_TEXT
+        # The packed rows hold indices into the stream of all target tokens, or NO_TEXT for BOS.
+        stream_indices = self.packed.tokens.numpy()
+        is_text = stream_indices != NO_TEXT
         has_no_source = self.offsets < 0
-        is_exact = streams.is_exact[numbers[is_text]] & ~has_no_source
+        is_exact = streams.is_exact[stream_indices[is_text]] & ~has_no_source
         counts = {
             "aligned_exactly": int(is_exact.sum()),
             "aligned_nowhere": int(has_no_source.sum()),
@@ -353,7 +374,7 @@ def _sum_by_document(values: IntArray, documents: IntArray, document_count: int)
     The first token of each row does not count, because it is not predicted.
 
     Args:
-        values: (rows, t).
+        values: (rows, t), the value of each token, such as its number of bytes.
         documents: (rows, t), the document of each token; negative for tokens of no document.
         document_count: How many documents there are; one without tokens has the sum 0.
     """
@@ -385,24 +406,32 @@ class PairedReader:
     """
 
     def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
+        """Prepare both tokenizers, and begin without documents.
+
+        `start` and the others are the separators of documents and rows, EOS and BOS.
+        """
+        # A row of indices into the stream of target tokens begins with NO_TEXT in place of BOS.
         self.start = NO_TEXT if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
         self._target_tokenizer = target
         self._source_tokenizer = source.tokenizer
-        self._target_backend = untrimmed(target)
-        self._source_backend = untrimmed(source.tokenizer)
-        self._target_numbers: dict[int, range] = {}  # of each document's tokens, by its hash
+        self._target_backend = backend_with_untrimmed_offsets(target)
+        self._source_backend = backend_with_untrimmed_offsets(source.tokenizer)
+        self._target_ranges: dict[int, range] = {}  # of each document's tokens, by its hash
         self._documents: list[_ReadDocument] = []
         self._token_count = 0
 
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
-        """Return the numbers of each document's target tokens, in the order of the texts."""
-        # The first 60 bits, which an int64 holds.
+        """Return, for each document, the range of its target tokens in the stream of all of them.
+
+        A document that was read before keeps its range and is not tokenised again.
+        """
+        # The first 60 bits of SHA-256, which an int64 holds.
         hashes = [int(document_fingerprint(text)[:15], 16) for text in texts]
         new_texts: dict[int, str] = {}
         for document_hash, text in zip(hashes, texts, strict=True):
-            if document_hash not in self._target_numbers:
+            if document_hash not in self._target_ranges:
                 new_texts[document_hash] = text
 
         bare_texts = self._without_separators(list(new_texts.values()))
@@ -411,7 +440,7 @@ class PairedReader:
         documents = zip(new_texts, bare_texts, target_cuts, source_cuts, strict=True)
         for document_hash, text, target, source in documents:
             self._add(document_hash, text, target, source)
-        return (self._target_numbers[document_hash] for document_hash in hashes)
+        return (self._target_ranges[document_hash] for document_hash in hashes)
 
     def _without_separators(self, texts: list[str]) -> list[str]:
         """Return documents without a written BOS before or EOS after them, of either model."""
@@ -421,16 +450,26 @@ class PairedReader:
     def _add(
         self, document_hash: int, text: str, target: TokenisedText, source: TokenisedText
     ) -> None:
-        """Add a document that both tokenizers have cut into tokens, and align their tokens."""
+        """Append a document to the streams of both models, with its tokens aligned.
+
+        Args:
+            document_hash: A hash of the text as it was read.
+            text: The text without separators.
+            target, source: Its tokens, to which EOS of each model is added here.
+        """
         target_ids = np.array([*target.ids, self.end], np.int32)
         source_ids = np.array([*source.ids, self.source_end], np.int32)
         self._documents.append(_ReadDocument(target_ids, source_ids, align(text, target, source)))
         first = self._token_count
         self._token_count += len(target_ids)
-        self._target_numbers[document_hash] = range(first, self._token_count)
+        self._target_ranges[document_hash] = range(first, self._token_count)
 
     def streams(self) -> TokenStreams:
-        """Return the tokens of all documents that were read, in the order of reading."""
+        """Return the tokens of all documents that were read end to end, in the order of reading.
+
+        Indices of aligned source tokens count within a document at first, and from the beginning
+        of the stream in the result.
+        """
         documents = self._documents
         target_starts = _starts([document.target_ids for document in documents])
         source_starts = _starts([document.source_ids for document in documents])
@@ -447,7 +486,7 @@ class PairedReader:
             is_exact=np.concatenate([alignment.is_exact for alignment in alignments]),
             target_starts=target_starts,
             source_starts=source_starts,
-            document_hashes=np.array(list(self._target_numbers)),
+            document_hashes=np.array(list(self._target_ranges)),
         )
 
 
@@ -457,11 +496,14 @@ def _starts(arrays: Sequence[IntArray]) -> IntArray:
     return np.cumsum([0, *lengths[:-1]])
 
 
-def untrimmed(tokenizer: Any) -> Any:
-    """Return a `tokenizers.Tokenizer` that cuts alike and whose offsets include white space.
+def backend_with_untrimmed_offsets(tokenizer: Any) -> Any:
+    """Return a `tokenizers.Tokenizer` that cuts text alike and whose offsets include white space.
 
-    A post-processor of byte-level tokenizers trims offsets, and alignment needs to know where
-    white space is.
+    The post-processor of byte-level tokenizers trims white space from offsets, and alignment needs
+    to know where it is. Truncation and padding are switched off as well.
+
+    Args:
+        tokenizer: A fast tokenizer of transformers.
     """
     from tokenizers import Tokenizer
 
@@ -473,8 +515,13 @@ def untrimmed(tokenizer: Any) -> Any:
 
 
 def tokenised_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
-    """Return texts as a `tokenizers.Tokenizer` cuts them, without special tokens."""
-    # Any normaliser may be one that joins characters.
+    """Return the tokens of each text and their character offsets, without special tokens.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`.
+        texts: The texts.
+    """
+    # Any normaliser may be one that composes characters, such as a letter and its accent.
     composes = tokenizer.normalizer is not None
     tokenised = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):

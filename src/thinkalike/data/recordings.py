@@ -53,7 +53,7 @@ class Recording(NamedTuple):
 
 
 def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
-    """Return the mean over runs; that of one run is its activations to the bit."""
+    """Return the mean over the m runs; one run is returned as it is, without rounding."""
     if len(layer) == 1:
         return layer[0]
     return layer.mean(0)
@@ -112,9 +112,9 @@ def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> R
 
 
 def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = None) -> str:
-    """Return what errors call recorded states, or a layer of them.
+    """Return what errors call recorded states, or a layer of them, such as "a.npz: layer1".
 
-    The only array of an argument is called by the argument.
+    An unnamed array that a user passed in memory is called by the name of the argument alone.
     """
     is_only_array = isinstance(recorded, RecordedArrays) and layer == UNNAMED_LAYER
     if layer is None or is_only_array:
@@ -123,17 +123,20 @@ def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = N
 
 
 def _contents_of(recorded: str | Path | RecordedArrays) -> FileContents:
-    """Return the arrays of a recording, a file or arrays in memory, with its ids and runs."""
+    """Return the arrays of a recording with the ids and runs of their rows.
+
+    Arrays in memory have no ids: their rows are in the order of the stimuli.
+    """
     if isinstance(recorded, RecordedArrays):
         return FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
     return contents_of_path(Path(recorded))
 
 
 def contents_of_path(path: Path) -> FileContents:
-    """Return the arrays of a file, or of a folder of .npy files, which are called by their names.
+    """Return the arrays of an .npz, .npy or .safetensors file, or of a folder of .npy files.
 
     Raises:
-        DataError: It cannot be read, or has no such file.
+        DataError: The path cannot be read, or has another ending.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -143,9 +146,10 @@ def contents_of_path(path: Path) -> FileContents:
 
 
 def _split_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return an array for each layer, where one array may have all layers.
+    """Return one array for each layer by its name.
 
-    A single array of three dimensions is divided into layers, called "0", "1" and so on.
+    If there is only one array and it has three axes, (layers, rows, width), it is divided into
+    layers called "0", "1" and so on. Otherwise each array is a layer already.
     """
     if len(arrays) != 1:
         return arrays
@@ -158,16 +162,16 @@ def _split_layers(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 def _rows_of_run(
     run: str, row_ids: Sequence[str], row_runs: Sequence[str], stimuli: Stimuli, path: str
 ) -> list[int]:
-    """Return the row of each stimulus in a run, in the order of the stimuli.
+    """Return the row that each stimulus has in a run, in the order of the stimuli.
 
     Args:
-        run: The name of the run.
+        run: The name of the run, one of several measurements of all stimuli.
         row_ids, row_runs: The id and the run of each row.
         stimuli: The stimuli.
         path: What errors call the recording.
 
     Raises:
-        DataError: The run does not have exactly the stimuli.
+        DataError: The run does not have exactly one row for each stimulus.
     """
     rows = [row for row, run_of_row in enumerate(row_runs) if run_of_row == run]
     row_of_id = {row_ids[row]: row for row in rows}
@@ -188,15 +192,15 @@ def _rows_of_run(
 
 
 def _read_folder(folder: Path) -> FileContents:
-    """Return the array of each .npy file of a folder by its name without the ending.
+    """Return the array of each .npy file of a folder, by the name of the file without its ending.
 
-    The files "ids.npy" and "runs.npy" hold the ids and runs.
+    The files "ids.npy" and "runs.npy", if they are there, hold the ids and runs of the rows.
     """
     labels: dict[str, np.ndarray] = {}
     arrays: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.npy"), key=lambda path: natural_order(path.stem)):
         with errors_name_file(path):
-            array = np.load(path)  # which runs no code: it loads no pickles
+            array = np.load(path)  # by default it loads no pickles, which could run code
             if path.stem in (IDS, RUNS):
                 labels[path.stem] = array
             else:
@@ -210,15 +214,19 @@ def _read_npy(path: Path) -> FileContents:
 
 
 def _native(array: np.ndarray) -> Tensor:
-    """Return an array as a tensor, in the byte order of the machine, as torch needs it."""
+    """Return an array as a tensor; torch needs the byte order of the machine."""
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
 def _read_npz(path: Path) -> FileContents:
-    """Read the arrays, the ids and the runs of an archive of NumPy."""
+    """Return the arrays of an .npz file; those called "ids" and "runs" label the rows.
+
+    Raises:
+        DataError: Two arrays have one name, or a member of the archive is no array.
+    """
     arrays: dict[str, np.ndarray] = {}
     with np.load(path) as file:
-        # By the names in the archive: NumPy itself gives the array `a` where `a.npy` is asked for.
+        # `file.files` would hide that an archive has both `a` and `a.npy`, which are one name.
         for member in file.zip.namelist():
             name = member.removesuffix(".npy")
             if name in arrays:
@@ -233,7 +241,13 @@ def _read_npz(path: Path) -> FileContents:
 
 
 def _read_safetensors(path: Path) -> FileContents:
-    """Read the arrays of a safetensors file; ids and runs are arrays or stand in its metadata."""
+    """Return the arrays of a .safetensors file with the ids and runs of their rows.
+
+    Ids and runs are arrays, or JSON lists in the metadata; ids may also be the word "order" there.
+
+    Raises:
+        DataError: Ids or runs are both an array and in the metadata.
+    """
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         arrays = {name: file.get_tensor(name) for name in names}
@@ -253,14 +267,14 @@ def _read_safetensors(path: Path) -> FileContents:
 
 
 def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
-    """Return ids or runs as text.
+    """Return labels of rows, such as ids, as strings.
 
     Args:
-        labels: An array (rows,) of text, bytes in UTF-8 or whole numbers.
+        labels: An array (rows,) of strings, bytes in UTF-8 or integers.
         location: What errors call the array.
 
     Raises:
-        DataError: It is anything else, or a text has half of a character.
+        DataError: The array is anything else, or a string has half of a surrogate pair.
     """
     is_text_or_integer = labels.dtype.kind in "USiu"
     if labels.ndim != 1 or not is_text_or_integer:
@@ -281,10 +295,17 @@ def _labels_as_text(labels: np.ndarray, location: str) -> list[str]:
 
 
 def _checked_layer(location: str, array: Tensor, row_count: int) -> Float[Tensor, "n _"]:
-    """Return the activations of one layer as real numbers.
+    """Return the activations of one layer, after a check of their shape and values.
+
+    Integers become float64.
+
+    Args:
+        location: What errors call the layer.
+        array: The array, which should have the axes (rows, width).
+        row_count: How many rows it should have.
 
     Raises:
-        DataError: They are not real numbers of one row for each id, or one of them is not finite.
+        DataError: The array has another shape or no real numbers, or a value is not finite.
     """
     try:
         array = tensor_of(array, Float, location)
@@ -307,9 +328,9 @@ def _checked_layer(location: str, array: Tensor, row_count: int) -> Float[Tensor
 
 
 def recording_fingerprint(recorded: str | RecordedArrays) -> str:
-    """Return the name of recorded states, and 16 digits of the SHA-256 of their file.
+    """Return the name of a file of recorded states and 16 digits of its SHA-256.
 
-    Arrays in memory have a fingerprint of their own.
+    Arrays in memory have a fingerprint already, which is returned.
 
     Raises:
         DataError: The file cannot be read.

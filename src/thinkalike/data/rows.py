@@ -83,16 +83,16 @@ class TokenRows:
         return TokenRows(self.tokens[rows], self.documents[rows], source)
 
     def batches(self, size: int, name: str = "batch") -> Iterator[TokenRows]:
-        """Yield at most `size` rows at a time, and show progress in batches of this name.
+        """Yield the rows in batches of `size`, with token ids in int64, as models need them.
 
-        The last batch may be smaller. Token ids are int64, as models and losses need them.
+        The last batch may be smaller. A progress display counts the batches and calls them `name`.
         """
         starts = range(0, len(self), size)
         for start in counted(starts, name):
             yield self.select(slice(start, start + size)).to_int64()
 
     def to_int64(self) -> TokenRows:
-        """Return the same rows with token ids in int64; a corpus has int32, which takes half."""
+        """Return the same rows with token ids in int64; a corpus stores int32 to save memory."""
         source = self.source
         if source is not None:
             source = replace(source, tokens=source.tokens.long())
@@ -101,34 +101,45 @@ class TokenRows:
     def align(
         self, states: Sequence[Float[Tensor, "rows s _"]]
     ) -> list[Float[Tensor, "rows t _"]]:
-        """Return, for each target token, the source's state at each of several layers.
+        """Return the source's states at several layers, reordered to one state per target token.
+
+        If source and target share a tokenizer, the states are returned as they are.
 
         Args:
-            states: For each layer, the states of the tokens that the source reads. Layers may have
-                different widths.
+            states: For each layer, the states of the s tokens that the source reads. Layers may
+                have different widths.
         """
         if self.source is None:
             return list(states)
         return aligned_states(states, self.source.positions)
 
     def source_states(self, model: Any, layers: Sequence[Any]) -> list[Float[Tensor, "rows t _"]]:
-        """Return, for each target token, the source's states at these layers, from one pass.
+        """Run the source once and return its states at these layers, one per target token.
 
         Args:
-            model: The source, or anything else with `residuals` that reads the source's tokens.
+            model: The source, or anything else whose `residuals(tokens, layers)` reads the
+                source's tokens.
+            layers: The layers, in the order of the result.
         """
         return self.align(model.residuals(self.source_tokens, layers))
 
     @property
     def layout(self) -> PackedLayout:
-        """The layout of `packed`."""
+        """The number of columns that each part of the matrix `packed` has.
+
+        The width of the source is 0 if it reads the target's tokens.
+        """
         source_width = 0
         if self.source is not None:
             source_width = self.source.tokens.shape[1]
         return PackedLayout(self.context, source_width)
 
     def packed(self) -> Int[Tensor, "rows width"]:
-        """Return everything that the models read in one matrix, laid out as `layout` says."""
+        """Return everything that the models read as one matrix, which a DataLoader can batch.
+
+        These are the target's tokens and, if the source has another tokenizer, behind them the
+        source's tokens, positions and documents.
+        """
         if self.source is None:
             return self.tokens
         columns = [self.tokens, self.source.tokens, self.source.positions, self.source.documents]
@@ -161,17 +172,18 @@ class Corpus:
     counts: dict[str, int]
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of all token ids of both, as 16 hexadecimal digits."""
+        """Return the SHA-256 of all token ids of both splits, as 16 hexadecimal digits."""
         digest = hashlib.sha256()
         for rows in (self.fit, self.report):
             digest.update(rows.packed().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def alignment(self) -> dict[str, float]:
-        """Return the shares of the report's target tokens by how they are aligned.
+        """Return which shares of the target's evaluation tokens are aligned in which way.
 
-        `aligned_exactly` end where a source token ends, `aligned_earlier` get the state of a
-        source token that ends before them, and `aligned_nowhere` follow no source token.
+        - "aligned_exactly": a source token ends at the same character.
+        - "aligned_earlier": the last source token that has seen no later text ends earlier.
+        - "aligned_nowhere": no source token of the document stands before it in the row.
         """
         evaluation_tokens = self.counts["report_tokens"]
         exactly = self.counts["aligned_exactly"] / evaluation_tokens
@@ -208,11 +220,13 @@ class PackedLayout:
     def source_states(
         self, model: Any, packed: Int[Tensor, "b width"], layers: Sequence[int]
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return, for each target token, the source's states at these layers, from one pass.
+        """Run the source once and return its states at these layers, one per target token.
 
         Args:
-            model: The source, or anything else with `residuals` that reads the source's tokens.
-            packed: Rows in this layout.
+            model: The source, or anything else whose `residuals(tokens, layers)` reads the
+                source's tokens.
+            packed: Rows of t target tokens | s source tokens | t positions | s documents; only the
+                target's tokens if the source reads these.
             layers: The layers of the source, in the order of the result.
         """
         if self.source_width == 0:
@@ -227,11 +241,12 @@ class PackedLayout:
 def aligned_states(
     states: Sequence[Float[Tensor, "b s _"]], positions: Int[Tensor, "b t"]
 ) -> list[Float[Tensor, "b t _"]]:
-    """Return the states at these positions of each row, for each of several layers.
+    """Return `states[layer][row, positions[row, i]]` for each layer, row and i < t.
 
     Args:
-        states: The states of each layer; widths may differ.
-        positions: For each of the t results, the column of its state in the s columns of its row.
+        states: The states of the s source tokens of each row, for each layer; widths may differ.
+        positions: For each of the t target tokens, the index of the source token whose state it
+            gets.
     """
     aligned = []
     for state in states:

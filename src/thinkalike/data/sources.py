@@ -49,7 +49,11 @@ Record = dict[str, Any]
 
 
 def read_by_ending(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
-    """Read a file with the reader of its ending, such as ".csv".
+    """Return what the reader of a file's ending returns for the file.
+
+    Args:
+        path: The file, whose ending may be in capitals.
+        readers: A reader for each ending, such as ".csv", in lower case.
 
     Raises:
         DataError: There is no reader for the ending, or the reader fails.
@@ -63,10 +67,10 @@ def read_by_ending(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> 
 
 @contextlib.contextmanager
 def errors_name_file(path: Path) -> Iterator[None]:
-    """Turn errors of the libraries that read a file into DataErrors that name it.
+    """Turn any error of the body, which reads a file, into a DataError that names the file.
 
-    The file may be missing, damaged, or in another encoding. A file that is not regular is
-    refused, because a pipe or /dev/zero would never end.
+    Refused before the body runs are a file that is not regular, since a pipe or /dev/zero would
+    never end, a pointer of Git LFS in place of the file, and a sparse file.
     """
     try:
         if is_there(path) and not path.is_file():
@@ -91,7 +95,7 @@ def errors_name_file(path: Path) -> Iterator[None]:
 
 
 def whole_text(path: Path) -> str:
-    """Return a text file in UTF-8, which may begin with a byte-order mark.
+    """Return the text of a UTF-8 file, without the byte-order mark that it may begin with.
 
     Raises:
         DataError: The file is too large to be read at once, or is in UTF-16.
@@ -108,7 +112,10 @@ def whole_text(path: Path) -> str:
 
 
 def _check_encoding(text: str, path: Path) -> None:
-    """Raise a DataError for UTF-16 or UTF-32 that was read as UTF-8, which is no error there."""
+    """Raise a DataError if a text seems to be UTF-16 or UTF-32 that was read as UTF-8.
+
+    Decoding raises no error then, but a quarter of the characters or more are NUL.
+    """
     if text and text.count("\0") >= MOST_NUL * len(text):
         raise DataError(
             f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
@@ -124,7 +131,11 @@ class _ExpansionLimit:
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Count further bytes; a DataError if there are too many."""
+        """Add to the number of expanded bytes.
+
+        Raises:
+            DataError: The file has expanded to more than a text of its size can.
+        """
         self._count += count
         if self._count > self._most:
             raise DataError(
@@ -157,9 +168,9 @@ class _ExpandedBytes(io.RawIOBase):
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, which may be compressed and begin with a byte-order mark.
+    """Yield the lines of a text file in UTF-8, with their line breaks.
 
-    The ending tells the compression: .zst, .gz, or none. Lines keep their line breaks.
+    A file that ends in .zst or .gz is decompressed. A byte-order mark is left out.
 
     Raises:
         DataError: A line is too long or in UTF-16, or a compressed file expands too much.
@@ -171,7 +182,7 @@ def _lines_of(path: Path) -> Iterator[str]:
     if compression is not None:
         stream = io.BufferedReader(_ExpandedBytes(path, stream.read), BUFFER_BYTES)
     with io.TextIOWrapper(stream, encoding="utf-8-sig") as lines:
-        # One character more than allowed shows that a line is too long, without reading all of it.
+        # Reading one character more than allowed shows that a line is too long.
         read_line = partial(lines.readline, LONGEST_LINE + 1)
         for number, line in enumerate(iter(read_line, ""), 1):
             if len(line) > LONGEST_LINE:
@@ -184,9 +195,10 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield what errors call each line of a .jsonl file, and its record; empty lines are left out.
+    """Yield, for each line of a .jsonl file, a name such as "FILE line 3" and the line's object.
 
-    The file may be compressed (.gz, .zst) and may begin with a byte-order mark.
+    Errors use the name. Empty lines are left out. The file may be compressed (.gz, .zst) and may
+    begin with a byte-order mark.
 
     Raises:
         DataError: A line is not a JSON object, or has a name twice, of which readers take one.
@@ -206,7 +218,9 @@ def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Record]]:
-    """Yield what errors call each row of a .parquet file, and the row.
+    """Yield, for each row of a .parquet file, a name such as "FILE row 3" and the row.
+
+    Errors use the name.
 
     Args:
         path: The file.
@@ -239,7 +253,11 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
 
 
 def _bytes_of_texts(column: pyarrow.Array) -> int:
-    """Return how many bytes the texts of a column have; 0 where they are no texts."""
+    """Return how many bytes the texts of a column have in total, repeated ones included.
+
+    Args:
+        column: A column in which texts are dictionary-encoded; any other column has 0 bytes.
+    """
     import pyarrow.compute
 
     if not pyarrow.types.is_dictionary(column.type) or not len(column):
@@ -249,9 +267,9 @@ def _bytes_of_texts(column: pyarrow.Array) -> int:
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
-    """Return the commit of a data set of the hub, as 40 hexadecimal digits.
+    """Return the commit that a revision of a data set of the hub is now, as 40 digits.
 
-    A branch that has moved has another commit, and counts as another data set.
+    A branch that has moved has another commit, so that it counts as another data set.
 
     Args:
         repository: The data set, ORG/NAME.
@@ -294,7 +312,8 @@ def stream_records(
 
     datasets.disable_progress_bars()
     with _errors_name_data_set(label, repository, revision, remedy):
-        # This call fails at once where there is no hub; load_dataset would try for minutes.
+        # Where the hub cannot be reached, this call fails at once; load_dataset would try for
+        # minutes.
         commit = resolved("dataset", repository, revision)
         if commit.trouble:
             raise commit.trouble  # a copy of some files does not make a data set
@@ -308,7 +327,7 @@ def stream_records(
 def _errors_name_data_set(
     label: str, repository: str, revision: str | None, remedy: str
 ) -> Iterator[None]:
-    """Turn errors, such as a lacking hub or split or a damaged shard, into DataErrors.
+    """Turn any error, such as an unreachable hub or a missing split, into a one-line DataError.
 
     Args:
         label: What the errors call the data set.
@@ -325,9 +344,10 @@ def _errors_name_data_set(
 
 
 def whole_characters(text: str, location: str) -> str:
-    """Return a text, if it can be written to a file.
+    """Return a text unchanged, after a check that it can be encoded in UTF-8.
 
     Args:
+        text: The text.
         location: What errors call the place of the text.
 
     Raises:

@@ -59,10 +59,10 @@ class DocumentSplit:
     Iteration yields each document and whether it is for the report.
 
     Args:
-        config: The source.
-        is_fitted: Whether the job fits anything on documents. If not, the report has all of the
-            user's text, or the share that is set, near-duplicates included. Documents of the
-            sources that the minis were trained on are held out in any case.
+        config: The settings of the source of text.
+        is_fitted: Whether the job fits anything on documents. If not, all of the user's text is
+            for evaluation, or the share that is set, near-duplicates included. Documents of the
+            sources that the mini models were trained on are held out in any case.
 
     Attributes:
         counts: How many documents were left out so far, by reason.
@@ -71,6 +71,11 @@ class DocumentSplit:
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):
+        """Decide whether documents are held out; no document is read yet.
+
+        Those of a user's files or of the hub are held out only if the job fits something. Those of
+        the built-in texts, on which the mini models were trained, always are.
+        """
         self.config = config
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)
         is_unseen = config.source in SOURCES_UNSEEN_BY_MINIS
@@ -81,12 +86,16 @@ class DocumentSplit:
         self._fit_shingles: list[Shingles] = []
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
-        """Yield each document and whether it is for the report."""
-        repeating: set[str] = set()
+        """Yield each document and whether it is for evaluation, and count those that are left out.
+
+        If the source can be read twice, evaluation documents that nearly repeat a fitting document
+        are found first and left out. Otherwise `report_repeats` tells them afterwards.
+        """
+        repeated_fingerprints: set[str] = set()
         if self._is_held_out and self.is_settled and not self.config.same_split:
-            repeating = _repeating_documents(self.config)
+            repeated_fingerprints = _repeating_documents(self.config)
         for document in _without_copies(self.config, self.counts, self.evaluation_share):
-            if document.fingerprint in repeating:
+            if document.fingerprint in repeated_fingerprints:
                 self.counts["near_duplicates"] += 1
                 continue
             if not self.is_settled:
@@ -94,7 +103,7 @@ class DocumentSplit:
             yield document.text, document.is_for_report
 
     def _remember(self, document: _SplitDocument) -> None:
-        """Remember the shingles of a document, by which near duplicates are found later."""
+        """Store the shingles of a document (runs of eight words), to find near-duplicates."""
         if document.is_for_report:
             self._report_shingles.append(shingles(document.text))
         else:
@@ -102,39 +111,50 @@ class DocumentSplit:
 
     @property
     def evaluation_share(self) -> float:
-        """The share of documents for the report: all of them if nothing has to be held out."""
+        """The share of documents for evaluation.
+
+        It is the setting of that name; without it, `REPORT_SHARE`, or 1 if nothing has to be held
+        out.
+        """
         if self.config.evaluation_share is None and not self._is_held_out:
             return 1.0
         return self.config.evaluation_share or REPORT_SHARE
 
     def report_repeats(self) -> NDArray[np.bool_]:
-        """Return, for each document of the report so far, whether it nearly repeats one to fit on.
+        """Return, for each evaluation document so far, whether it nearly repeats a fitting one.
 
-        It is empty if `is_settled`, since documents are remembered only until then.
+        If `is_settled`, no document was remembered and the result is empty.
         """
         return near_duplicates(self._report_shingles, self._fit_shingles)
 
 
 def tokens_of_report(config: DataConfig, evaluation_tokens: int, vocabulary: int) -> int:
-    """Return about how many tokens a report has: those asked for, or fewer if a local text has.
+    """Estimate how many tokens an evaluation text has: at most `evaluation_tokens`.
 
-    A text of the hub is taken to be long enough, as its length is not known. A token of a
-    vocabulary of v entries has about log2(v) / 4 bytes of English or code: 2.7 of the minis' 2,048
-    entries, and 3.9 of 49,152.
+    A local text may have fewer. The length of a text of the hub is not known, and it is taken to
+    be long enough. So is the text of a folder of states.
+
+    Args:
+        config: The settings of the text.
+        evaluation_tokens: How many tokens are asked for.
+        vocabulary: The number of entries of the model's vocabulary.
     """
     if config.source in ("hub", "states"):
         return evaluation_tokens
-    most = beginning_bytes(evaluation_tokens)
-    size = 0
+    most_bytes = beginning_bytes(evaluation_tokens)
+    byte_count = 0
     for document in _split_documents(config, config.evaluation_share or REPORT_SHARE):
         if document.is_for_report:
-            size += min(len(document.text.encode("utf-8", errors="replace")), most)
+            document_bytes = len(document.text.encode("utf-8", errors="replace"))
+            byte_count += min(document_bytes, most_bytes)
+    # A rule of thumb for English and code: 2.7 bytes per token for a vocabulary of 2,048 entries,
+    # and 3.9 for one of 49,152.
     bytes_per_token = math.log2(max(vocabulary, 2)) / 4
-    return min(evaluation_tokens, round(size / bytes_per_token))
+    return min(evaluation_tokens, round(byte_count / bytes_per_token))
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the documents that may be fitted on, in order and without copies."""
+    """Yield the documents that are not held out for evaluation, in order and without copies."""
     evaluation_share = config.evaluation_share or REPORT_SHARE
     for document in _without_copies(config, Counter(), evaluation_share):
         if not document.is_for_report:
@@ -146,9 +166,12 @@ def _without_copies(
 ) -> Iterator[_SplitDocument]:
     """Yield each document unless it is empty or a copy of an earlier one of the same split.
 
+    Documents that differ only in white space or case are copies.
+
     Args:
         config: The settings of the text.
-        counts: Gets how many documents were left out, as "duplicate_documents".
+        counts: Its entry "duplicate_documents" is increased for each document that is left out,
+            also for an empty one.
         evaluation_share: The share of documents for the evaluation text.
     """
     earlier_keys: set[tuple[bool, str]] = set()
@@ -164,11 +187,14 @@ def _without_copies(
 
 
 def _split_documents(config: DataConfig, evaluation_share: float) -> Iterator[_SplitDocument]:
-    """Yield each document with its side, which the hash of its content or its group decides.
+    """Yield each document with whether it is for evaluation, which a hash decides.
+
+    It is the hash of the document's content or, if it is in a group, of the name of the group, so
+    that a group is never divided.
 
     Args:
-        config: The source.
-        evaluation_share: The share of documents, or of groups, for the report.
+        config: The settings of the text.
+        evaluation_share: The expected share of documents, or of groups, for evaluation.
     """
     for text in documents_of(config):
         fingerprint = document_fingerprint(text)
@@ -181,9 +207,10 @@ def _split_documents(config: DataConfig, evaluation_share: float) -> Iterator[_S
 
 
 def _repeating_documents(config: DataConfig) -> set[str]:
-    """Return the fingerprints of the report's documents that nearly repeat one to fit on.
+    """Return the fingerprints of evaluation documents that nearly repeat a fitting document.
 
-    All documents of the source count.
+    All documents of the source are compared, also those that a job does not read. The source is
+    read twice.
     """
     evaluation_share = config.evaluation_share or REPORT_SHARE
     report_documents: dict[str, Shingles] = {}
@@ -191,7 +218,7 @@ def _repeating_documents(config: DataConfig) -> set[str]:
         if document.is_for_report:
             report_documents[document.fingerprint] = shingles(document.text)
 
-    # The source is read once more, so that the documents to fit on need no memory.
+    # The source is read again, so that the fitting documents need not be kept in memory.
     fit_shingles = (
         shingles(document.text)
         for document in counted(_split_documents(config, evaluation_share), "document compared")

@@ -73,12 +73,13 @@ class WordOverlap(NamedTuple):
 
     @property
     def is_confounded(self) -> bool:
-        """Whether importance of the feature may be that of word identity."""
-        # A feature of one level has no correlation, but it may be one word.
+        """Whether a model that knows only word identity could show importance of the feature."""
+        # A feature of one level has the correlation 0, although the level may be a single word.
         is_one_word = self.one_word == 1 and self.differing == 0
         return is_one_word or self.explained >= WORD_SHARE
 
     def __str__(self) -> str:
+        """Return a warning that says how far words explain the feature."""
         words = ", ".join(repr(word) for word in self.words[:QUOTED_WORDS])
         if len(self.words) > QUOTED_WORDS:
             words += ", ..."
@@ -142,6 +143,10 @@ class Stimuli:
     """Which token's state a stimulus has: that of its "last" or "first" one, or their "mean"."""
 
     def __post_init__(self) -> None:
+        """Check all fields, fill in missing ids and kinds, and convert features to their types.
+
+        A feature that is numeric or continuous becomes float64, and any other one categories.
+        """
         check_kinds(self.kinds, self.source)
         ids = self.ids
         if not ids:
@@ -154,7 +159,7 @@ class Stimuli:
         kinds: dict[str, Kind] = {}
         for name in self.names:
             kind = self.kinds.get(name) or kind_of(self.features[name])
-            columns[name] = typed(self.features[name], name, kind, self.source)
+            columns[name] = as_feature_column(self.features[name], name, kind, self.source)
             kinds[name] = kind if kind in NUMBER_KINDS else kind_of(columns[name])
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
@@ -172,9 +177,12 @@ class Stimuli:
         return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
     def take(self, rows: Any) -> Stimuli:
-        """Return the stimuli of an index of numpy (numbers, a mask or a slice), in its order.
+        """Return some of the stimuli, in the order of `rows`.
 
-        Only the texts that they are in are kept, and numbered anew.
+        Texts without a chosen stimulus are dropped, and the other texts are numbered anew.
+
+        Args:
+            rows: Anything that indexes a NumPy array: indices, a mask or a slice.
         """
         rows = np.arange(len(self))[rows]
         used_texts, sentence = np.unique(self.sentence[rows], return_inverse=True)
@@ -189,9 +197,10 @@ class Stimuli:
         )
 
     def sample(self, n: int, seed: int = 0, balance: str | Sequence[str] = ()) -> Stimuli:
-        """Draw n stimuli without repetition and return them in their order.
+        """Draw n stimuli without repetition and return them in their original order.
 
-        Combinations of the features in `balance` come equally often, up to one.
+        Each combination of levels of the features in `balance` is drawn equally often; the counts
+        differ by at most one.
 
         Args:
             n: How many stimuli are drawn.
@@ -204,16 +213,16 @@ class Stimuli:
         """
         balanced_names = [balance] if isinstance(balance, str) else balance
         names = select_names(self.source, balanced_names, self.names)
-        # A cell is a combination of levels: (n,), that of each stimulus.
+        # A cell is a combination of levels; `cells` has the index of that of each stimulus.
         cells = joint_codes(self.features[names])
         counts = np.bincount(cells)
         rarest = counts.min()
         # Once the rarest combination is used up, each of the others can come once more.
-        most = len(counts) * rarest + (counts > rarest).sum()
-        if not 0 < n <= most:
+        largest_sample = len(counts) * rarest + (counts > rarest).sum()
+        if not 0 < n <= largest_sample:
             raise DataError(
-                f"{self.source}: sample={n} must lie between 1 and {most}; the rarest of "
-                f"{len(counts)} combinations of {names} has {rarest} of {len(self)} stimuli"
+                f"{self.source}: sample={n} must lie between 1 and {largest_sample}; the rarest "
+                f"of {len(counts)} combinations of {names} has {rarest} of {len(self)} stimuli"
             )
 
         rng = np.random.default_rng(seed)
@@ -229,26 +238,27 @@ class Stimuli:
         return self.take(np.sort(np.concatenate(drawn)))
 
     def codes(self) -> Codes:
-        """Return the features as one table of float64.
+        """Return the features as one table of float64, with an index for each nominal level.
 
-        A level has the same number in every choice of stimuli, its index among all levels.
+        The index counts all levels of the feature, also those that no stimulus has, so that a
+        level keeps its index when some of the stimuli are taken.
         """
-        numbers = {}
+        columns = {}
         levels = {}
         for name in self.names:
             column = self.features[name]
             if self.kinds[name] in NUMBER_KINDS:
-                numbers[name] = column
+                columns[name] = column
             else:
-                numbers[name] = column.cat.codes
+                columns[name] = column.cat.codes
                 levels[name] = list(column.cat.categories)
-        values = torch.tensor(pd.DataFrame(numbers).to_numpy(float))
-        # pandas numbers a missing level -1.
+        values = torch.tensor(pd.DataFrame(columns).to_numpy(float))
+        # The code of a missing level is -1 in pandas; it becomes NaN.
         applies = torch.tensor(self.features.notna().to_numpy())
         return Codes(values.where(applies, torch.nan), levels)
 
     def varied(self) -> Stimuli:
-        """Return the stimuli, if every feature has at least two levels.
+        """Return these stimuli unchanged, after a check that every feature has two levels or more.
 
         Raises:
             DataError: A feature has one level only.
@@ -262,41 +272,43 @@ class Stimuli:
         return self
 
     def correlation(self) -> FeatureCorrelation:
-        """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli.
+        """Return, for all features f and g, the correlation of Δ_f and Δ_g over pairs of stimuli.
 
-        Δ_f(i, j) = 1[f_i ≠ f_j], where NaN equals only NaN, for all features f and g. The Δ are
-        the regressors of a metric-learning encoding model, which can hardly tell correlated ones
-        apart (Salle et al. 2024, figure S5). Pairs that agree in both features are counted as Σ
-        c(c-1)/2 over the counts c of their joint levels.
+        Δ_f(i, j) = 1[f_i ≠ f_j] says whether the stimuli i < j differ in f, where NaN equals only
+        NaN. The Δ are the regressors of a metric-learning encoding model, which can hardly tell
+        correlated ones apart (Salle et al. 2024, figure S5).
+
+        No pair is enumerated: if c stimuli share a combination of levels, they are c(c-1)/2 pairs
+        that agree in both features.
 
         Raises:
             DataError: A feature has one level, or differs between all stimuli.
         """
-        all_pairs = max(len(self) * (len(self) - 1) / 2, 1)
-        equal = np.zeros((len(self.names), len(self.names)))  # the share of pairs equal in both
+        pair_count = max(len(self) * (len(self) - 1) / 2, 1)
+        equal_pairs = np.zeros((len(self.names), len(self.names)))
         for i, f in enumerate(self.names):
             for j, g in enumerate(self.names):
-                equal[i, j] = _equal_pairs(self.features[[f, g]])
-        equal /= all_pairs
+                equal_pairs[i, j] = _count_equal_pairs(self.features[[f, g]])
+        equal_share = equal_pairs / pair_count  # of pairs that agree in both features
 
-        share = equal.diagonal()
+        share = equal_share.diagonal()
         for name, share_of_feature in zip(self.names, share, strict=True):
             if not 0 < share_of_feature < 1:
                 raise DataError(
                     f"{self.source}: {name} has one level or differs between all stimuli; leave "
                     "it out"
                 )
-        # The correlation of the 1 - Δ, which is that of the Δ.
+        # The indicators 1 - Δ have the same correlation as the Δ.
         deviation = np.sqrt(share * (1 - share))
-        covariance = equal - np.outer(share, share)
+        covariance = equal_share - np.outer(share, share)
         correlation = covariance / np.outer(deviation, deviation)
         return FeatureCorrelation(pd.DataFrame(correlation, self.names, self.names))
 
     def confounded_with_words(self) -> list[WordOverlap]:
-        """Return the features whose importance may be that of word identity.
+        """Return the features whose importance a model that knows only words could show as well.
 
-        Upper and lower case do not differ. Continuous features are left out: an encoding model
-        compares them by size and not by equality.
+        Words that differ only in case count as equal. Continuous features are left out, because an
+        encoding model compares their sizes and does not ask whether they are equal.
         """
         words = pd.Series(self.words).str.casefold()
         overlaps = []
@@ -306,7 +318,10 @@ class Stimuli:
         return [overlap for overlap in overlaps if overlap.is_confounded]
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
+        """Return a hash of texts, spans and features: the first 16 hexadecimal digits of SHA-256.
+
+        The setting `token` counts only if it is not its default, "last".
+        """
         table, levels = self.codes()
         content: list[object] = [
             self.texts,
@@ -316,13 +331,17 @@ class Stimuli:
             table.tolist(),
             levels,
         ]
-        # The default adds nothing: its fingerprint is that of stimuli without this setting.
+        # Without this condition, fingerprints from before the setting existed would change.
         if self.token != "last":
             content.append(self.token)
         return hashlib.sha256(repr(tuple(content)).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
-        """Raise a DataError if rows, names or spans do not fit together."""
+        """Raise a DataError if rows, names, spans or feature values cannot be used.
+
+        All fields of stimuli must have as many rows, ids and features must have different names,
+        and each span must lie in its text.
+        """
         counts = {}
         for name in ("words", "sentence", "span", "features", "ids"):
             counts[name] = len(getattr(self, name))
@@ -374,7 +393,9 @@ def _mixes_truth_values_and_numbers(column: pd.Series) -> bool:
 
 
 def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverlap:
-    """Return how far a feature can be told from words, over the stimuli that it applies to.
+    """Return how well the words of stimuli predict the levels of a feature.
+
+    Only stimuli that have the feature count. All shares are over pairs of them.
 
     Args:
         name: The name of the feature.
@@ -383,10 +404,10 @@ def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverla
     """
     table = pd.DataFrame({"level": feature.astype(object), "word": words})
     table = table[feature.notna().to_numpy()]
-    all_pairs = max(len(table) * (len(table) - 1) / 2, 1.0)
-    same_level = _equal_pairs(table[["level"]]) / all_pairs
-    same_word = _equal_pairs(table[["word"]]) / all_pairs
-    same_both = _equal_pairs(table[["level", "word"]]) / all_pairs
+    pair_count = max(len(table) * (len(table) - 1) / 2, 1.0)
+    same_level = _count_equal_pairs(table[["level"]]) / pair_count
+    same_word = _count_equal_pairs(table[["word"]]) / pair_count
+    same_both = _count_equal_pairs(table[["level", "word"]]) / pair_count
 
     # The squared correlation of the indicators of equal levels and of equal words. Their variances
     # are 0 if all pairs, or none, are equal.
@@ -394,16 +415,21 @@ def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverla
     variances = same_level * (1 - same_level) * same_word * (1 - same_word)
     if variances > 0:
         explained = (same_both - same_level * same_word) ** 2 / variances
-    differing = 1 - same_both / same_word if same_word else 0.0
-    one_word = same_both / same_level if same_level else 0.0
+    differing = 0.0  # P(different levels | same word)
+    if same_word:
+        differing = 1 - same_both / same_word
+    one_word = 0.0  # P(same word | same level)
+    if same_level:
+        one_word = same_both / same_level
     commonest_words = []
     for _, words_of_level in table.groupby("level", sort=False)["word"]:
         commonest_words.append(str(words_of_level.mode().iloc[0]))
     return WordOverlap(name, explained, differing, one_word, commonest_words)
 
 
-def _equal_pairs(columns: pd.DataFrame) -> float:
-    """Return the number of pairs of rows that agree in all columns."""
+def _count_equal_pairs(columns: pd.DataFrame) -> float:
+    """Return the number of pairs of different rows that agree in all columns."""
+    # Among c rows of one combination of values, there are c (c - 1) / 2 pairs.
     counts = np.bincount(joint_codes(columns))
     return float((counts * (counts - 1) / 2).sum())
 
@@ -411,13 +437,13 @@ def _equal_pairs(columns: pd.DataFrame) -> float:
 def select_names(
     source: str | Path, names: Names, available: Sequence[str], label: str = "feature"
 ) -> list[str]:
-    """Return the names that are asked for, in their order, or all that are available.
+    """Return the names that are asked for, after a check that all of them are available.
 
     Args:
-        source: What errors call the source of the names.
-        names: The names that are asked for; None: all.
+        source: What errors call the file or table that should have the names.
+        names: The names that are asked for; None: all that are available.
         available: The names that there are.
-        label: What errors call a name.
+        label: What errors call one of the names, such as "column".
 
     Raises:
         DataError: A name is not available, or there are too many.
@@ -445,9 +471,17 @@ def check_unique(source: str | Path, label: str, names: Sequence[str]) -> None:
 
 
 def check_kinds(kinds: object, source: str | Path) -> None:
-    """Raise a DataError unless these are kinds by feature.
+    """Check that `kinds` maps names of features to kinds of values.
 
-    A kind is the name of one, or different levels in order.
+    A kind is a name such as "nominal", or a list of the distinct levels of an ordinal feature in
+    order. Whether the name of a kind is known is not checked here.
+
+    Args:
+        kinds: What a user gave.
+        source: What errors call the stimuli.
+
+    Raises:
+        DataError: `kinds` is no mapping, or levels are no list of distinct ones.
     """
     if not isinstance(kinds, Mapping):
         raise DataError(
@@ -461,13 +495,13 @@ def check_kinds(kinds: object, source: str | Path) -> None:
                 raise DataError(f"{source}: {error}") from None
 
 
-def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric or continuous.
+def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
+    """Return the values of a feature as categories, or as float64 if it is numeric or continuous.
 
     Args:
         column: The values of a feature.
-        name: The feature.
-        kind: Its kind; None: it is inferred.
+        name: The name of the feature.
+        kind: The name of its kind, or its levels in order; None: the kind is inferred.
         source: What errors call the stimuli.
 
     Raises:
@@ -498,14 +532,17 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
 
 
 def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
-    """Number the combinations of values that occur, and return the number of each row.
+    """Return, for each row, the index of its combination of values among those that occur.
 
-    NaN is a value of its own.
+    NaN counts as a value of its own. Without columns, all rows have the index 0.
     """
     joint = np.zeros(len(features), dtype=int)
     for _, column in features.items():
-        codes = pd.factorize(column)[0] + 1
-        joint = pd.factorize(joint * (codes.max() + 1) + codes)[0]
+        value_indices = pd.factorize(column)[0] + 1  # 0 for NaN
+        # A number for each pair of a former combination and a value; factorize makes indices of
+        # these, so that they stay small.
+        pairs = joint * (value_indices.max() + 1) + value_indices
+        joint = pd.factorize(pairs)[0]
     return joint
 
 
@@ -516,14 +553,19 @@ def duplicates(names: Iterable[str]) -> list[str]:
 
 
 def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
-    """Return the numbers of a column in float64, with NaN where the feature does not apply.
+    """Return the numbers of a column in float64; NaN, where the feature does not apply, stays NaN.
+
+    Args:
+        column: The values of a feature.
+        name: The name of the feature.
+        source: What errors call the stimuli.
 
     Raises:
         DataError: A value is not a finite number, or float64 would make two numbers one.
     """
     objects = column.astype(object)
     values = pd.to_numeric(objects, errors="coerce").astype("float64")
-    # Beside a missing value, pandas makes floats of whole numbers.
+    # Without missing values, pandas leaves integers exact instead of making floats of them.
     exact = pd.to_numeric(objects.dropna(), errors="coerce")
     if values.nunique() < exact.nunique():
         raise DataError(
@@ -541,18 +583,21 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
 
 
 def _level_name(value: object) -> str:
-    """Return the name of a level; a whole number loses its point, so that 2.0 is "2"."""
+    """Return the name of a level as a string; a float that is a whole number, 2.0, becomes "2"."""
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
     return str(value)
 
 
 def _levels_of(column: pd.Series) -> list[str]:
-    """Return the levels of a column: numbers by size, names in natural order."""
+    """Return the names of the distinct levels of a column, without missing values.
+
+    Numbers are ordered by size, and names in natural order ("a2" before "a10").
+    """
     values = column.dropna()
     if kind_of(column) in NUMBER_KINDS:
         return [_level_name(value) for value in sorted(values.unique())]
-    # Values that are equal may have two names, as the decimal numbers 1.5 and 1.50 have.
+    # Equal values may have two names, as Decimal("1.5") and Decimal("1.50") have.
     return sorted({_level_name(value) for value in values}, key=natural_order)
 
 
@@ -564,9 +609,10 @@ class FeatureCorrelation:
     """(f, f), with the features as rows and columns."""
 
     def strongest(self, k: int) -> list[tuple[str, str, float]]:
-        """Return the k pairs of features whose correlation is furthest from 0.
+        """Return the k pairs of features with the largest absolute correlation, largest first.
 
-        The strongest comes first.
+        Each is the names of two features and their correlation. Fewer than k are returned if there
+        are fewer pairs.
         """
         names = [str(name) for name in self.table]
         values = self.table.to_numpy()
@@ -577,7 +623,12 @@ class FeatureCorrelation:
 
 
 def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimuli:
-    """Return every word of `count` controlled sentences of a grammar.
+    """Return every word of `count` random sentences of a grammar as a stimulus with features.
+
+    Args:
+        count: How many sentences are drawn.
+        seed: The same seed draws the same sentences.
+        size: The grammar: "small", "large" or "crossed".
 
     Raises:
         DataError: There is no grammar of this size, or it has fewer sentences.
@@ -586,15 +637,17 @@ def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimul
 
 
 def crossed_stimuli() -> Stimuli:
-    """Return every word of the sentences of the crossed grammar."""
+    """Return every word of the sentences of the crossed grammar as a stimulus with features."""
     return from_sentences(crossed_sentences(), "the crossed grammar")
 
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
-    """Return every word of sentences of the grammar, with the `GRAMMAR_FEATURES`.
+    """Return every word of sentences as a stimulus, with the features of `GRAMMAR_FEATURES`.
+
+    The text of a stimulus is its whole sentence. Ids are "SENTENCE:WORD", both counted from 1.
 
     Args:
-        sentences: The sentences.
+        sentences: Sentences of the grammar.
         source: What errors call the stimuli.
     """
     rows = []

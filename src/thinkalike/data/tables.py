@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 IN_MEMORY = "stimuli"
 """What errors call a table in memory: the name of the argument that a user gave it as."""
 
-MARKS = {".csv": ",", ".tsv": "\t"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 """What separates two cells, by the ending of a file."""
 
 NUMBER_WITH_COMMA = r"[+-]?\d+(,\d+)?"
@@ -81,20 +81,23 @@ MISSING = ["", "NaN", "nan"]
 def read_stimuli(config: StimuliConfig) -> Stimuli:
     """Return the stimuli that a configuration describes.
 
-    The last ones stay in memory until the content of their file changes.
+    The stimuli of the last two configurations stay in memory. They are read again if the content
+    of their file has changed.
     """
     table = config.table if isinstance(config, TableInMemory) else None
-    return _stimuli(json.dumps(as_settings(config)), content_key(config.path), table)
+    return _cached_stimuli(json.dumps(as_settings(config)), content_key(config.path), table)
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stimuli:
+def _cached_stimuli(settings: str, content_digest: str, table: TableWithDigest | None) -> Stimuli:
     """Return the stimuli of a configuration.
 
     Args:
         settings: The configuration in JSON.
-        content: What the content of its file is known by, so that another one is read again.
-        table: Its table, if that is in memory.
+        content_digest: A digest of the stimulus file. It is only part of the cache key, so that a
+            file with a new content is read again.
+        table: The table of the stimuli, if a user passed one in memory; None: a file, or stimuli
+            that a grammar generates.
     """
     if table is None:
         config = StimuliConfig(**json.loads(settings))
@@ -105,11 +108,11 @@ def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stim
         path = IN_MEMORY
         frame = table.frame
     if config.kind == "crossed":
-        stimuli = _of_grammar(crossed_stimuli(), config)
+        stimuli = _with_chosen_features(crossed_stimuli(), config)
     elif config.kind == "controlled":
         count = config.sentences or DEFAULT_SENTENCES
         stimuli = controlled_stimuli(count, config.seed, config.grammar)
-        stimuli = _of_grammar(stimuli, config)
+        stimuli = _with_chosen_features(stimuli, config)
     elif config.kind == "conllu":
         stimuli = read_conllu(path, features=config.features, kinds=config.kinds)
     else:
@@ -127,8 +130,11 @@ def _stimuli(settings: str, content: str, table: TableWithDigest | None) -> Stim
     return stimuli
 
 
-def _of_grammar(stimuli: Stimuli, config: StimuliConfig) -> Stimuli:
-    """Return stimuli of a grammar with the features and kinds that a configuration chooses.
+def _with_chosen_features(stimuli: Stimuli, config: StimuliConfig) -> Stimuli:
+    """Return stimuli of a grammar with only the features that a configuration names.
+
+    Without names, all features stay. The kinds that the configuration declares replace the
+    inferred ones.
 
     Raises:
         DataError: The grammar has no such feature.
@@ -214,7 +220,9 @@ def read_table(
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return the table of a file, with the cells of a text file as they are written.
+    """Return the table of a .csv, .tsv or .parquet file.
+
+    The cells of .csv and .tsv files are strings exactly as they are written in the file.
 
     Raises:
         DataError: The file cannot be read, it has no rows, or two columns have one name.
@@ -231,8 +239,8 @@ def read_frame(path: Path) -> pd.DataFrame:
 def _read_parquet(path: Path) -> pd.DataFrame:
     """Return the table of a .parquet file.
 
-    Whole numbers stay whole where cells are missing. As floats, which pandas makes of them, two
-    long numbers may become one.
+    A column of integers with missing cells becomes Int64. By default pandas makes floats of it,
+    and two long integers may then become the same float.
     """
     options = {"integer_object_nulls": True}
     frame = pd.read_parquet(path, engine="pyarrow", to_pandas_kwargs=options)
@@ -244,10 +252,10 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
-    """Return a table in types of pandas, whose columns have different names.
+    """Return a table with uniquely named columns, in pandas' own types instead of Arrow's.
 
-    An index with a name becomes a column, and columns without a name are left out: they number the
-    rows.
+    An index with a name becomes a column. Columns without a name are left out, because they only
+    number the rows.
 
     Args:
         frame: The table, which is not changed.
@@ -277,13 +285,14 @@ def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
 
 
 def _in_types_of_pandas(column: pd.Series) -> pd.Series:
-    """Return a column of Arrow's types with the same values in types that pandas computes with.
+    """Return a column with the same values in pandas' own types, if it has a type of Arrow.
 
-    Arrow compares no values of two types, such as numbers with the text of a missing cell.
+    An Arrow column raises an error when it is compared with values of another type, such as
+    numbers with the string "NaN" of a missing cell.
     """
     if not isinstance(column.dtype, pd.ArrowDtype):
         return column
-    if column.dtype.kind in "iufb":
+    if column.dtype.kind in "iufb":  # integers, floats and truth values
         return column.convert_dtypes(dtype_backend="numpy_nullable")
     import pyarrow
 
@@ -294,9 +303,10 @@ def _in_types_of_pandas(column: pd.Series) -> pd.Series:
 def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
     """Return a table in which an index that has a name is a column.
 
-    An index without a name numbers the rows.
+    An index without a name only numbers the rows and is dropped. So is one that repeats a column.
 
     Args:
+        frame: The table, whose index may have several levels; it is not changed.
         source: What errors call the table.
 
     Raises:
@@ -320,10 +330,10 @@ def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
 
 
 def _cell_texts(column: pd.Series, source: str | Path) -> list[str]:
-    """Return the cells of a column as text, empty where a value is missing.
+    """Return the cells of a column as strings; a missing value becomes "".
 
     Raises:
-        DataError: A cell holds bytes or a list.
+        DataError: A cell holds bytes, a list, or half of a surrogate pair.
     """
     for row, cell in enumerate(column, 1):
         _check_cell(cell, f"{source} row {row}: {column.name}")
@@ -333,7 +343,7 @@ def _cell_texts(column: pd.Series, source: str | Path) -> list[str]:
 def _check_cell(cell: object, location: str) -> None:
     """Raise a DataError if a cell is bytes or a list, which `str` would turn into a made-up text.
 
-    Halves of a character, which no file can hold, are refused as well.
+    A text with half of a surrogate pair, which no file can hold, is refused as well.
 
     Args:
         cell: The cell.
@@ -354,12 +364,15 @@ def _check_cell(cell: object, location: str) -> None:
 
 
 def _read_separated(path: Path) -> pd.DataFrame:
-    """Read all cells of a .csv or .tsv file as they are written.
+    """Return the table of a .csv or .tsv file, whose cells are strings as they are written.
 
-    pandas would fill short rows and rename columns that occur twice. If a space follows a comma in
-    the header, spaces that follow commas are no part of cells, either.
+    `pd.read_csv` is not used, because it fills short rows and renames columns that occur twice.
+    If a space follows a separator in the header, spaces after separators are removed everywhere.
+
+    Raises:
+        DataError: The file is in UTF-16, or a row has more or fewer cells than the header.
     """
-    separator = MARKS[path.suffix.lower()]
+    separator = SEPARATORS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
         heading = file.readline()
         if "\0" in heading:  # every second byte of English in UTF-16
@@ -367,11 +380,11 @@ def _read_separated(path: Path) -> pd.DataFrame:
                 f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as "
                 "UTF-8"
             )
-        spaces_follow_commas = any(name.startswith(" ") for name in heading.split(separator)[1:])
+        has_initial_spaces = any(name.startswith(" ") for name in heading.split(separator)[1:])
         file.seek(0)
         with _unlimited_cells():
             reader = csv.reader(
-                file, delimiter=separator, strict=True, skipinitialspace=spaces_follow_commas
+                file, delimiter=separator, strict=True, skipinitialspace=has_initial_spaces
             )
             lines = [line for line in reader if line]  # without empty lines
     header = lines[0] if lines else []
@@ -383,10 +396,10 @@ def _read_separated(path: Path) -> pd.DataFrame:
 
 
 def _is_column_name(name: object) -> bool:
-    """Return whether a column has a name of its own.
+    """Return whether a name was given to a column, and not made up by pandas.
 
-    pandas writes row numbers under an empty name, and reads an empty name as "Unnamed: 0". A
-    number is a name.
+    pandas writes row numbers under an empty name, and reads an empty name as "Unnamed: 0". A name
+    that is no string, such as a number, counts as given.
     """
     if not isinstance(name, str):
         return True
@@ -395,14 +408,17 @@ def _is_column_name(name: object) -> bool:
 
 
 def _is_missing(name: object) -> bool:
-    """Return whether the name of a column is what pandas has for a missing value."""
+    """Return whether the name of a column is NaN, None, pd.NA or pd.NaT."""
     is_nan = isinstance(name, float) and math.isnan(name)
     return is_nan or name is None or name is pd.NA or name is pd.NaT
 
 
 @contextlib.contextmanager
 def _unlimited_cells() -> Iterator[None]:
-    """Let cells be of any length; by default Python's reader refuses more than 131,072 letters."""
+    """Let `csv.reader` read cells of any length; by default it refuses over 131,072 characters.
+
+    The limit is one of the whole process, and the former one is set again at the end.
+    """
     old_limit = csv.field_size_limit(2**31 - 1)
     try:
         yield
@@ -418,7 +434,8 @@ def _roles(
     Args:
         path: What errors call the table.
         frame: The table.
-        columns: The columns that are given by role; None: no column has the role.
+        columns: The columns that a user named for roles; None: no column has the role. A role
+            that is not named has the column of its own name, if there is one.
 
     Raises:
         DataError: A role is not known, a column is missing, or only one of `start` and `stop` is
@@ -517,7 +534,7 @@ def _join_words(
         words: The word of each row.
 
     Returns:
-        For each row the text of its sentence, and the characters of its word in it.
+        For each row, the text of its sentence, and the span of its word in that text.
 
     Raises:
         DataError: A row has no word or no sentence, or the rows of a sentence do not stand
@@ -525,21 +542,21 @@ def _join_words(
     """
     words_of_sentences: dict[str, list[str]] = {}
     spans: list[Span] = []
-    current = ""
+    current_sentence = ""
     start = 0
-    for row, (name, word) in enumerate(zip(sentences, words, strict=True), 1):
+    for row, (sentence, word) in enumerate(zip(sentences, words, strict=True), 1):
         if not word.strip():
             raise DataError(f"{path} row {row} has no word")
-        if not name and not current:
+        if not sentence and not current_sentence:
             raise DataError(f"{path} row {row} has no sentence")
-        if name not in ("", current):
-            if name in words_of_sentences:
+        if sentence not in ("", current_sentence):
+            if sentence in words_of_sentences:
                 raise DataError(
-                    f"{path} row {row}: the sentence {name} has ended in a row above it"
+                    f"{path} row {row}: the sentence {sentence} has ended in a row above it"
                 )
-            current = name
+            current_sentence = sentence
             start = 0
-        words_of_sentences.setdefault(current, []).append(word)
+        words_of_sentences.setdefault(current_sentence, []).append(word)
         spans.append((start, start + len(word)))
         start += len(word) + 1  # a space
 
@@ -550,9 +567,10 @@ def _join_words(
 
 
 def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
-    """Return the characters of a stimulus in its text: the first one, and one past the last.
+    """Return where a stimulus stands in its text: its first character, and one past its last.
 
-    They are given by `start` and `stop`, or are those of the word, or all characters of the text.
+    The cells `start` and `stop` say it, if the table has them. Otherwise the word is looked for in
+    the text. Without a word, the stimulus is the whole text.
 
     Args:
         location: What errors call the row.
@@ -568,7 +586,7 @@ def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
         return _span_from_cells(location, text, word, cells["start"], cells["stop"])
     if word is None:
         return 0, len(text)
-    # Where the word is no whole word anywhere, as in scripts without spaces, it may be a part.
+    # Scripts without spaces between words have no word boundaries: there, any occurrence counts.
     literal = re.escape(word)
     matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text))
     if not matches:
@@ -584,25 +602,26 @@ def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
 def _span_from_cells(
     location: str, text: str, word: str | None, start_cell: str, stop_cell: str
 ) -> Span:
-    """Return the characters that the columns `start` and `stop` give.
+    """Return the span that the cells of the columns `start` and `stop` give.
 
     Args:
         location: What errors call the row.
         text: The text of the row.
-        word: The word that they must cut out; None or "": any.
+        word: The word that stands at the span; None or "": this is not checked.
         start_cell, stop_cell: The cells of the two columns.
 
     Raises:
-        DataError: They are no positions, or cut out something else.
+        DataError: The cells are no positions or both are 0, or the word does not stand there.
     """
-    start = start_cell.removesuffix(".0")  # pandas writes whole numbers beside missing ones so
+    # In a column with missing cells, pandas writes whole numbers as floats, such as "3.0".
+    start = start_cell.removesuffix(".0")
     stop = stop_cell.removesuffix(".0")
-    span = (0, 0)
+    no_span = (0, 0)
+    span = no_span
     if _is_position(start) and _is_position(stop):
         span = (int(start), int(stop))
     piece = text[slice(*span)]
-    has_span = span != (0, 0)
-    if not has_span or (word and piece != word):
+    if span == no_span or (word and piece != word):
         raise DataError(
             f"{location}: start={start[:MOST_DIGITS]}, stop={stop[:MOST_DIGITS]} cut {piece!r} "
             f"out of the text, not {word!r}"
@@ -618,10 +637,17 @@ def _is_position(cell: str) -> bool:
 def _decimal_values(
     column: pd.Series, kind: str | Sequence[str] | None, location: str
 ) -> pd.Series:
-    """Return a column of decimal numbers as floats, or as names if it is nominal.
+    """Return a column of `Decimal` numbers as floats.
+
+    If a kind other than "numeric" is declared, the numbers become strings.
+
+    Args:
+        column: The column; missing cells stay missing.
+        kind: The declared kind of the feature; None: none is declared.
+        location: What errors call the column.
 
     Raises:
-        DataError: Two different numbers would become one.
+        DataError: Two different numbers would become the same float.
     """
     if kind is not None and kind != "numeric":
         return column.map(str, na_action="ignore")
@@ -695,13 +721,17 @@ def _feature_values(
 
 
 def _with_decimal_points(values: pd.Series, written: pd.Series, location: str) -> pd.Series:
-    """Return values with decimal points, if all are numbers and some have decimal commas.
+    """Replace decimal commas by points, if all values are numbers and some have a comma.
+
+    Otherwise the values are returned unchanged.
 
     Args:
-        written: The values that are not missing.
+        values: The cells of a column, as strings or missing.
+        written: The cells that are not missing.
+        location: What errors call the column.
 
     Raises:
-        DataError: The commas may mark thousands as well.
+        DataError: Every comma may as well mark thousands, as in 1,234.
     """
     with_comma = written[written.str.contains(",")]
     if with_comma.empty or not written.str.fullmatch(NUMBER_WITH_COMMA).all():
@@ -719,10 +749,10 @@ def _with_decimal_points(values: pd.Series, written: pd.Series, location: str) -
 
 
 def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:
-    """Return a table without nominal columns in which hardly two rows are equal.
+    """Return a table without nominal columns in which nearly every row has its own level.
 
-    These are labels, such as numbers of rows, or dates. Rows that all differ say nothing about
-    distances.
+    Such columns are labels, such as row numbers or dates. A feature that differs between nearly
+    all pairs of rows cannot explain why some pairs are closer than others.
 
     Args:
         table: The features.
@@ -749,10 +779,10 @@ def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: st
 
 
 def _is_label(column: pd.Series, kinds: Kinds) -> bool:
-    """Return whether most rows of a nominal column have a level that no other row has.
+    """Return whether a column labels rows: it is nominal, and most rows have a unique level.
 
-    A column of numbers is none, and in a table of few rows no column is. Without a declared kind,
-    a column of names is nominal.
+    A column of numbers is no label, and a table of few rows has none. A column of strings counts
+    as nominal unless another kind is declared.
     """
     is_nominal = kinds.get(str(column.name), "nominal") == "nominal"
     if not is_nominal or pd.api.types.is_numeric_dtype(column):

@@ -11,14 +11,14 @@ from thinkalike.store import Result
 
 @contextlib.contextmanager
 def reporting_damage(result: Result) -> Iterator[None]:
-    """Turn an error of showing or drawing a stored result into one line.
+    """Turn an error in the body, which shows or draws a stored result, into a one-line error.
 
-    The table, the scalars and the provenance of such a result may lack anything: somebody may have
-    changed it, or another version may have computed it. An error of the machine or the terminal
-    passes, as the result is not to blame for it.
+    A column, number or array may be missing, because somebody changed the result or another
+    version computed it. Errors that the result is not to blame for pass unchanged: too little
+    memory, errors of files and of the terminal, and those of this package.
 
     Raises:
-        ResultError: The result lacks something that its kind shows.
+        ResultError: The body failed because the result lacks something.
     """
     from thinkalike.memory import out_of_memory_error
 

@@ -43,24 +43,31 @@ class GatheredWarnings(logging.Handler):
         LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning, and mark it as `again` if the same text was logged before."""
+        """Store the text of a warning, and set `record.again` if it was logged before.
+
+        Records whose text does not begin with "warning: " are not stored.
+        """
         text = record.getMessage()
         if text.startswith(WARNING):
             record.again = getattr(record, "again", False) or text in self._texts
             self._texts[text] = None
             self._write_files()
 
-        # Without any other handler, logging would print the record by its last resort.
+        # Without any other handler, `logging` prints records by its last resort. This handler
+        # must not prevent that.
         is_only_handler = not logging.root.handlers and LOGGER.handlers[0] is self
         is_repeated = getattr(record, "again", False)
         if is_only_handler and logging.lastResort and not is_repeated:
             logging.lastResort.handle(record)
 
-    def keep_beside(self, states: Path, models: Collection[str]) -> None:
-        """Keep warnings beside the states of a job, and repeat those that a stopped run left.
+    def store_beside_states(self, states: Path, models: Collection[str]) -> None:
+        """Let warnings of a job be written into the folder of its states as they come.
+
+        If the job was stopped and now resumes, the warnings that the stopped run has written there
+        are logged again first.
 
         Args:
-            states: The folder of the states.
+            states: The folder in which the unfinished job stores states to resume from.
             models: The names of the models of the job.
         """
         file = states / FILE
@@ -69,11 +76,13 @@ class GatheredWarnings(logging.Handler):
         self._models_by_file[file] = models
 
     def of_models(self, models: Collection[str], pass_models: Iterable[str]) -> list[str]:
-        """Return the warnings of a job: those that name no model that only further jobs have.
+        """Return the warnings of one of several jobs that run together.
+
+        These are all warnings but those that name a model that only the other jobs have.
 
         Args:
             models: The names of the models of the job.
-            pass_models: Those of all jobs of the pass.
+            pass_models: The names of the models of all jobs that run together.
         """
         patterns = []
         for name in set(pass_models) - set(models):
@@ -87,7 +96,10 @@ class GatheredWarnings(logging.Handler):
         return warnings
 
     def _write_files(self) -> None:
-        """Write the warnings of each job beside its states."""
+        """Write the warnings of each unfinished job into the folder of its states, as JSON.
+
+        The file is replaced in one step. A job that has finished has no such folder any more.
+        """
         pass_models = _all_names(self._models_by_file)
         for file, models in self._models_by_file.items():
             # The folder of a job that has finished is gone.
@@ -99,7 +111,7 @@ class GatheredWarnings(logging.Handler):
 
 
 def _all_names(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
-    """Return the names of all models, without repetition."""
+    """Return the names of the models of all jobs, each once."""
     names: set[str] = set()
     for models in models_by_file.values():
         names.update(models)
@@ -107,7 +119,11 @@ def _all_names(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
 
 
 def _kept_warnings(file: Path) -> list[str]:
-    """Return the warnings that a stopped run kept; a file without a list of texts is reported."""
+    """Return the warnings that a stopped run wrote to a file.
+
+    The list is empty if there is no such file. It is empty as well, and a warning is logged, if
+    the file cannot be read or holds anything but a list of strings.
+    """
     try:
         texts = json.loads(read_bytes(file, MOST_JSON_BYTES, follow=False))
     except FileNotFoundError:

@@ -39,15 +39,17 @@ Inputs = Mapping[str, Input]
 
 
 def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
-    """Return the fingerprints of those parts of a configuration that are checkpoints or texts.
+    """Return the fingerprints of the checkpoints and the text that a job reads.
 
-    The labels of the models are an entry as well, as the tables of a result have them. So are
-    functions of libraries that somebody has replaced in this process, as no file tells what models
-    do with them.
+    They are named as the parts of the configuration: "model" (the source), "target" and "data". If
+    the job reads a model, the entry "labels" has the labels of its models, because they stand in
+    the tables of the result. The entry "patches" names functions of libraries that somebody has
+    replaced in this process, as no file tells what models do with them.
 
     Args:
         config: The configuration.
-        parts: The parts that a job reads; those of "model", "target" and "data" count.
+        parts: The parts of the configuration that the job reads. Parts other than "model",
+            "target" and "data" are ignored, and so are those that are not set.
     """
     by_part: dict[str, str] = {}
     models: list[ModelConfig] = []
@@ -96,12 +98,12 @@ def patches_of_call(call: str) -> str:
 
 
 def contents_of(inputs: Inputs) -> dict[str, str]:
-    """Return the fingerprint of each thing that a job reads, see `Instrument.inputs`."""
+    """Return the fingerprint of each input of a job by its name."""
     return {name: fingerprint_of(value) for name, value in inputs.items()}
 
 
 def fingerprint_of(value: Input) -> str:
-    """Return a fingerprint, or that of something that has one."""
+    """Return the fingerprint of an input; a string is a fingerprint already."""
     if isinstance(value, str):
         return value
     return value.fingerprint()
@@ -110,11 +112,13 @@ def fingerprint_of(value: Input) -> str:
 def key_of(kind: str, version: int, entered: SettingValues, inputs: Inputs) -> str:
     """Return the key of a job: a hash of its kind, version, settings and inputs.
 
+    The results of jobs are stored under their keys.
+
     Args:
-        kind: The kind of the job.
-        version: The version of the kind.
-        entered: The settings that are not the default, of the parts that the job reads.
-        inputs: What the job reads besides its settings.
+        kind: The kind of the job, such as "cka".
+        version: The version of the computation of this kind.
+        entered: The settings that the job reads and that are not the default.
+        inputs: What the job reads besides its settings, such as checkpoints and texts.
     """
     text = json.dumps([kind, version, entered, contents_of(inputs)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]

@@ -94,6 +94,11 @@ class Instrument(ABC, Generic[Config]):
         version: int = 1,
         config: type[JobConfig] = AnalyzeConfig,
     ) -> None:
+        """Store what a subclass declares in its first line; without `kind` it declares nothing.
+
+        Raises:
+            TypeError: `reads` names a part that the configuration does not have.
+        """
         super().__init_subclass__()
         if not kind:  # a base class of several kinds
             return
@@ -118,20 +123,23 @@ class Instrument(ABC, Generic[Config]):
         return MeasureConfig.schemas[self.kind]
 
     def completed(self, config: Config) -> Config:
-        """Return the configuration with all decided that was left to the recipe, in `reads`."""
+        """Return the configuration with a value for each setting that was left open.
+
+        The recipe of the configuration decides these values. Only the parts in `reads` are
+        completed.
+        """
         return completed(config, self.reads)
 
     def settings_read(self, config: Config) -> frozenset[str]:
-        """Return the keys of the settings that this very job reads, such as "data.context".
+        """Return the keys of the settings that a job with this configuration reads.
 
-        Whatever asks which settings a job has asks here: a setting on a command line that is not
-        read is refused, one in a file leads to a warning, and `scale` and `recipe` are refused if
-        they decide none of these.
+        A key is a name such as "data.context". A setting on a command line that is not read is
+        refused, one in a file leads to a warning, and `scale` and `recipe` are refused if they
+        decide none of these settings.
 
-        A kind declares `reads`, its schemas say in `Checked.settings_read` which settings have an
-        effect beside the values of the others, and `unread` takes away what this very job does not
-        read. So a kind overrides this method only if jobs inside it read more than itself, see
-        `keys_of_part`.
+        The keys are those of the parts in `reads`, without settings that have no effect beside the
+        values of others (`Checked.settings_read`) and without those that `unread` names. A kind
+        overrides this method only if jobs inside it read more than itself, see `keys_of_part`.
         """
         keys = set(OF_EVERY_JOB)
         keys |= self.keys_of_part(config, "logger")
@@ -147,7 +155,10 @@ class Instrument(ABC, Generic[Config]):
         return frozenset(keys)
 
     def keys_of_part(self, config: Config, part: str) -> set[str]:
-        """Return the key of a part, and those of its settings that jobs of this kind can read.
+        """Return the key of a part, and the keys of its settings that jobs of this kind can read.
+
+        Left out are settings that are for another kind, that have no effect beside the values of
+        the others, or that choose where states are read, if the kind reads them at one place.
 
         Args:
             config: The configuration.
@@ -164,34 +175,37 @@ class Instrument(ABC, Generic[Config]):
         return keys if self.takes_sites else keys - OF_SITES
 
     def unread(self, config: Config) -> SettingValues:
-        """Return the settings, or whole parts, of `reads` that this very job does not read.
+        """Return the settings in `reads`, or whole parts of them, that a certain job ignores.
 
-        By its key, each has the value that enters the key of the job, so that jobs that differ in
-        such settings alone are one job: the default of a setting, and None for a part.
-        `left_in_key` gives the values that the configuration has.
+        Each comes with the value that enters the hash of the job in its place: usually the default
+        of a setting, and None for a part. So jobs that differ only in ignored settings share one
+        stored result. `left_in_key` gives the values that the configuration has.
 
             def unread(self, config):
-                has_forks = config.measure.null == "continued_training"
-                return {} if has_forks else {"data.fit_tokens": None}
+                trains_copies = config.measure.null == "continued_training"
+                return {} if trains_copies else {"data.fit_tokens": None}
         """
         return {}
 
     def as_read(self, config: Config) -> Config:
-        """Return the configuration from which the key is made: `unread` settings are replaced."""
+        """Return the configuration with ignored settings replaced by fixed values, see `unread`.
+
+        The key of the job, a hash of its settings, is made from it.
+        """
         return with_settings(config, self.unread(config))
 
     def key_settings(self, config: Config) -> dict[str, object]:
-        """Return the settings that enter the key: those in `reads` that are not the default.
+        """Return the settings that enter the key of the job, the hash under which it is stored.
 
-        They are under the names that they had first, so that results of earlier versions are
-        found.
+        These are the settings that the job reads and that are not the default. A setting that was
+        renamed has its first name here, so that results of earlier versions are found.
         """
-        entering = key_settings(self.as_read(config))
-        read = {name: value for name, value in entering.items() if name in self.reads}
+        not_default = key_settings(self.as_read(config))
+        read = {name: value for name, value in not_default.items() if name in self.reads}
         return with_former_names(read)
 
     def seed(self, config: Config) -> int:
-        """Return the seed of torch's global generator."""
+        """Return the seed of torch's global generator; 0 for a kind whose jobs draw nothing."""
         if "seed" not in self.reads:
             return 0
         return config.seed
@@ -199,31 +213,42 @@ class Instrument(ABC, Generic[Config]):
     # ---- what the job reads besides its settings
 
     def inputs(self, config: Config) -> Inputs:
-        """Read, before the job begins, everything besides the settings that decides the numbers.
+        """Return everything besides the settings that decides the numbers of a job, by name.
 
-        Each is a fingerprint, or something that has one as `.fingerprint()`; by default those of
-        models and text.
+        It is called before the job begins. A value is a fingerprint, or an object with a method
+        `fingerprint`, such as stimuli that were read. By default, the values are the fingerprints
+        of the checkpoints and the text.
         """
         return fingerprints(config, self.reads)
 
     def prepare(self, config: Config) -> Inputs:
-        """Do the jobs whose results this one reads; returns these results, as further `inputs`."""
+        """Do the jobs whose results this job reads, and return these results as further `inputs`.
+
+        By default there are none.
+        """
         return {}
 
     def prepared(self, config: Config) -> Sequence[JobConfig]:
-        """Return the configurations of the jobs that `prepare` does, which a forecast counts."""
+        """Return the configurations of the jobs that `prepare` does.
+
+        Forecasts of the duration add them up. By default there are none.
+        """
         return ()
 
     def labelled_jobs(self, config: Config) -> Sequence[tuple[str, JobConfig]]:
-        """Return the jobs that an experiment is made of, with their labels; a job has none."""
+        """Return the jobs that an experiment is made of, each with a label.
+
+        By default there are none: the instrument does a single job.
+        """
         return ()
 
     # ---- what the job takes
 
     def models_of(self, config: Config) -> Mapping[str, ModelConfig]:
-        """Return the models that a job runs: by the part of the configuration, or by their names.
+        """Return the configurations of the models that a job runs, by "model" and "target".
 
-        A part whose states were recorded has no name, and runs nothing.
+        A model without a name is left out: recorded states take its place. Kinds that run further
+        models override this method.
         """
         models = {}
         for side in ("model", "target"):
@@ -233,9 +258,10 @@ class Instrument(ABC, Generic[Config]):
         return models
 
     def shapes_of(self, config: Config) -> dict[str, Shape | None]:
-        """Return the shapes of `models_of` under the same names, without loading weights.
+        """Return the shape (layers, widths, context) of each model that a job runs.
 
-        None stands for a shape that is not known.
+        Names are those of `models_of`. No weights are loaded; None stands for a shape that is not
+        known.
         """
         from thinkalike.models.shapes import shape_of
 
@@ -247,9 +273,10 @@ class Instrument(ABC, Generic[Config]):
         return shapes
 
     def model_passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of the models of a job; by default each reads the report once.
+        """Return the forward passes of the models of a job, from which its duration is forecast.
 
-        There are none where the amount of text is not set.
+        By default, each distinct model reads the evaluation text once. The list is empty if the
+        job reads no text or the amount of text is not set.
 
         Args:
             config: The configuration of the job.
@@ -259,18 +286,24 @@ class Instrument(ABC, Generic[Config]):
             return []
         tokens = float(config.data.evaluation_tokens)
         shortest = min((shape.context for shape in shapes.values()), default=0)
-        row = config.data.context or shortest
-        distinct_shapes = dict.fromkeys(shapes.values())  # one model may be both sides
-        return [shape.passes("report", tokens, row) for shape in distinct_shapes]
+        row_length = config.data.context or shortest
+        distinct_shapes = dict.fromkeys(shapes.values())  # source and target may be one model
+        return [shape.passes("report", tokens, row_length) for shape in distinct_shapes]
 
     def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
-        """Return the seconds of a job on this machine besides the passes of its models."""
+        """Return the seconds that a job takes on this machine besides the passes of its models.
+
+        A forecast of the duration adds them. By default there are none.
+        """
         return 0.0
 
     def reductions(
         self, config: Config, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[SettingValues]:
-        """Yield for `budget=` settings of less and less work, by their keys.
+        """Yield changes of settings, by key, each of which leaves less work than the one before.
+
+        The setting `budget=` takes the first one that fits into the time. By default there are
+        none.
 
         Args:
             config: The configuration of the job.
@@ -280,24 +313,27 @@ class Instrument(ABC, Generic[Config]):
         yield from ()
 
     def bytes_beside_models(self, config: Config, shapes: Shapes) -> float:
-        """Return the bytes that a job needs besides the weights of its models."""
+        """Return the bytes of memory that a job needs besides the weights of its models.
+
+        A forecast of the memory adds them. By default it is 0.
+        """
         return 0.0
 
     # ---- the job itself
 
     @abstractmethod
     def run(self, config: Config, work: Work) -> Outcome:
-        """Return the numbers of the job.
+        """Do the job and return its tables and numbers.
 
         Args:
-            config: Its configuration, with everything decided.
-            work: What the job has at hand: its inputs, its folder and its states to resume from.
+            config: Its configuration, in which no setting is left open.
+            work: Has the inputs that were read, and stores states to resume from.
         """
 
     # ---- its result
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw the figures of a result into a folder; a kind may have none."""
+        """Draw the figures of a result into a folder; by default there are none."""
 
     def plot(
         self, result: Result, name: str | None = None, ax: Axes | None = None
@@ -306,8 +342,8 @@ class Instrument(ABC, Generic[Config]):
 
         Args:
             result: The result.
-            name: The name of the figure; None: the first one.
-            ax: Where it is drawn; None: in a new figure.
+            name: The name of the figure; None: the first one that `draw` draws.
+            ax: The axes that it is drawn into; None: a new figure.
 
         Raises:
             ResultError: The result has no figure, or none of this name.
@@ -315,7 +351,7 @@ class Instrument(ABC, Generic[Config]):
         from thinkalike import figures  # imports matplotlib
 
         with figures.shown_figures(ax) as drawn, reporting_damage(result):
-            self.draw(result, Path("figures"))  # where nothing is written
+            self.draw(result, Path("figures"))  # nothing is written in this context
         if not drawn:
             raise ResultError(
                 f"measure={result.kind} draws no figure; its numbers are in result.table"
@@ -335,7 +371,7 @@ class Instrument(ABC, Generic[Config]):
         return figure, axes
 
     def picture(self, result: Result) -> bytes | None:
-        """Return the figure of a result as a PNG file; None: the kind draws none."""
+        """Return the first figure of a result as the bytes of a PNG; None if there is none."""
         from thinkalike import figures
 
         if type(self).draw is Instrument.draw:
@@ -348,22 +384,23 @@ class Instrument(ABC, Generic[Config]):
             return figures.png_of(figure)
 
     def said(self, result: Result) -> str:
-        """Return what the screen says of a result."""
+        """Return the text that `show` prints about a result."""
         text = io.StringIO()
         with contextlib.redirect_stdout(text), reporting_damage(result):
             self.show(result)
         return text.getvalue()
 
     def sentences(self, result: Result) -> Sequence[str]:
-        """Return the sentences of the screen, without its tables and maps."""
+        """Return the sentences that `show` prints about a result, without tables and maps."""
         with gathered_sentences() as sentences, reporting_damage(result):
             self.show(result)
         return sentences
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of the table of a result, first those that a reader asks for first.
+        """Return the table of a result with its most important rows first.
 
-        By default they keep their order. A table of many columns may lose some of them here.
+        By default the table is returned unchanged. A kind whose table has many columns may leave
+        some of them out here.
         """
         return table
 
@@ -376,7 +413,10 @@ class Instrument(ABC, Generic[Config]):
         return first_scalar(result.scalars)
 
     def show(self, result: Result) -> None:
-        """Print a table of at most eight columns for a reader, and what it says in sentences."""
+        """Print the result for a reader: a table of at most eight columns, and sentences.
+
+        By default nothing is printed.
+        """
 
 
 AnyInstrument = Instrument[Any]  # whatever the class of its configurations is
@@ -386,6 +426,6 @@ RunTogether = Callable[[Sequence[RunningJob]], list[OutcomeOrError]]
 
 
 def as_instrument(declared: object) -> AnyInstrument:
-    """Return an object of the registry with the type of an instrument, which it must be."""
+    """Return an object of the registry, after an assertion that it is an instrument."""
     assert isinstance(declared, Instrument), f"{declared!r} is no instrument"
     return declared

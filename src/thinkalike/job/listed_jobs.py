@@ -16,11 +16,15 @@ ListedModel = str | dict[str, object]  # an entry of models=[...]
 
 
 def asked_for(config: JobConfig) -> Sequence[JobConfig]:
-    """Return the jobs that a configuration stands for, each with its own models.
+    """Return the configurations of the jobs that a configuration stands for.
+
+    Without `models=[...]`, or for a measure that compares all models in one job, this is the one
+    configuration. With it, there is one job for each pair of the models, or one for each model, as
+    the measure declares. Settings that were left open are decided in each.
 
     Raises:
-        ConfigError: There are fewer than two different models, one is not known, a model is also
-            named apart, or the measure takes no list.
+        ConfigError: There are fewer than two models, two are equal, one is not known, a model is
+            also named outside of the list, or the measure takes no list.
     """
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return [completed_for_instrument(config)]
@@ -29,8 +33,8 @@ def asked_for(config: JobConfig) -> Sequence[JobConfig]:
         return [completed_for_instrument(config)]
 
     _check_nothing_named_apart(config)
-    how_they_run = settings_of(config.model)
-    models = [listed_model(entry, how_they_run) for entry in config.models]
+    shared_settings = settings_of(config.model)
+    models = [listed_model(entry, shared_settings) for entry in config.models]
     has_repeated = any(models.count(model) > 1 for model in models)
     if not stands_for or len(models) < 2 or has_repeated:
         raise ConfigError(
@@ -50,18 +54,22 @@ def asked_for(config: JobConfig) -> Sequence[JobConfig]:
 
 
 def _check_nothing_named_apart(config: AnalyzeConfig) -> None:
-    """Raise a ConfigError for what is given beside models=[...] and belongs into its entries."""
-    apart: dict[str, object] = {
+    """Raise a ConfigError for a setting that cannot be given beside models=[...].
+
+    These are an experiment, recorded activations, and all settings of a model, which belong into
+    the entries of the list. Settings that say how a model runs, such as its device, are allowed.
+    """
+    excluded: dict[str, object] = {
         "experiment": config.experiment,
         "activations": config.activations,
     }
     for name, value in settings_of(config.model).items():
         if name not in HOW_IT_RUNS:
-            apart[f"model.{name}"] = value
+            excluded[f"model.{name}"] = value
     for name, value in settings_of(config.target).items():
-        apart[f"target.{name}"] = value
+        excluded[f"target.{name}"] = value
 
-    for key, value in apart.items():
+    for key, value in excluded.items():
         if value:
             raise ConfigError(
                 f"{key}={value} does not go with models=, "
@@ -69,12 +77,12 @@ def _check_nothing_named_apart(config: AnalyzeConfig) -> None:
             )
 
 
-def listed_model(entry: ListedModel, how_they_run: Mapping[str, object]) -> ModelConfig:
-    """Return the configuration of an entry, a name or {model: NAME, SETTING: value}.
+def listed_model(entry: ListedModel, shared_settings: Mapping[str, object]) -> ModelConfig:
+    """Return the configuration of a model from an entry of models=[...].
 
     Args:
-        entry: The entry.
-        how_they_run: The settings of all of them, where an entry says nothing else.
+        entry: The name of a model, or {model: NAME, SETTING: value}.
+        shared_settings: Settings of all models of the list; those of the entry replace them.
 
     Raises:
         ConfigError: The entry names no model, or one that is not known.
@@ -85,4 +93,4 @@ def listed_model(entry: ListedModel, how_they_run: Mapping[str, object]) -> Mode
         raise ConfigError(
             f"models: {short(entry)} names no model; write {{model: NAME, SETTING: value}}"
         )
-    return model_named(str(name), {**how_they_run, **settings})
+    return model_named(str(name), {**shared_settings, **settings})

@@ -27,18 +27,18 @@ MORE_SPACE = "free some space, or choose other places with store=DIR and data.ca
 
 @contextlib.contextmanager
 def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
-    """Turn errors of a job into one line that says what the machine lacks.
+    """Turn an error that means too little memory or disk space into a one-line ResourceError.
 
-    The line also says whether the job can be resumed. Errors that mean something else pass as they
-    are, but for that of a tokenizer that gives up, which is a ModelError.
+    The line says how to get along with less, and whether the job can be resumed. Other errors pass
+    unchanged, except that a panic in the Rust code of a tokenizer becomes a ModelError.
 
     Args:
-        job: The job, which runs while the context is open.
+        job: The job that runs in the body.
     """
     try:
         yield
     except Interrupted as error:
-        error.kept = error.kept or job.has_states()
+        error.kept = error.kept or job.has_states()  # whether the job can be resumed
         raise
     except ResourceError:
         raise
@@ -58,7 +58,10 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
 
 
 def _reason_of(error: BaseException) -> str | None:
-    """Return what the machine lacks and the remedy; None if the error means something else."""
+    """Return what the machine lacks and a remedy, as a text; None for errors of other causes.
+
+    For errors of files, the chain of errors that led to this one is searched as well.
+    """
     from thinkalike.memory import out_of_memory_error
 
     memory_error = out_of_memory_error(error)
@@ -73,7 +76,10 @@ def _reason_of(error: BaseException) -> str | None:
 
 
 def _error_number(error: BaseException) -> int | None:
-    """Return the number that the operating system gave an error; None if it gave none."""
+    """Return the errno of an error; None if it has none.
+
+    Errors of Rust libraries have it in their message, as "(os error 28)".
+    """
     if isinstance(error, OSError):
         return error.errno
     numbered = RUST_ERROR_NUMBER.search(str(error))

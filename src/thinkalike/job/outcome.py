@@ -52,7 +52,9 @@ class Outcome:
         return [str(model["name"]) for model in self.models]
 
     def guarded(self) -> Outcome:
-        """Return this outcome with the ends of unbounded intervals left blank.
+        """Return this outcome with NaN for both ends of each unbounded interval.
+
+        NaN becomes an empty cell in a stored table.
 
         Raises:
             ResultError: A number is not finite; the message says which.
@@ -64,9 +66,10 @@ class Outcome:
         return replace(self, table=_with_unbounded_ends(self.table, math.nan), tables=tables)
 
     def _check_is_finite(self) -> None:
-        """Raise an error if a headline number, a column or an array is not finite.
+        """Raise a ResultError if a headline number, a column or an array is not finite.
 
-        The ends of intervals in tables may be infinite.
+        Allowed are intervals in tables from minus infinity to infinity, and NaN in the columns and
+        arrays that `blank` names.
         """
         for name, value in self.scalars.items():
             self._check_values(f"the headline number {name}", value)
@@ -83,7 +86,7 @@ class Outcome:
     def _check_values(
         self, name: str, values: float | np.ndarray, table: pd.DataFrame | None = None
     ) -> None:
-        """Raise a ResultError if a value is infinite, or missing where blanks are not allowed.
+        """Raise a ResultError if a value is infinite, or NaN where `blank` does not allow it.
 
         Args:
             name: The name of the number, the column or the array.
@@ -98,7 +101,7 @@ class Outcome:
             return
 
         position = tuple(int(index) for index in np.argwhere(is_wrong)[0])
-        written_position = str(list(position)) if position else ""
+        written_position = str(list(position)) if position else ""  # a single number has none
         row = "" if table is None else _row_in_words(table, position[0])
         raise ResultError(
             f"{name}{written_position}{row} came out as {array[position]}, so nothing is stored; "
@@ -108,13 +111,13 @@ class Outcome:
 
 
 def _row_in_words(table: pd.DataFrame, position: int) -> str:
-    """Return the texts and whole numbers of a row, such as " (model=gpt2, layer=3)".
+    """Return what tells a row of a table from others, such as " (model=gpt2, layer=3)".
 
-    It is "" if the row has none.
+    These are all its cells but floats; "" if there are none.
 
     Args:
         table: The table.
-        position: The number of the row, from 0.
+        position: The index of the row, from 0.
     """
     labels = table.iloc[[position]].select_dtypes(exclude="float").iloc[0]
     if labels.empty:
@@ -124,10 +127,10 @@ def _row_in_words(table: pd.DataFrame, position: int) -> str:
 
 
 def _with_unbounded_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
-    """Return a table with this number for both ends of each unbounded interval.
+    """Return a table in which `end` replaces both ends of each unbounded interval.
 
-    An interval is two columns, such as cka_low and cka_high. It is unbounded if it goes from minus
-    infinity to infinity.
+    An interval is two columns whose names end in "low" and "high", such as cka_low and cka_high.
+    It is unbounded in a row if it goes from minus infinity to infinity there.
     """
     changed = {}
     for low in map(str, table):

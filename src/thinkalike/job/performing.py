@@ -38,11 +38,13 @@ log = logging.getLogger(__name__)
 
 
 def run_job(config: JobConfig, shown: bool = True) -> Result:
-    """Do the job that a configuration describes, or return its result if that is in the store.
+    """Return the result of the job that a configuration describes.
+
+    The job is done unless its result is in the store already.
 
     Args:
         config: The configuration.
-        shown: Whether the result is printed, as those of parts of another job are not.
+        shown: Whether the result is printed. The jobs that another job is made of print nothing.
 
     Raises:
         ConfigError: There is no such task or measure, it takes no activations, or `models` stands
@@ -58,7 +60,7 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
 
 
 def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
-    """Do several jobs, those together that have less work in one pass.
+    """Do several jobs; those that can share one pass over the text are done together.
 
     Results that are in the store are not computed again.
 
@@ -82,22 +84,23 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
 
 
 def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
-    """Return the positions of the jobs of each pass over the text.
+    """Group jobs by the pass over the text that they share; returns their indices in `configs`.
 
-    Jobs of kinds that have one `run_all` share a pass; every other job is in one by itself, and so
-    is a job that compares recordings.
+    Jobs whose kinds have the same function `run_all`, which does several jobs at once, share a
+    pass. Every other job has a pass of its own, and so has a job that compares recordings.
     """
-    shared: dict[RunTogether | int, list[int]] = {}
+    positions_by_pass: dict[RunTogether | int, list[int]] = {}
     for position, config in enumerate(configs):
         run_all = None
         if not getattr(config, "activations", None):
             run_all = instrument_of(config).run_all
-        shared.setdefault(run_all or position, []).append(position)
-    return list(shared.values())
+        pass_key = run_all or position
+        positions_by_pass.setdefault(pass_key, []).append(position)
+    return list(positions_by_pass.values())
 
 
 def perform(instrument: Instrument[Config], config: Config, shown: bool = True) -> Result:
-    """Do a job, or return its result if that is in the store.
+    """Return the result of a job, which is done unless its result is in the store already.
 
     Args:
         instrument: The instrument that does the job.
@@ -115,14 +118,15 @@ def perform(instrument: Instrument[Config], config: Config, shown: bool = True) 
 def perform_all(
     jobs: Sequence[tuple[AnyInstrument, JobConfig]], shown: bool = True
 ) -> list[Result]:
-    """Do the jobs that the store lacks, in one pass; returns the result of each, in their order.
+    """Return the result of each job, in their order; those that the store lacks are done together.
 
-    Several jobs have the same `run_all`. Each has a key, a lock, a state and a folder as if it
+    Each job has its own key (a hash of its settings and inputs), lock, state and folder, as if it
     were done alone. If some fail, the rest are finished before the first error is raised. Jobs
     with the same key are done once.
 
     Args:
-        jobs: The jobs, each an instrument and a configuration.
+        jobs: The jobs, each an instrument and a configuration. Several jobs must have the same
+            function `run_all`.
         shown: Whether the results are printed.
     """
     with GatheredWarnings() as warnings, contextlib.ExitStack() as opened:
@@ -136,9 +140,9 @@ def perform_all(
             if notice:
                 log.info(notice)
 
-        _lock(missing, opened)
+        _hold_locks(missing, opened)
 
-        # Another process may have finished some of them while this one waited for its locks.
+        # Another process may have finished some of them while this one waited for their locks.
         results |= _stored_results(missing, shown)
         missing = [job for job in missing if job.key not in results]
         if missing:
@@ -146,11 +150,13 @@ def perform_all(
     return [results[job.key] for job in requested]
 
 
-def _lock(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> None:
-    """Hold the locks of jobs until `opened` is closed.
+def _hold_locks(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> None:
+    """Acquire the locks of jobs, and hold them until `opened` is closed.
 
-    They are taken in one order by all processes, so that no two wait for each other. Of several
-    processes that share a job, the first one has the lock, and the others log errors alone.
+    All processes acquire locks in the order of keys, so that no two wait for each other. Of
+    several processes that share one job, only the first acquires its lock and logs messages that
+    are no errors. Errors that mean too little memory or space are explained while `opened` is
+    open.
     """
     for job in sorted(jobs, key=lambda job: job.key):
         if job.is_of_first_process:
@@ -161,9 +167,10 @@ def _lock(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> None:
 
 
 def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result]:
-    """Return the results of those jobs that are done, by key, and print them.
+    """Return the stored results of jobs by key, and repeat what is said of them.
 
-    A job with force=true counts as not done. Warnings of a result are repeated.
+    Jobs without a stored result are left out, and so are jobs with force=true, which are to be
+    done again. The warnings of each result are logged again.
 
     Args:
         jobs: The jobs.
@@ -190,7 +197,10 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
 
 
 def _repeat_warnings(result: Result) -> None:
-    """Log the warnings of a stored result, and the packages that had another version then."""
+    """Log the warnings that a stored result came with, and which packages it was computed with.
+
+    Only packages whose version is another one now are named.
+    """
     provenance = result.provenance
     for warning in provenance.get("warnings", ()):
         log.warning("%s%s", WARNING, warning)
@@ -220,33 +230,33 @@ def _run_missing(
     opened: contextlib.ExitStack,
     shown: bool,
 ) -> dict[str, Result]:
-    """Run jobs whose locks are held, in one pass; returns their results by key.
+    """Run jobs together, store their results, and return these by key.
 
     Args:
-        missing: The jobs.
-        requested: The number of jobs that were asked for, with those that are done.
-        warnings: Gathers the warnings of the pass.
+        missing: The jobs, whose locks are held.
+        requested: How many jobs were asked for, including those whose results are stored.
+        warnings: Gathers the warnings of the jobs.
         opened: Keeps the contexts of the jobs open until they are finished.
         shown: Whether the results are printed.
     """
     began = time.monotonic()
-    running = opened.enter_context(_begun(missing, requested))
+    running = opened.enter_context(_with_contexts(missing, requested))
     for job in running:
         if isinstance(job.planned.job, StoredJob):
             names = [model.called for model in job.planned.models.values()]
-            warnings.keep_beside(job.planned.job.states, names)
+            warnings.store_beside_states(job.planned.job.states, names)
 
     with phase_of_all([job.work for job in running], "computing"):
         outcomes = _compute(running)
 
     took = RunFacts(round(time.monotonic() - began, 1), len(running))
-    return _finished(running, outcomes, took, warnings, shown)
+    return _stored_outcomes(running, outcomes, took, warnings, shown)
 
 
 def _compute(running: Sequence[_Running]) -> Sequence[OutcomeOrError]:
-    """Return the outcome, or the error, of each job of a pass, in their order.
+    """Return the outcome, or the error, of each of several jobs that run together, in their order.
 
-    The error of a job that is alone in its pass is raised.
+    A single job is run by itself, and its error is raised.
     """
     first = running[0].planned
     if len(running) > 1 and first.instrument.run_all is not None:
@@ -260,22 +270,25 @@ def _compute(running: Sequence[_Running]) -> Sequence[OutcomeOrError]:
 
 
 @contextlib.contextmanager
-def _begun(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running]]:
-    """Yield the jobs that run, each with its context.
+def _with_contexts(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running]]:
+    """Yield jobs with the context that each needs to run, and release everything at the end.
+
+    This also sets the seed and the number of threads of torch.
 
     Args:
         jobs: The jobs, which have the same settings of processes, threads and `force`.
-        requested: The number of jobs that were asked for, with those that are done.
+        requested: How many jobs were asked for, including those whose results are stored.
     """
     import torch
 
     first = jobs[0]
-    # A job that is forced starts anew, and resumes from no state.
+    # With force=true a job starts from the beginning and must not resume from a stored state.
     if first.config.force and first.is_of_first_process:
         for job in jobs:
             if isinstance(job.job, StoredJob):
                 shutil.rmtree(job.job.states, ignore_errors=True)
-    torch.manual_seed(first.instrument.seed(first.config))  # the jobs of a sweep share a process
+    # The jobs of a sweep run one after another in one process, so each sets the seed again.
+    torch.manual_seed(first.instrument.seed(first.config))
     if first.config.threads:
         torch.set_num_threads(first.config.threads)
 
@@ -285,7 +298,8 @@ def _begun(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running
             shared = together(first.config.trainer, first.config.model.device)
             processes = opened.enter_context(shared)
 
-        # The first process says which jobs run, as another one may finish some meanwhile.
+        # All processes run the jobs that the first one runs. Each has looked into the store on its
+        # own, and a job may have been finished in between.
         if requested > 1:
             keys = processes.everyone([job.key for job in jobs])[0]
             jobs = [job for job in jobs if job.key in keys]
@@ -298,23 +312,27 @@ def _begun(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running
         yield running
 
 
-def _finished(
+def _stored_outcomes(
     running: Sequence[_Running],
     outcomes: Sequence[OutcomeOrError],
     took: RunFacts,
     warnings: GatheredWarnings,
     shown: bool,
 ) -> dict[str, Result]:
-    """Store the outcomes of a pass; returns the results by key, or raises the first error.
+    """Store the outcomes of jobs that ran together, and return the results by key.
 
-    Further errors are logged.
+    All outcomes are stored before the first error, if there is one, is raised. Further errors are
+    logged.
 
     Args:
         running: The jobs.
         outcomes: The outcome, or the error, of each.
-        took: How long the pass took.
-        warnings: The warnings of the pass.
+        took: How long they took together.
+        warnings: The warnings that were logged meanwhile.
         shown: Whether the results are printed.
+
+    Raises:
+        ThinkalikeError: A job failed, or a number of its outcome is not finite.
     """
     pass_models: list[str] = []
     for outcome in outcomes:

@@ -24,13 +24,16 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a phase, and show it as the current activity."""
+        """Add the time of the body to a phase, and show its name as the current activity."""
         with doing(name), self.counting(name):
             yield
 
     @contextlib.contextmanager
     def counting(self, name: str) -> Iterator[None]:
-        """Time a phase."""
+        """Add the time of the body to a phase.
+
+        Meanwhile the time of an outer phase stands still, so that no second counts twice.
+        """
         outer = self._current
         self._turn_to(name)
         try:
@@ -40,11 +43,13 @@ class Phases:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The seconds of each phase that has ended, to a hundredth."""
+        """The seconds that each phase took until the last change of phase, rounded to 0.01."""
         return {name: round(value, 2) for name, value in self._seconds.items() if name}
 
     def _turn_to(self, name: str | None) -> None:
-        """Add the time since the last turn to the current phase, and begin another.
+        """End the current phase and begin another.
+
+        The time since the last change is added to the current phase.
 
         Args:
             name: The phase that begins; None: time belongs to no phase from now on.

@@ -74,19 +74,27 @@ class PlannedJob:
 
     @property
     def is_of_first_process(self) -> bool:
-        """Whether this process, of those that share the job, writes and speaks."""
+        """Whether this process writes and prints, of several processes that share the job."""
         return not rank(self.config)
 
     @cached_property
     def models(self) -> Mapping[str, ModelConfig]:
-        """The models that run; for the checkpoints of a run, the hub is asked which there are."""
+        """The configurations of the models that run, by "model" and "target" or by other names.
+
+        For the checkpoints of a training run, the hub is asked which ones there are.
+        """
         return self.instrument.models_of(self.config_as_read)
 
     def check(self) -> str:
-        """Check what can be known of models before they are loaded.
+        """Check the models as far as possible before they are loaded.
 
         Returns:
-            Which scale is taken, and why; "" where that needs no words.
+            A notice of the scale ("mini" or "paper": how much is computed) that is chosen for
+            these models, and why; "" if the choice needs no explanation or no text is read.
+
+        Raises:
+            ConfigError: States are to be read at a place where jobs of this kind cannot read them.
+            ModelError: The models cannot be used together.
         """
         from thinkalike.models.families import check_models
 
@@ -109,7 +117,10 @@ class PlannedJob:
         return f"scale={scale}: {reason}; {alternative}"
 
     def work(self, processes: ProcessGroup) -> Work:
-        """Return the context of the running job.
+        """Return the context of the running job, with the settings that it reads.
+
+        Parts of the configuration that the job does not read are None in its settings. In the
+        first process the job is logged to Weights & Biases, if that was asked for.
 
         Args:
             processes: The processes that share the job.
@@ -126,7 +137,9 @@ class PlannedJob:
     def tracked(
         self, settings: Mapping[str, object]
     ) -> contextlib.AbstractContextManager[Wandb | None]:
-        """Log the job to W&B while the context is open, and yield the run; None: nobody asked.
+        """Return a context that logs the job to Weights & Biases and yields the run.
+
+        It yields None if the configuration does not ask for this logger.
 
         Args:
             settings: The settings as nested dictionaries.
@@ -139,12 +152,14 @@ class PlannedJob:
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
-        """Write, draw and publish the result, with the provenance of the run, and return it.
+        """Write the result with its figures and provenance into the store, and return it.
+
+        A job without a store keeps it in memory. The result appears in the store at the very end.
 
         Args:
-            work: The context of the job, which is closed.
+            work: The context of the job, which is closed here.
             outcome: What the job computed.
-            took: What the pass took.
+            took: How long the job took, alone or together with others.
             warnings: The warnings that concern this job.
         """
         began = time.monotonic()
@@ -175,7 +190,8 @@ class PlannedJob:
         written = self.job.write(work.settings, record, tables, outcome.arrays)
         self._draw(written, work, outcome)
 
-        # What drawing took belongs to the run, and the headlines need the written result.
+        # Two entries are added to the written result: the time includes that of drawing, and the
+        # headline numbers are computed from the result.
         provenance["wall_seconds"] = round(took.wall_seconds + time.monotonic() - began, 1)
         provenance["phases"] = work.phase.seconds
         headlines = [headline._asdict() for headline in self.instrument.headlines(written)]
@@ -187,7 +203,11 @@ class PlannedJob:
         return self.job.appear()
 
     def _draw(self, written: Result, work: Work, outcome: Outcome) -> None:
-        """Draw the figures into the folder of the result; in memory, they wait for `save`."""
+        """Draw the figures into the folder of the result.
+
+        A result in memory draws the figures of its instrument itself when it is saved. It is only
+        told of the further ones that belong to this outcome.
+        """
         if isinstance(written, UnkeptResult):
             written.add_figures(outcome.draw)
             return
@@ -205,11 +225,11 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a pass took.
+    """How long a job, or several jobs that ran together, took.
 
     Attributes:
-        wall_seconds: The seconds of the whole pass.
-        jobs_in_this_pass: The number of jobs that were done in it.
+        wall_seconds: The seconds of all of them together.
+        jobs_in_this_pass: The number of jobs that ran together.
     """
 
     wall_seconds: float
@@ -217,7 +237,9 @@ class RunFacts:
 
 
 def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
-    """Return a job with its key. The jobs whose results it reads are done first.
+    """Return a job with its key, a hash of its settings and of everything that it reads.
+
+    If the job reads the results of other jobs, these are done here first.
 
     Args:
         instrument: The instrument that does the job.
@@ -263,26 +285,34 @@ def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
 
 
 def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
-    """Return the user's files of code that a job runs, by FILE.py:NAME, each with its digest."""
+    """Return the digest of each of the user's Python files that a job runs, by FILE.py:NAME.
+
+    Raises:
+        ThinkalikeError: A file is not trusted or cannot be read.
+    """
     settings = as_settings(config)
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        # A `StitchModule` trusts any kind that it is given, so it is checked before.
+        # A `StitchModule` runs any kind that it is given, so the file is checked here.
         check_trusted(name)
         digests[name] = digest(name)
     return digests
 
 
 def is_stored(instrument: AnyInstrument, config: JobConfig) -> bool:
-    """Return whether the store has the result of a job; nothing is computed or written."""
+    """Return whether the store has the result of a job that is not forced to be done again.
+
+    Jobs whose results this one reads may be done to know it, see `plan`.
+    """
     return not config.force and plan(instrument, config).job.done
 
 
 def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
-    """Return whether it is known at once that the store has the result of a job.
+    """Return whether the store is known to have the result of a job, without doing other jobs.
 
-    It is False as well where only further jobs, or the hub, would tell.
+    It is False as well if the job reads the results of other jobs, or if its models cannot be
+    found, so that its key is not known.
     """
     if type(instrument).prepare is not Instrument.prepare:
         return False
@@ -293,21 +323,23 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
 
 
 def may_take_long(config: JobConfig) -> bool:
-    """Return whether a job that is not stored has models that are no minis, or reads much text.
+    """Return whether a job is expected to take more than some minutes.
 
-    It is False for a command of several jobs, and for one that compares recordings.
+    It is if a model is none of the small ones of this package, or if it reads much text, unless
+    its result is stored. False is returned for a command of several jobs, and for a job that
+    compares recordings.
     """
     if any(getattr(config, setting, None) for setting in SETTINGS_OF_OTHER_JOBS):
         return False
     (job,) = asked_for(config)
-    kind = instrument_of(job)
-    is_of_minis = all(model.mini for model in kind.models_of(job).values())
-    is_long = _tokens_read(job) > MOST_TOKENS_OF_QUICK_JOB or not is_of_minis
-    return is_long and not is_known_done(kind, job)
+    instrument = instrument_of(job)
+    has_only_minis = all(model.mini for model in instrument.models_of(job).values())
+    is_long = _tokens_read(job) > MOST_TOKENS_OF_QUICK_JOB or not has_only_minis
+    return is_long and not is_known_done(instrument, job)
 
 
 def _tokens_read(config: JobConfig) -> int:
-    """Return how many tokens a job reads: those of its report, or of all batches of its measure.
+    """Return how many tokens a job reads: the evaluation tokens, or those of all batches if more.
 
     A setting that is left open counts as 0.
     """

@@ -34,7 +34,7 @@ _command_line: ContextVar[str | None] = ContextVar("command line", default=None)
 
 @contextlib.contextmanager
 def called_by(command_line: str) -> Iterator[None]:
-    """Let the provenance of results name this command line, and not that of the process."""
+    """Store this command line in the results of the body, instead of that of the process."""
     token = _command_line.set(command_line)
     try:
         yield
@@ -43,7 +43,11 @@ def called_by(command_line: str) -> Iterator[None]:
 
 
 def environment() -> dict[str, object]:
-    """Return date (UTC), command line, host, versions, commit, threads and peak memory."""
+    """Return where and how a result is computed now, to be stored with it.
+
+    These are the date (UTC), command line, host, versions of packages, commit, threads and peak
+    memory so far, with that of the GPU if there is one.
+    """
     import torch
 
     facts: dict[str, object] = {
@@ -61,9 +65,10 @@ def environment() -> dict[str, object]:
 
 
 def _git_commit() -> str:
-    """Return the commit of the checkout that holds this package; "" without git or checkout.
+    """Return the commit of the Git checkout that this package is in, or "".
 
-    It ends in "-dirty" if files of the checkout were changed.
+    It is "" if Git is not installed or the package is in no checkout. A commit ends in "-dirty" if
+    files of the checkout were changed.
     """
     describe = ["git", "describe", "--always", "--dirty"]
     try:

@@ -18,79 +18,95 @@ class ReadingJob:
     """A job, and the settings that it reads.
 
     Attributes:
-        kind: The instrument of the job.
+        instrument: The instrument that does the job.
         config: The configuration of the job.
         keys_read: The keys of the settings that the job reads, by `Instrument.settings_read`.
     """
 
-    kind: AnyInstrument
+    instrument: AnyInstrument
     config: JobConfig
     keys_read: frozenset[str]
 
     @classmethod
-    def of(cls, config: JobConfig, kind: AnyInstrument | None = None) -> ReadingJob:
-        """Return the job of a configuration.
+    def of(cls, config: JobConfig, instrument: AnyInstrument | None = None) -> ReadingJob:
+        """Return the job that a configuration describes, with the settings that it reads.
 
         Args:
             config: The configuration.
-            kind: The instrument of the job; None: the one that the configuration names.
+            instrument: What does the job; None: the instrument that the configuration names.
         """
-        if kind is None:
-            kind = instrument_of(config)
-        return cls(kind, config, kind.settings_read(config))
+        if instrument is None:
+            instrument = instrument_of(config)
+        return cls(instrument, config, instrument.settings_read(config))
 
     def reads(self, key: str, requested: JobConfig) -> bool:
-        """Return whether the job reads the value that a requested configuration has for a key.
+        """Return whether a setting of a requested configuration has an effect on the job.
 
-        A job inside an experiment may have another value than the request, which it then does not
-        read. A value that holds anyway counts as read: null, which leaves a setting to the recipe,
-        and a default that the job has as well.
+        It has none if the job ignores the setting, or if the job, as part of an experiment, has
+        another value of its own. Values that change nothing anyway are accepted as well: null,
+        which leaves the setting to the recipe, and a default that the job has, too.
 
         Args:
-            key: The key of a setting, such as "data.context", or of a part.
-            requested: The configuration that was asked for.
+            key: The key of a setting, such as "data.context", or of a part, such as "data".
+            requested: The configuration that the user asked for.
         """
         key = key_of_setting(key)
         part_name, _, name = key.partition(".")
         if key in self.keys_read:
             return self._has_requested_value(key, requested)
-        if part_name not in self.kind.reads:
+        if part_name not in self.instrument.reads:
             return False
         is_left_to_recipe = bool(name) and value_at(requested, key) is None
-        return is_left_to_recipe or self._holds_anyway(key, requested)
+        return is_left_to_recipe or self._has_requested_default(key, requested)
 
     def _has_requested_value(self, key: str, requested: JobConfig) -> bool:
-        """Return whether the job has the requested value, or one that was left open."""
+        """Return whether the job has the value of the request.
+
+        It is True as well if the request leaves the value open (None or "auto"), and for a whole
+        part of the configuration.
+        """
         value = value_at(requested, key)
-        if value is None or value == "auto":  # further settings decide it
+        if value is None or value == "auto":
             return True
         value_in_job = value_at(self.config, key)
         return is_dataclass(value_in_job) or bool(value_in_job == value)
 
-    def _holds_anyway(self, key: str, requested: JobConfig) -> bool:
-        """Return whether the default is requested, and the job has it without reading it."""
-        unread = self.kind.unread(self.config)
+    def _has_requested_default(self, key: str, requested: JobConfig) -> bool:
+        """Return whether the request has the default of a setting that the job ignores.
+
+        The value must also be the one that the job's key has in place of the ignored setting.
+        """
+        unread = self.instrument.unread(self.config)
         if key not in unread or unread[key] != value_at(requested, key):
             return False
         return _is_default(key, requested)
 
     def values(self) -> dict[str, object]:
-        """Return the settings that the job reads, by key, unless they have their defaults."""
-        settings = flat(key_settings(self.kind.as_read(self.config)))
+        """Return the settings that the job reads and that are not the default, by key."""
+        settings = flat(key_settings(self.instrument.as_read(self.config)))
         return {
             key: value for key, value in settings.items() if key_of_setting(key) in self.keys_read
         }
 
     def parts(self) -> list[str]:
-        """Return the parts of the configuration that the job reads, first those of its kind."""
+        """Return the parts of the configuration that the job reads, such as "model" and "data".
+
+        First come those that its instrument declares, and then those that only jobs inside it
+        read. What every job has, such as "store", is left out.
+        """
         names = {key.partition(".")[0] for key in self.keys_read - OF_EVERY_JOB}
         names -= {"logger", "activations"}
         in_order = [item.name for item in fields(self.config) if item.name in names]
-        return list(dict.fromkeys([*self.kind.reads, *in_order]))
+        return list(dict.fromkeys([*self.instrument.reads, *in_order]))
 
 
 def _is_default(key: str, config: JobConfig) -> bool:
-    """Return whether a configuration has the default for the key of a setting or of a part."""
+    """Return whether a configuration has the default value of a setting or of a whole part.
+
+    Args:
+        key: The key of a setting, such as "data.context", or of a part, such as "data".
+        config: The configuration.
+    """
     part_name, _, name = key.partition(".")
     if name:
         schema = getattr(config, part_name)
@@ -102,8 +118,9 @@ def _is_default(key: str, config: JobConfig) -> bool:
 
 
 def key_of_setting(key: str) -> str:
-    """Return the key of the setting that a key is inside of.
+    """Return the first two names of a key, which are the key of the setting that it belongs to.
 
-    That of model.architecture.n_layers is model.architecture, whose value is a dictionary.
+    For example, model.architecture.n_layers belongs to model.architecture, whose value is a
+    dictionary.
     """
     return ".".join(key.split(".")[:2])

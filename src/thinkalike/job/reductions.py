@@ -37,7 +37,9 @@ REDUCTIONS = (
 
 
 def halvings(amount: int, least: int) -> list[int]:
-    """Return an amount, half of it, a quarter, and so on, down to the least.
+    """Return an amount, half of it, a quarter, and so on; the last one is `least`.
+
+    An amount that is not above `least` is returned alone.
 
     >>> halvings(2048, least=500)
     [2048, 1024, 512, 500]

@@ -40,10 +40,11 @@ OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute
 
 
 def left_in_key(config: JobConfig, keys: Iterable[str]) -> dict[str, object]:
-    """Return settings with the values that they have, by their keys, for `Instrument.unread`.
+    """Return the values of settings that a job ignores, but that stay in the hash of the job.
 
-    If a key of a job has always had them, such as the amount of text of a recipe, it keeps them,
-    so that stored results are still found.
+    `Instrument.unread` usually replaces ignored settings by defaults. A setting that has always
+    been part of the hash under which results are stored must stay there, so that stored results
+    are still found.
 
     Args:
         config: The configuration.

@@ -44,9 +44,13 @@ ONE_SITE = (
 
 
 def check_read(keys: Sequence[str], config: JobConfig) -> None:
-    """Raise a ConfigError unless each setting that is given is read by a requested job.
+    """Raise a ConfigError if a setting of a command line is read by none of the requested jobs.
 
-    Models that a command line names for an experiment are checked by it.
+    Settings of the models of an experiment are left out, because the experiment checks them.
+
+    Args:
+        keys: The keys of the settings on the command line, such as "data.context".
+        config: The configuration with these settings.
     """
     _check_listed_models(config)
     request = _Request.of(config)
@@ -56,9 +60,10 @@ def check_read(keys: Sequence[str], config: JobConfig) -> None:
 
 
 def warn_of_unread(files: Mapping[str, Collection[str]], config: JobConfig) -> None:
-    """Say which settings of configuration files change nothing of the requested jobs.
+    """Log a warning for settings of configuration files that no requested job reads.
 
-    They are no error, as several kinds of jobs may share a file.
+    They are no error, because several kinds of jobs may share a file. Settings with their default
+    value are not reported.
 
     Args:
         files: The keys that each file sets, by the name of the file.
@@ -73,7 +78,7 @@ def warn_of_unread(files: Mapping[str, Collection[str]], config: JobConfig) -> N
                 "warning: %s sets %s, which %s does not read",
                 file,
                 listed(unread),
-                _kinds(request.jobs),
+                _kinds_in_words(request.jobs),
             )
 
 
@@ -91,7 +96,10 @@ class _Request:
 
     @classmethod
     def of(cls, config: JobConfig) -> _Request:
-        """Return the request of a configuration: its jobs, or those of its experiment."""
+        """Return the request that a configuration makes, with its jobs or those of its experiment.
+
+        An experiment that does not list its jobs counts as one job.
+        """
         is_experiment = (
             isinstance(config, AnalyzeConfig)
             and config.experiment is not None
@@ -107,7 +115,11 @@ class _Request:
         return cls(config, jobs, True)
 
     def unread(self, keys: Iterable[str]) -> list[str]:
-        """Return the keys that none of the jobs reads, in their order."""
+        """Return those of the keys that none of the jobs reads, in their order.
+
+        Keys that every job has, such as "store", count as read, and so do settings of models if
+        the experiment checks them.
+        """
         unread = []
         for key in keys:
             is_of_model = key.partition(".")[0] in ("model", "target")
@@ -118,10 +130,10 @@ class _Request:
         return unread
 
     def _is_read(self, key: str) -> bool:
-        """Return whether one of the jobs reads what the configuration has for a key."""
+        """Return whether the configuration's value for a key has an effect on one of the jobs."""
         if key in RECIPES:
-            return _decides(key, self.config)
-        if key in CORPORA and self.config.data.name is not None:
+            return _recipe_has_effect(key, self.config)
+        if key in CORPORA and self.config.data.name is not None:  # `data` names the text already
             return False
         # The logger is read by the job itself, and by none inside an experiment.
         if key.startswith("logger."):
@@ -129,11 +141,12 @@ class _Request:
         return any(job.reads(key, self.config) for job in self.jobs)
 
 
-def _decides(key: str, config: JobConfig) -> bool:
+def _recipe_has_effect(key: str, config: JobConfig) -> bool:
     """Return whether the requested jobs differ between the two values of `scale` or `recipe`.
 
-    It is True as well for the value that holds anyway: scale=mini says that the usual choice is
-    meant, and is no error. So it is for an experiment, which is not compared.
+    These two settings decide other settings that were left open. It is True as well for the value
+    that would be chosen anyway, since stating it is no error, and for every experiment. It is also
+    True if only one of the values goes with the other settings.
     """
     if isinstance(config, AnalyzeConfig) and config.experiment is not None:
         return True
@@ -148,27 +161,27 @@ def _decides(key: str, config: JobConfig) -> bool:
     for value in RECIPES[key]:
         try:
             jobs = asked_for(_with_recipe(config, key, value))
-        except ConfigError:  # the settings of one recipe alone go with those that are given
+        except ConfigError:  # one of the values does not go with the other settings
             return True
         variants.append([ReadingJob.of(job).values() for job in jobs])
     return variants[0] != variants[1]
 
 
 def _with_recipe(config: JobConfig, key: str, value: str) -> JobConfig:
-    """Return a configuration with this value of `scale` or `recipe`."""
+    """Return a configuration in which `scale` or `recipe`, as `key` says, has this value."""
     changes = {key: value}
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
 def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
     """Return the error for a setting of a command line that no job reads, with its remedy."""
-    kinds = _kinds(jobs)
+    kinds = _kinds_in_words(jobs)
     part_name = key.partition(".")[0]
     parts_read: dict[str, None] = {}
     for job in jobs:
         parts_read |= dict.fromkeys(job.parts())
 
-    if key in OF_SITES and not any(job.kind.takes_sites for job in jobs):
+    if key in OF_SITES and not any(job.instrument.takes_sites for job in jobs):
         return ConfigError(ONE_SITE.format(key, kinds))
     if part_name not in parts_read:
         setting = "model@target" if key == "target" else key
@@ -177,7 +190,7 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
             f"it reads {', '.join(parts_read)}"
         )
     if key in REPORT_TEXT:
-        amounts = _amounts(jobs)
+        amounts = _settings_of_amount(jobs)
         remedy = "leave it out"
         if amounts:
             remedy = f"{' and '.join(amounts)} say how much is compared"
@@ -185,8 +198,11 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
     return ConfigError(f"{key}= has no effect on {kinds} beside the other settings; leave it out")
 
 
-def _amounts(jobs: Sequence[ReadingJob]) -> list[str]:
-    """Return the settings of the measures of jobs that say how much is compared."""
+def _settings_of_amount(jobs: Sequence[ReadingJob]) -> list[str]:
+    """Return the settings of the jobs' measures that say how much is compared.
+
+    An example is "measure.tokens". A setting is returned if one of the measures has it.
+    """
     measures = [job.config.measure for job in jobs if isinstance(job.config, AnalyzeConfig)]
     amounts = []
     for name in AMOUNTS:
@@ -195,18 +211,19 @@ def _amounts(jobs: Sequence[ReadingJob]) -> list[str]:
     return amounts
 
 
-def _kinds(jobs: Sequence[ReadingJob]) -> str:
-    """Return the kinds of jobs in words, such as "cka, rsa"."""
-    return ", ".join(dict.fromkeys(job.kind.kind for job in jobs))
+def _kinds_in_words(jobs: Sequence[ReadingJob]) -> str:
+    """Return the distinct kinds of jobs as a text, such as "cka, rsa"."""
+    return ", ".join(dict.fromkeys(job.instrument.kind for job in jobs))
 
 
 def _check_listed_models(config: JobConfig) -> None:
     """Raise a ConfigError for a setting of an entry of models=[...] that no job reads."""
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return
-    kind = instrument_of_measure(config.measure.kind)
+    instrument = instrument_of_measure(config.measure.kind)
     measure = config.measure
-    if kind.of_models == "all":  # its one job is made of comparisons of pairs
+    if instrument.of_models == "all":
+        # The one job of such a measure compares all pairs of models. CKA stands for these here.
         measure = measure_schema("cka")()
     jobs = [ReadingJob.of(job) for job in asked_for(replace(config, measure=measure))]
 
@@ -218,22 +235,26 @@ def _check_listed_models(config: JobConfig) -> None:
             if name == "model":
                 continue
             is_read = []
-            for job, side in _occurrences(model, name, jobs):
+            for job, side in _jobs_that_compare(model, name, jobs):
                 is_read.append(job.reads(f"{side}.{name}", job.config))
             if is_read and not any(is_read):
                 raise ConfigError(
-                    f"models: {name} of {model.called} has no effect on {kind.kind}; leave it out"
+                    f"models: {name} of {model.called} has no effect on {instrument.kind}; "
+                    "leave it out"
                 )
 
 
-def _occurrences(
+def _jobs_that_compare(
     model: ModelConfig, name: str, jobs: Sequence[ReadingJob]
 ) -> Iterator[tuple[ReadingJob, str]]:
-    """Yield each job that compares a listed model, with the side, "model" or "target".
+    """Yield each job in which a listed model is the source or the target, with its side.
+
+    The side is "model" for the source, or "target". A job in which it is both comes twice.
 
     Args:
         model: The listed model.
-        name: A setting, whose value tells the model from those of the same name.
+        name: The name of a setting. The list may have the same model with another value of it,
+            which does not count.
         jobs: The jobs.
     """
     value = getattr(model, name)

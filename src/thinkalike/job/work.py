@@ -43,10 +43,10 @@ class Work:
     phase: Phases = field(default_factory=Phases)
 
     def input(self, name: str, kind: type[InputType]) -> InputType:
-        """Return what `Instrument.inputs` read under a name, which must be of this class.
+        """Return an input of the job by its name, after an assertion of its class.
 
         Raises:
-            KeyError: It read nothing under the name.
+            KeyError: There is no input of this name.
         """
         value = self.inputs[name]
         assert isinstance(value, kind), (
@@ -55,14 +55,14 @@ class Work:
         return value
 
     def optional_input(self, name: str, kind: type[InputType]) -> InputType | None:
-        """Return what `Instrument.inputs` read under a name, or None if it read nothing."""
+        """Return an input of the job by its name; None if there is no input of this name."""
         return self.input(name, kind) if name in self.inputs else None
 
     def resume(self, name: str) -> dict[str, Any] | None:
-        """Return the tensors and plain values that an earlier run kept under a name, or None.
+        """Return the tensors and plain values that a stopped run of the job stored under a name.
 
-        None means that there are none, or that the job keeps no states. A damaged state is put
-        aside.
+        None means that there are none, or that the job stores no states, as one without a store. A
+        damaged state is moved aside.
 
         Raises:
             StoreError: The state is that of another job.
@@ -76,9 +76,9 @@ class Work:
         return read_state(path)
 
     def keep(self, name: str, state: dict[str, Any]) -> None:
-        """Keep tensors and plain values under a name, in place of those before.
+        """Store tensors and plain values under a name, to resume from them after an interruption.
 
-        A job without a store keeps nothing.
+        They replace those of the same name. A job without a store stores nothing.
         """
         if self.job.keeps_states:
             write_state(self.job.states, name, state)
@@ -86,7 +86,10 @@ class Work:
 
 @contextlib.contextmanager
 def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
-    """Time a phase of all jobs of one pass; phases inside it take their time from it."""
+    """Add the time of the body to a phase of each of several jobs that run together.
+
+    Phases inside the body are subtracted, so that no second of a job counts twice.
+    """
     with contextlib.ExitStack() as phases, doing(name, steps_aside=True):
         for work in works:
             phases.enter_context(work.phase.counting(name))

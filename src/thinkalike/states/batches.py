@@ -57,7 +57,7 @@ BATCHES_WITH_MASSIVE = 4
 """In so many batches of the first pool, values with massive states stand beside those without."""
 
 POOL_TOKENS = 2**16
-"""The most tokens of a pool, unless its states are small; see `pool_tokens`."""
+"""The most tokens of a pool, unless a single batch has more; see `pool_tokens`."""
 
 POOL_BYTES = 3 * 2**28
 """The bytes that the states of a pool may take in float32."""
@@ -160,13 +160,18 @@ class StateBatches:
     """Returns the batches of the same rows of text as another model has them."""
 
     def beside(self, with_massive: StateBatches) -> StateBatches:
-        """Return these batches, each with its counterpart of rows that include massive ones.
+        """Return these batches, each with a counterpart in its field `with_massive`.
+
+        Rows with massive activations, whose norm is many times the median, are left out of these
+        batches and included in the counterparts.
 
         Args:
-            with_massive: Batches of the same pools, as many in each.
+            with_massive: The batches of the counterparts: as many pools, with as many batches in
+                each.
         """
 
         def pool(number: int) -> Iterator[StateBatch]:
+            """Yield the batches of a pool, each with its counterpart."""
             pairs = zip(self.pool(number), with_massive.pool(number), strict=True)
             for batch, counterpart in pairs:
                 yield batch._replace(with_massive=counterpart)
@@ -187,13 +192,16 @@ class ModelRuns:
         self._texts: dict[Hashable, Any] = {}
 
     def text(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """Return the cached text of a key; call `read` on a miss. Texts are never forgotten."""
+        """Return the cached text of a key; on a miss, call `read` and cache what it returns.
+
+        `forget` keeps texts.
+        """
         if key not in self._texts:
             self._texts[key] = read()
         return self._texts[key]
 
     def forget(self, of_batch: bool = False) -> None:
-        """Let go of all states, or only of those of a batch."""
+        """Remove all states from the cache, or, if `of_batch`, only those of single batches."""
         self._states_of_batch.clear()
         if not of_batch:
             self._states_of_pool.clear()
@@ -201,10 +209,14 @@ class ModelRuns:
     def once(
         self, model: StateReader, content: Hashable, run: Run, *, of_batch: bool = False
     ) -> list[Tensor]:
-        """Return the cached states of a model for some content; call `run` on a miss.
+        """Return the states of a model for some content; each is computed once and cached.
 
         Args:
-            of_batch: Whether the states are those of a batch, which are forgotten before a pool's.
+            model: The model; models with the same identity share their states.
+            content: A key of what the states are of, such as the text and the layers.
+            run: Computes the states of the model, one tensor for each layer, on a miss.
+            of_batch: Whether the states are those of a single batch, which are removed sooner
+                than those of a pool of batches.
         """
         cache = self._states_of_batch if of_batch else self._states_of_pool
         key = (model.identity, content)
@@ -216,13 +228,15 @@ class ModelRuns:
 def say_massive(
     outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE
 ) -> None:
-    """Log the three most frequent of the tokens, words or stimuli that are left out.
+    """Log a warning of how many tokens, words or stimuli with massive activations are left out.
+
+    It names the three that are left out most often.
 
     Args:
-        outliers: Which of n rows are left out.
-        names: What the message calls each row that is left out.
+        outliers: Which of all n tokens, words or stimuli are left out.
+        names: What the message calls each one that is left out.
         units: "tokens", "words" or "stimuli".
-        remedy: How to keep them.
+        remedy: The end of the message, which says how to include them.
     """
     frequent = [f"{name} {times} times" for name, times in Counter(names).most_common(3)]
     share = percentage(len(names), len(outliers))
@@ -234,11 +248,11 @@ def say_massive(
 
 
 def _tokens_in_memory(measure: BatchSettings, layer_counts: Mapping[Any, int]) -> int:
-    """Return how many tokens a pool has at most.
+    """Return the most tokens of a pool, the text over which models run before batches are drawn.
 
     Args:
-        measure: The settings of the measure.
-        layer_counts: How many layers of each model are kept.
+        measure: The settings of the measure, with the tokens of a batch.
+        layer_counts: For each model, of how many layers the states stay in memory.
     """
     numbers_per_token = 0
     parameters = 0
@@ -258,14 +272,16 @@ class _PoolPlan(NamedTuple):
 
 
 def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolPlan]:
-    """Draw units of text into pools of about equal size, the same each time.
+    """Distribute units of text at random over pools, each of which is divided into batches.
 
-    Each unit is in one pool. A pool has units in proportion to its batches.
+    Each unit is in one pool, and a pool has units in proportion to its batches. The seed is fixed,
+    so that the pools are the same each time.
 
     Args:
-        unit_count: How many units there are.
-        batches: How many batches all pools have.
-        most_batches: How many batches a pool has at most, unless there are too few units.
+        unit_count: How many units there are, such as rows of tokens.
+        batches: How many batches all pools have together.
+        most_batches: How many batches a pool has at most. It has more if there are fewer units
+            than pools would be.
     """
     # -(-a // b) is a / b, rounded up.
     pool_count = min(-(-batches // most_batches), max(unit_count, 1))
@@ -338,6 +354,7 @@ class TextBatches(ABC):
         runs: ModelRuns,
         is_spread: bool = False,
     ):
+        """Read the text and draw its units into pools; see the class for the arguments."""
         self.models: Sequence[Any] = models
         self.measure = measure
         self.runs = runs
@@ -354,29 +371,40 @@ class TextBatches(ABC):
             tokens = _tokens_in_memory(measure, layer_counts)
             most_batches = tokens // measure.tokens_per_batch
         self.pools = _draw_pools(self.units, self.batches, most_batches)
-        # By pool, so that a message comes once, however often pools are read.
+        # The mask of rows with massive activations of each pool, so that these are determined and
+        # reported once, however often a pool is read.
         self._outliers: dict[int, Tensor | None] = {}
 
     @abstractmethod
     def read(self, data: DataConfig) -> None:
-        """Read the text, and set how many units and batches it has."""
+        """Read the text, and set the attributes that say how many units and batches it has."""
 
     @abstractmethod
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
-        """Return what is known of the tokens or words of some units."""
+        """Return the token ids, documents and positions of the tokens or words of some units."""
 
     @abstractmethod
     def run(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
-        """Return the states of what `labels` describes, by layer."""
+        """Return the states of a model for the tokens or words of some units, for each layer.
+
+        They are in the order of `labels`.
+        """
 
     @abstractmethod
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return what messages call tokens or words that `labels` describes."""
+        """Return what messages call tokens or words, given the units that they are in.
+
+        `tokens` are ids as in `PoolLabels.tokens`.
+        """
 
     def pool(self, number: int) -> Iterator[StateBatch]:
-        """Yield the batches of a pool, over which each model runs once."""
+        """Run each model once over a pool of text, and yield the batches drawn from it.
+
+        Rows with massive activations are left out of the batches. The first batches come with a
+        counterpart, `with_massive`, that includes them.
+        """
         plan = self.pools[number]
         labels = self.labels(plan.units)
         key: Hashable = (labels.content, self.units_per_pass)
@@ -398,6 +426,7 @@ class TextBatches(ABC):
             return
 
         order_without = order[~outliers[order]]
+        # Other models may have other outliers, so these are part of the key of cached states.
         key_without = (key, outliers.numpy().tobytes())
         rows_of_batches = zip(
             plan.batch_numbers,
@@ -415,22 +444,23 @@ class TextBatches(ABC):
     def _massive_rows(
         self, number: int, pool: Pool, labels: PoolLabels
     ) -> Bool[Tensor, " n"] | None:
-        """Return which rows of a pool have massive states and are left out; None: none are.
+        """Return which rows of a pool are left out, because a model's states of them are massive.
 
-        A message says so for the first pool.
+        None means that all rows stay. A warning names those that are left out of the first pool.
+        The mask of each pool is determined once.
 
         Args:
             number: The number of the pool.
             pool: The states of each model.
-            labels: What is known of its rows.
+            labels: The tokens of its rows.
         """
         if self.measure.massive == "keep" or self.takes_whole_rows:
             return None
         if number not in self._outliers:
-            layers = []
+            layers_of_all_models = []
             for states in pool.values():
-                layers += states
-            outliers = massive(layers)
+                layers_of_all_models += states
+            outliers = massive(layers_of_all_models)
             self._outliers[number] = outliers
             if outliers is not None and number == 0:
                 names = self.named(self.pools[number].units, labels.tokens[outliers])
@@ -438,7 +468,7 @@ class TextBatches(ABC):
         return self._outliers[number]
 
     def state_batches(self) -> StateBatches:
-        """Return the batches as measures take them."""
+        """Return these batches as the record of functions and counts that measures read."""
         return StateBatches(
             pool=self.pool,
             total=len(self.pools),
@@ -449,13 +479,15 @@ class TextBatches(ABC):
         )
 
     def of_model(self, model: StateReader, layers: Sequence[Any]) -> StateBatches:
-        """Return the batches of the same rows, without the same massive ones, of another model.
+        """Return the states of another model for the same rows, in the same batches.
+
+        Rows are left out where the states of the first models, not of this one, are massive.
 
         Args:
             model: A model that reads text as these do.
             layers: Its layers.
         """
-        # The copy shares the outliers, which the models of these batches decide.
+        # A shallow copy: it shares the masks of rows that are left out.
         batches = copy(self)
         batches.models = [model]
         batches.layers = {model: tuple(layers)}
@@ -463,11 +495,11 @@ class TextBatches(ABC):
         return batches.state_batches()
 
     def _states_of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
-        """Return the states of each model, which `run` makes unless another job has had them.
+        """Return the states of each model, which are cached for other jobs.
 
         Args:
-            key: What the states are of, equal for equal content.
-            run: Returns the states of a model at some layers.
+            key: What the states are of; equal content has equal keys.
+            run: Computes the states of a model at some layers if they are not cached.
         """
         pool = {}
         for model, layers in self.layers.items():
@@ -477,20 +509,25 @@ class TextBatches(ABC):
     def _states_of_units(
         self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
     ) -> list[Tensor]:
-        """Return the states of units by layer; no more than one layer is in memory twice."""
+        """Return the states of a model for some units, for each layer, from several passes.
+
+        The passes of a layer are joined one layer after another, so that at most one layer is in
+        memory twice.
+        """
         passes = [self.run(model, layers, batch) for batch in units.split(self.units_per_pass)]
         states_of_layers = []
         for _ in range(len(passes[0])):
-            # The states of the next layer are taken out of all passes, and so freed once joined.
+            # `pop` removes the next layer from each pass, so that it is freed once it is joined.
             states_of_layers.append(torch.cat([states.pop(0) for states in passes]))
         return states_of_layers
 
     def _residuals(
         self, pool: Pool, labels: PoolLabels, batch_numbers: range
     ) -> Callable[..., list[Tensor]]:
-        """Return a function that removes the means of token and position from a pool's states.
+        """Return a function that removes the means of each token and position from states.
 
-        States of rare tokens become 0.
+        It returns the states of a model in a pool, without these means, for each layer. States of
+        tokens that occur too rarely in the pool become 0.
 
         Args:
             pool: The states of each model.
@@ -507,13 +544,17 @@ class TextBatches(ABC):
             raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
 
         def residuals_of(model: StateReader, layers: Sequence[Any]) -> list[Tensor]:
-            """Return the states of a model, by layer, without the means; `layers` is not used."""
+            """Return the states of a model without the means, for each layer of the pool.
+
+            `layers` is ignored: it is only passed because the states are cached by layers.
+            """
             assert labels.positions is not None
             order = groups.order.to(model.device)
             positions = labels.positions.to(model.device)
             residuals = []
             for states in pool[model]:
                 without_means = groups.without_means(states, positions).to(states.dtype)
+                # Rows that are not in `order`, which are of rare tokens, stay 0.
                 residuals.append(torch.zeros_like(states).index_copy_(0, order, without_means))
             return residuals
 
@@ -528,21 +569,22 @@ class TextBatches(ABC):
         rows: Int[Tensor, " b"],
         key: Hashable,
     ) -> StateBatch:
-        """Return the batch of some rows of a pool.
+        """Return the batch of some rows of a pool, in the order of the text.
 
-        They are in the order of the text, which permutations of documents keep.
+        Permutation tests that keep documents together rely on this order.
 
         Args:
             pool: The states of each model.
-            labels: What is known of the rows of the pool.
+            labels: The tokens and documents of the rows of the pool.
             batch_numbers: The numbers of the batches of the pool.
             number: The number of the batch.
             rows: The indices of its rows, in any order.
-            key: What the pool is of, equal for equal content.
+            key: What the pool is of; equal content has equal keys.
         """
         ordered_rows = rows.sort().values
 
         def select(model: StateReader) -> list[Tensor]:
+            """Return the states of a model for these rows, for each layer."""
             rows_on_device = ordered_rows.to(model.device)
             return [states[rows_on_device] for states in pool[model]]
 
@@ -564,7 +606,10 @@ class TokenBatches(TextBatches):
     level = "token"
 
     def read(self, data: DataConfig) -> None:
-        """Read the text, or the recorded states, and count units and batches."""
+        """Read the rows of tokens, mark those that are compared, and count units and batches.
+
+        A unit is a row. The rows are of text, or of a folder of stored states.
+        """
         if data.source == "states":
             self._read_stored(data)
         else:
@@ -586,7 +631,13 @@ class TokenBatches(TextBatches):
         self.batches = min(measure.batches, possible_batches)
 
     def _read_text(self, data: DataConfig) -> None:
-        """Read text as rows that all models read, of one length."""
+        """Read text as token rows of one length, and draw those that are compared.
+
+        More text is read than is needed, so that the rows come from more documents.
+
+        Raises:
+            ModelError: The models cut the text into different tokens.
+        """
         measure = self.measure
         first_model = self.models[0]
         for model in self.models:
@@ -594,7 +645,7 @@ class TokenBatches(TextBatches):
 
         tokens = measure.batches * measure.tokens_per_batch
         context = data.context or self._context(tokens)
-        row_count = -(-tokens // context)
+        row_count = -(-tokens // context)  # rounded up
         data = replace(data, evaluation_tokens=TIMES_AS_MUCH_TEXT * row_count * context)
         corpus = self._corpus(data, context)
         order = torch.randperm(len(corpus.report), generator=seeded(0))
@@ -608,10 +659,10 @@ class TokenBatches(TextBatches):
         self.facts = {"name": data.name, **corpus.facts()}
 
     def _context(self, tokens: int) -> int:
-        """Return the length of rows for so many tokens, where none is set.
+        """Return the length of rows, for a text of so many tokens, if the settings have none.
 
-        It fits into the context of each model, and gives `FEWEST_TEXT_ROWS` rows if that does not
-        make them shorter than `SHORTEST_CONTEXT`.
+        It fits into the context of each model. Within that, it is the longest with which a pool
+        has `FEWEST_TEXT_ROWS` rows, but at least `SHORTEST_CONTEXT`.
         """
         tokens_in_memory = tokens
         if not self.takes_whole_rows:
@@ -622,7 +673,10 @@ class TokenBatches(TextBatches):
         return min(*contexts, longest)
 
     def _corpus(self, data: DataConfig, context: int) -> Corpus:
-        """Return the text as rows, which jobs that share runs read once."""
+        """Return the text as rows of tokens; jobs that share `runs` read it once.
+
+        Nothing is fitted on it, so that all of it is for evaluation.
+        """
         first_model = self.models[0]
         tokenizer = first_model.tokenizer
         bos = first_model.bos_each_row
@@ -640,10 +694,10 @@ class TokenBatches(TextBatches):
         return corpus
 
     def _read_stored(self, data: DataConfig) -> None:
-        """Draw rows of a folder of states; shorter ones are padded on the right.
+        """Draw rows of text that a folder of stored states has; shorter ones are padded.
 
         Raises:
-            DataError: A model cannot read them, or has no states of them.
+            DataError: A model cannot read the rows, or has no states of them.
         """
         folder = folder_of_rows(data, self.models)
         tokens = self.measure.batches * self.measure.tokens_per_batch
@@ -659,7 +713,11 @@ class TokenBatches(TextBatches):
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
-        """Return what is known of the compared tokens of some rows, or of the rows whole."""
+        """Return the ids, documents and positions of the tokens of some rows that are compared.
+
+        If measures take whole rows, all tokens of the rows are returned with a mask instead of
+        positions.
+        """
         rows = self.rows[units]
         mask = self.is_compared[units]
         groups = self.groups[units]
@@ -675,10 +733,12 @@ class TokenBatches(TextBatches):
     ) -> list[Tensor]:
         """Return the states of a model at each layer for the compared tokens of some rows.
 
-        They are (n, d), or (b, t, d) where measures take whole rows.
+        They are (n, d), or (b, t, d) if measures take whole rows.
         """
         is_token = self.is_token[units]
-        mask = None if is_token.all() else is_token.long()
+        mask = None  # no row has padding
+        if not is_token.all():
+            mask = is_token.long()
         states = model.residuals(self.rows[units].long(), layers, mask)
         if self.takes_whole_rows:
             return states
@@ -702,13 +762,17 @@ class WordBatches(TextBatches):
     level = "word"
 
     def read(self, data: DataConfig) -> None:
-        """Draw pieces of text that all models read whole, and count words and batches."""
+        """Draw pieces of text that fit into each model, and count words and batches.
+
+        Raises:
+            DataError: The text has no words.
+        """
         words_per_batch = self.measure.tokens_per_batch
-        words = self.measure.batches * words_per_batch
+        word_count = self.measure.batches * words_per_batch
         distinct_models = list(dict.fromkeys(self.models))
         readers = frozenset((model.ids_fingerprint, model.context) for model in distinct_models)
-        key = (repr(data), words, readers)
-        draw = partial(drawn_pieces, data, distinct_models, words)
+        key = (repr(data), word_count, readers)
+        draw = partial(drawn_pieces, data, distinct_models, word_count)
         self.text: Pieces = self.runs.text(key, draw)
         if self.text.count == 0:
             remedy = "give more text"
@@ -722,7 +786,10 @@ class WordBatches(TextBatches):
         self.facts = {"name": data.name, "level": "word"}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
-        """Return the forms of the words of some pieces and the documents that they are from."""
+        """Return the form and the document of each word of some pieces, as numbers.
+
+        Words that are written alike have the same form.
+        """
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
         return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
@@ -734,7 +801,7 @@ class WordBatches(TextBatches):
         return word_states(model, self.text.select(units), layers)
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return what messages call the words of these forms, which occur in the pieces."""
+        """Return the words, in quotes, that these numbers of forms stand for in the pieces."""
         pieces = self.text.select(units)
         word_of_form = dict(zip(pieces.forms.tolist(), pieces.written_words(), strict=True))
         return [repr(word_of_form[form]) for form in tokens.tolist()]
@@ -749,17 +816,19 @@ def text_batches(
     *,
     is_spread: bool = False,
 ) -> StateBatches:
-    """Return batches of the states of several models on held-out text.
+    """Return batches of the states of several models on held-out text, by tokens or by words.
+
+    If the settings leave the choice open, models with different tokenizers are compared by words.
 
     Args:
         models: The models, of which several may be the same.
         layers: The layers of each model.
-        data: The text.
-        measure: The settings of the batches. Any other `flatten` than "token", if it has one,
-            keeps rows of text whole.
-        runs: Where states are kept for other jobs until they are forgotten.
-        is_spread: Whether tokens are of beginnings of documents, as words are, so that little text
-            is of more of them.
+        data: The settings of the text.
+        measure: The settings of the batches. If it has a setting `flatten` with another value than
+            "token", rows of text are kept whole.
+        runs: Caches the states for other jobs.
+        is_spread: Whether only the beginnings of documents are read, so that the text comes from
+            more documents. Words are always read so.
 
     Raises:
         DataError: There is too little text, or settings of tokens are given for words.
@@ -788,10 +857,10 @@ def array_batches(
     fewest: int = 2,
     needed_by: str = "",
 ) -> StateBatches:
-    """Return batches of the states of n stimuli.
+    """Return batches of the states of n stimuli that are in memory.
 
-    Where a batch can hold all of them, there is one. Otherwise they are drawn, one by one, into
-    batches of about equal size. Each batch is a pool.
+    If a batch can hold all stimuli, there is one batch. Otherwise stimuli are drawn at random into
+    batches of about equal size. Each batch is a pool of its own.
 
     Args:
         sides: The layers of each model; a side that is there twice has one list.
@@ -825,8 +894,9 @@ def array_batches(
     group_numbers = numbered_by_part(groups)
 
     def pool(number: int) -> Iterator[StateBatch]:
+        """Yield the only batch of a pool, with the states of its stimuli in each model."""
         rows = rows_of_batches[number]
-        # By the device of the first layer of each side.
+        # The indices are copied to each device once; all layers of a side are on one device.
         rows_on_device: dict[torch.device, Tensor] = {}
         for side in distinct_sides.values():
             for layer in side[:1]:
@@ -842,18 +912,19 @@ def array_batches(
 
 
 def pool_tokens(batch_tokens: int, numbers_per_token: int, parameters: int) -> int:
-    """Return how many tokens models run over, at most, before these are drawn into batches.
+    """Return the most tokens of a pool: text over which models run before batches are drawn.
 
-    States of a pool take `POOL_BYTES` in float32, or a quarter of what the weights take, and more
-    where that is below `POOL_BATCHES` batches. A job ends between pools.
+    The states of a pool take at most `POOL_BYTES`, or a quarter of the memory of the weights if
+    that is more. But a pool has room for `POOL_BATCHES` batches in any case, within `POOL_TOKENS`
+    tokens, and for at least one batch.
 
     Args:
         batch_tokens: How many tokens a batch has.
-        numbers_per_token: How many numbers the states of a token are.
+        numbers_per_token: How many numbers the states of a token are, over all models and layers.
         parameters: How many weights are in memory.
     """
-    batch_bytes = 4 * batch_tokens * numbers_per_token
-    # A weight takes 4 bytes, so that a quarter of what weights take is a byte for each.
+    batch_bytes = 4 * batch_tokens * numbers_per_token  # float32
+    # A weight takes 4 bytes, so a quarter of the memory of the weights is one byte per weight.
     batches_in_memory = max(POOL_BYTES, parameters) // batch_bytes
     batches = min(
         POOL_TOKENS // batch_tokens, max(batches_in_memory, POOL_BATCHES), MOST_POOL_BATCHES

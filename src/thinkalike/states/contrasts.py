@@ -89,7 +89,10 @@ class Contrasts:
 
     @property
     def groups(self) -> Int[Tensor, " n"]:
-        """The number of each text's word, by which folds and resamples keep pairs together."""
+        """A number for the word of each text; texts with the same word have the same number.
+
+        Folds and resamples never separate pairs of one number.
+        """
         words = np.array([text.word for text in self.texts], dtype=object)
         return torch.from_numpy(pd.factorize(words)[0])
 
@@ -109,7 +112,10 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def continuations(
     contrasts: Contrasts, tokenizer: PreTrainedTokenizerBase, vocabulary: int
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
-    """Return which tokens are the `up` and the `down` of each pair.
+    """Return which next tokens are the continuations `up` and `down` of each pair of texts.
+
+    The feature in which the texts of a pair differ makes `up` likelier and `down` less likely.
+    Each is one token, or all tokens that end the current word.
 
     Args:
         contrasts: The pairs.
@@ -122,7 +128,10 @@ def continuations(
     boundary = boundary_tokens(tokenizer, vocabulary)
 
     def tokens_of(continuations: Sequence[str]) -> Bool[Tensor, "n v"]:
-        """Return which tokens are the continuation of each pair: one, or all boundaries."""
+        """Return which next tokens are the continuation of each pair.
+
+        It is a single token, or all tokens that end the word before if it is `BOUNDARY`.
+        """
         is_continuation = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
         for pair, continuation in enumerate(continuations):
             if continuation == BOUNDARY:
@@ -142,14 +151,14 @@ def continuations(
 
 
 def boundary_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Bool[Tensor, " v"]:
-    """Return which tokens do not continue the word before.
+    """Return which tokens do not continue the word before them, but end it.
 
-    These are white space, punctuation and special tokens, and tokens that begin with them. Logits
-    beyond the tokenizer's tokens count for no boundary.
+    They begin with white space, with punctuation or with the mark of a special token. Logits of a
+    model beyond the tokens of its tokenizer are none of them.
 
     Args:
         tokenizer: The tokenizer of a model.
-        vocabulary: For how many tokens the model has logits.
+        vocabulary: The number v of tokens for which the model has logits.
     """
     token_ids = list(range(min(len(tokenizer), vocabulary)))
     ends_word = []
@@ -164,10 +173,10 @@ def boundary_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Bool
 
 
 def kind_of_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """Return what a token is.
+    """Return the kind of a token as a word.
 
-    It is "special", "white space", "punctuation", a "number", a "word" (or the beginning of one),
-    or the "rest of a word".
+    It is "special", "white space", "punctuation", "number" (it begins with a digit), "word" (it
+    begins a word), or "rest of a word".
     """
     if token in tokenizer.all_special_ids:
         return "special"
@@ -187,16 +196,17 @@ def kind_of_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 def _next_token(
     contrasts: Contrasts, pair: int, word: str, tokenizer: PreTrainedTokenizerBase
 ) -> int:
-    """Return the id of the token that a continuation adds to the text of a pair.
+    """Return the id of the token that a continuation adds to both texts of a pair.
 
     Args:
-        contrasts: The pairs.
+        contrasts: The pairs of texts.
         pair: The index of the pair.
-        word: The continuation as it is written, with a space before it if it has one.
+        word: The continuation, with the space before it, if there is one.
         tokenizer: The tokenizer of a model.
 
     Raises:
-        DataError: It adds more or less than one token to the text or to the counterpart.
+        DataError: The continuation adds more or less than one token to one of the two texts, or
+            changes its other tokens.
     """
     next_token = -1
     for text in (contrasts.counterparts[pair].text, contrasts.texts[pair].text):
@@ -279,7 +289,7 @@ def grammar_contrasts(
 
 
 def _prompt(before: str, word: str, after: str) -> Prompt:
-    """Return a text that is put together of three, with the characters of the word."""
+    """Return the text `before + word + after` with the span of the word."""
     start = len(before)
     return Prompt(before + word + after, (start, start + len(word)))
 
@@ -287,13 +297,16 @@ def _prompt(before: str, word: str, after: str) -> Prompt:
 def _verb_endings(
     entries: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[_VerbEnding]:
-    """Yield the endings of the verbs whose forms a tokenizer tells apart by one token.
+    """Yield how a text can end before the token that tells "sing" from "sings", for each verb.
+
+    If "sings" is the tokens of "sing" and one more, the text ends in "sing". Otherwise, if each
+    form is a single token, the text ends before the verb. Other verbs are left out.
 
     Args:
-        entries: Verbs of the lexicon, which give an irregular past after a slash.
+        entries: Verbs of the lexicon; behind a slash stands an irregular past tense.
         tokenizer: The tokenizer of a model.
     """
-    # A verb is cut into tokens behind a word, as in a text.
+    # Verbs are tokenised behind another word, because their tokens include the space before them.
     subject_ids = ids_of(tokenizer, "the")
     for entry in entries:
         stem = entry.partition("/")[0]
@@ -310,9 +323,10 @@ def _verb_endings(
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
-    """Read pairs of texts from a .csv, .tsv or .parquet file.
+    """Read pairs of texts from a .csv, .tsv or .parquet file, a pair in each row.
 
-    Rows are counted from 1, below the header.
+    The column `counterpart_word`, which may be missing or empty, has the word of the counterpart
+    if it is another one. Rows in errors are counted from 1, below the header.
 
     Raises:
         DataError: The file cannot be read, a column is missing, a cell is empty, or a word does
@@ -334,12 +348,12 @@ def read_contrasts(path: str | Path) -> Contrasts:
 
 
 def prompt_with_word(location: str, text: str, word: str) -> Prompt:
-    """Return a text with the characters of a word of it.
+    """Return a text with the span of a word in it.
 
     Args:
         location: What errors call the text.
         text: The text.
-        word: The word.
+        word: The word to look for.
 
     Raises:
         DataError: The word does not occur exactly once, as a whole word.
@@ -373,7 +387,10 @@ class EncodedPrompts:
     """The next tokens that the feature makes less likely."""
 
     def batches(self) -> Iterator[tuple[slice, EncodedPrompts]]:
-        """Yield the rows of at most `TEXTS_PER_BATCH` texts, and these, cut to the longest."""
+        """Yield the texts in batches of `TEXTS_PER_BATCH`, each with the slice of its rows.
+
+        A batch is cut to the length of its longest text.
+        """
         for first in range(0, len(self.tokens), TEXTS_PER_BATCH):
             rows = slice(first, first + TEXTS_PER_BATCH)
             longest = int(self.ends[rows].max()) + 1
@@ -390,10 +407,11 @@ class EncodedPrompts:
 def encode_prompts(
     model: FrozenModel, contrasts: Contrasts
 ) -> tuple[EncodedPrompts, EncodedPrompts]:
-    """Return the texts of contrasts, and their counterparts, as a model reads them.
+    """Return the texts of contrasts, and their counterparts, as token ids of a model.
 
     Raises:
-        DataError: A continuation is not one token, or a word has no state of its own.
+        DataError: A continuation is not one token, or a token goes on beyond the word at which
+            states are read.
     """
     up, down = continuations(contrasts, model.tokenizer, model.vocabulary)
     texts = _encode_prompts(model, contrasts.texts, up, down)
@@ -412,7 +430,8 @@ def _encode_prompts(
         up, down: Which next tokens the feature makes likelier and less likely, (n, v).
 
     Raises:
-        DataError: A token of the model goes on beyond a word.
+        DataError: The last token of a word also holds letters after it, so that the state at this
+            token is not that of the word alone.
     """
     bos = model.tokenizer.bos_token_id
     prefix = []
@@ -452,14 +471,17 @@ def gap(
 ) -> Float[Tensor, " n"]:
     """Return log P(up) - log P(down) for the token after each text, in nats.
 
+    `up` and `down` are sets of next tokens that a feature of the text makes likelier and less
+    likely.
+
     Args:
-        model: The model.
+        model: The model, whose final norm and unembedding are applied.
         state: The states after the last block.
         texts: The n texts.
     """
     rows = torch.arange(len(state))
     logits = model.finish(state[rows, texts.ends]).double().cpu()  # (n, v)
-    # The normaliser of the softmax is the same for both, and cancels.
+    # log P(set) = logsumexp of its logits - log Z; log Z cancels in the difference.
     up = logits.masked_fill(~texts.up, -torch.inf).logsumexp(1)
     down = logits.masked_fill(~texts.down, -torch.inf).logsumexp(1)
     return up - down
@@ -467,7 +489,11 @@ def gap(
 
 @torch.no_grad()
 def gaps(model: FrozenModel, texts: EncodedPrompts) -> Float[Tensor, " n"]:
-    """Return log P(up) - log P(down) for the token after each text, in nats."""
+    """Run a model and return log P(up) - log P(down) for the token after each text, in nats.
+
+    `up` and `down` are sets of next tokens that a feature of the text makes likelier and less
+    likely.
+    """
     last_block = model.n_layers - 1
     batches = []
     for _, batch in texts.batches():

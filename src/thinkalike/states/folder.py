@@ -61,7 +61,10 @@ SAME_TEXT = "write states of the same rows by thinkalike.write_states(..., texts
 
 
 def layer_of(hook: str, blocks: int) -> Layer:
-    """Return the layer of a hook point of TransformerLens.
+    """Return the layer of a hook point of TransformerLens in a model with this many blocks.
+
+    The residual stream after a block is the number of the block, and what enters block 0 is EMBED;
+    any other place is a `Place`.
 
     >>> layer_of("blocks.2.hook_resid_post", 3), layer_of("blocks.0.hook_resid_pre", 3)
     (2, 'embed')
@@ -84,7 +87,10 @@ def layer_of(hook: str, blocks: int) -> Layer:
 
 
 def hook_of(layer: Layer) -> str:
-    """Return the hook point of TransformerLens that a layer is.
+    """Return the name of TransformerLens's hook point at a layer.
+
+    Raises:
+        ValueError: TransformerLens has none there.
 
     >>> hook_of(2), hook_of(EMBED), hook_of(Place("mlp_out", 0))
     ('blocks.2.hook_resid_post', 'blocks.0.hook_resid_pre', 'blocks.0.hook_mlp_out')
@@ -151,6 +157,12 @@ class StateFolder:
     context = CONTEXT
 
     def __init__(self, config: ModelConfig, name: str | None = None):
+        """Read the index and the token ids of the folder, but no states yet.
+
+        Args:
+            config: The path of the folder, and the settings of a model that folders have.
+            name: What tables call the folder; None: its own name.
+        """
         _check_folder_settings(config)
         self.folder = Path(str(config.path))
         self.name = name or self.folder.resolve().name
@@ -179,7 +191,11 @@ class StateFolder:
         return [layer for layer in self._hooks if isinstance(layer, int) or layer == EMBED]
 
     def _stream_width(self) -> int:
-        """Return the width of the residual stream; without states of it, the largest width."""
+        """Return the width of the residual stream, or the largest width if no states are of it.
+
+        Raises:
+            DataError: States of the stream have different widths.
+        """
         widths = {self.width(layer) for layer in self._stream_layers()}
         if len(widths) > 1:
             raise DataError(
@@ -194,7 +210,11 @@ class StateFolder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the index names; its fingerprint must be that of the index."""
+        """The tokenizer that cut the text; None if the files have no token ids or name none.
+
+        Raises:
+            DataError: The tokenizer that the index names is not the one that cut the text.
+        """
         if not self.index.tokenizer or not self.rows.has_token_ids:
             return None
         tokenizer: Tokenizer = load_tokenizer(self.index.tokenizer, beside=self.folder)
@@ -210,7 +230,11 @@ class StateFolder:
 
     @property
     def ids_fingerprint(self) -> str:
-        """A digest of all that decides which token ids a text becomes, as far as it is known."""
+        """A digest of everything that decides which token ids a text becomes.
+
+        If the tokenizer is not known, or the files have no token ids, a fixed word takes its
+        place.
+        """
         if not self.rows.has_token_ids:
             return NO_TOKEN_IDS
         if self.index.tokenizer_fingerprint:
@@ -226,7 +250,11 @@ class StateFolder:
 
     @property
     def layers(self) -> Sequence[int]:
-        """The blocks at which there are states of all sites that are set."""
+        """The numbers of the blocks that have states of all sites in the setting `site`.
+
+        Sites outside of blocks, such as the final norm, do not count. If all are such sites, there
+        are no layers.
+        """
         blocks_of_sites = []
         for site in self._sites:
             if site not in SITES_OUTSIDE_BLOCKS:
@@ -237,10 +265,12 @@ class StateFolder:
         return sorted(set.intersection(*blocks_of_sites))
 
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
-        """Return the hook points of the sites that are set in these blocks, in order of depth.
+        """Return the hook points in these blocks of the sites in the setting `site`.
+
+        They are in order of depth. Sites outside of blocks are included whatever the blocks are.
 
         Raises:
-            ConfigError: No hook point is at a site that is set.
+            ConfigError: The folder has no hook point of a site in the setting.
             DataError: A block has no states at such a site.
         """
         blocks = list(layers)
@@ -275,7 +305,7 @@ class StateFolder:
         """Raise nothing: rows are as long as they were written."""
 
     def check_layers(self, layers: Iterable[Layer]) -> None:
-        """Raise a DataError if there are no states of one of these layers."""
+        """Raise a DataError if the folder has no states of one of these layers."""
         for layer in layers:
             if layer not in self._hooks:
                 hooks = listed(list(self.index.hooks))
@@ -286,7 +316,7 @@ class StateFolder:
         return self.index.digest[:16]
 
     def describe(self) -> dict[str, str]:
-        """Return what the provenance of a result says of the folder."""
+        """Return what a result stores about the folder, for its provenance."""
         return {
             "name": self.name,
             "family": "states",
@@ -301,10 +331,10 @@ class StateFolder:
     # Text and states
 
     def text(self, row: int) -> str:
-        """Return the text of a row: what was written with it, or what its tokens stand for.
+        """Return the text of a row: the one stored with it, or else its decoded tokens.
 
         Raises:
-            DataError: No text was written, and the tokenizer is not known.
+            DataError: No text is stored, and the tokenizer is not known.
         """
         written = self.rows.rows[row].text
         if written is not None:
@@ -317,15 +347,16 @@ class StateFolder:
         )
 
     def _what_lacks_a_tokenizer(self) -> str:
-        """Return why no tokenizer is known, with the remedy."""
+        """Return the part of an error that says why no tokenizer is known, and the remedy."""
         if not self.rows.has_token_ids:
             return "its files have no token_ids: write them into the files, too"
         return f"{INDEX} names no tokenizer: add that of {self.index.model}"
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the token ids of a text and the characters of each, (first, one past the last).
+        """Return the token ids of a text and the span of each, (first, one past the last).
 
-        If a row has this text, they are those of the row.
+        If a row has this text, its stored token ids are returned, also if the tokenizer would cut
+        the text differently.
 
         Raises:
             DataError: The tokenizer is not known.
@@ -337,7 +368,7 @@ class StateFolder:
             )
         if row is None:
             return encoded_text(self.tokenizer, text, self.bos_each_row)
-        # The row may have been written with BOS or without it, whatever the index says.
+        # Try both, because the index may be wrong about whether rows begin with BOS.
         ids = self.rows.token_ids(row).tolist()
         for bos_each_row in (self.bos_each_row, not self.bos_each_row):
             tokens, offsets = encoded_text(self.tokenizer, text, bos_each_row)
@@ -351,11 +382,11 @@ class StateFolder:
         layers: Sequence[Layer],
         mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states of rows of tokens that were written, and 0 where the mask has padding.
+        """Return the stored states of rows of tokens at some layers; they are 0 at padding.
 
         Args:
             tokens: Token ids; each row, without its padding, must be a row of the folder.
-            layers: The layers, in the order of the result; one may come twice.
+            layers: The layers, in the order of the result; one may come several times.
             mask: 1 for tokens and 0 for padding on the right; None: there is no padding.
 
         Raises:
@@ -379,10 +410,10 @@ class StateFolder:
         return [by_layer[layer] for layer in layers]
 
     def row_of(self, ids: Int[Tensor, " t"]) -> int:
-        """Return the number of the row that has these tokens.
+        """Return the number of the first row that consists of these tokens.
 
         Raises:
-            DataError: No row has them.
+            DataError: There is no such row.
         """
         row = self._row_of_ids.get(_digest_of_ids(ids))
         if row is None:
@@ -391,29 +422,29 @@ class StateFolder:
         return row
 
     def has_row(self, ids: Int[Tensor, " t"]) -> bool:
-        """Return whether a row has these tokens."""
+        """Return whether a row of the folder consists of these tokens."""
         return _digest_of_ids(ids) in self._row_of_ids
 
     def written_tokens(self, ids: Int[Tensor, " t"]) -> str:
-        """Return what messages call some tokens: their text, or their ids without a tokenizer."""
+        """Return what messages call some tokens: their text, or the first ids if it is unknown."""
         if self.tokenizer is None:
             return f"the tokens {ids[:8].tolist()}"
         return repr(self.tokenizer.decode(ids.tolist()))
 
     def drawn_rows(self, tokens: int) -> Int[Tensor, " r"]:
-        """Draw rows at random until they have so many tokens, or all rows.
+        """Draw rows at random until they have at least so many tokens together, or all rows.
 
         Returns:
-            The numbers of the rows, in order.
+            The numbers of the drawn rows, in ascending order.
         """
         order = torch.randperm(len(self.rows), generator=seeded(0))
         lengths = torch.tensor([self.rows.rows[row].length for row in order.tolist()])
-        # The rows that are too few together, and the one that completes them.
+        # The rows whose tokens are too few together, and one more that completes them.
         row_count = int((lengths.cumsum(0) < tokens).sum()) + 1
         return order[:row_count].sort().values
 
     def token_rows(self, row_numbers: Int[Tensor, " r"]) -> PaddedRows:
-        """Return the tokens and the documents of some rows."""
+        """Return the token ids of some rows, padded on the right, and the document of each row."""
         rows = row_numbers.tolist()
         longest = max(self.rows.rows[row].length for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -426,16 +457,18 @@ class StateFolder:
         return PaddedRows(tokens, is_token, documents)
 
     def sampled_vocabulary(self) -> Int[Tensor, " sample"]:
-        """Return some known tokens that stand for the whole vocabulary."""
+        """Return a sample of the vocabulary: tokens whose embeddings are known."""
         return self._embedding.sample
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
         """Return what enters block 0 for each of these tokens, or an estimate of it.
 
+        It is estimated if the folder has no file with the embedding.
+
         Raises:
-            DataError: A token is not known.
+            DataError: Nothing is stored about a token.
         """
-        embedded_tokens = self._embedding.tokens  # in rising order
+        embedded_tokens = self._embedding.tokens  # in ascending order
         indices = torch.searchsorted(embedded_tokens, vocabulary)
         indices = indices.clamp(max=len(embedded_tokens) - 1)
         missing = vocabulary[embedded_tokens[indices] != vocabulary]
@@ -448,23 +481,23 @@ class StateFolder:
 
     @cached_property
     def _embedding(self) -> _Embedding:
-        """The embedding that was written, or an estimate of it."""
+        """The stored embedding, or an estimate if none is stored, with a sample of its tokens."""
         stored = self.rows.embedding()
         if stored is None:
             return self._estimated_embedding()
         tokens, vectors = stored
         order = tokens.argsort()
-        # The tokens that a model of this vocabulary samples, unless one of them is not known.
+        # The sample that the model itself would take, unless the embedding of one is not stored.
         sample = sampled_tokens(self.vocabulary)
         if not torch.isin(sample, tokens).all():
             sample = tokens
         return _Embedding(tokens[order], vectors[order].to(self.dtype), sample)
 
     def _estimated_embedding(self) -> _Embedding:
-        """Return the mean of each token's states at the first layer that there is.
+        """Return the mean of each token's states at the first layer that is stored.
 
-        Before block 0 this is the embedding itself, or with that of positions; later it is an
-        estimate.
+        If that is before block 0, the mean is the embedding itself, or the sum with the mean
+        embedding of the token's positions. At a later layer it is an estimate.
         """
         layer = self._first_layer()
         all_tokens = []
@@ -482,15 +515,15 @@ class StateFolder:
         return _Embedding(tokens, means, tokens)
 
     def _first_layer(self) -> Layer:
-        """Return the layer of the embedding, if it has states, or else the first of the stream.
+        """Return the layer of the embedding, or else the first stored layer of the stream.
 
-        A warning says so in the second case.
+        A warning says that the embedding is only estimated in the second case.
 
         Raises:
-            DataError: There are no states of the stream.
+            DataError: No states of the residual stream are stored.
         """
-        beginnings: list[Layer] = [Place("embed", -1), EMBED]
-        for layer in beginnings:
+        layers_of_embedding: list[Layer] = [Place("embed", -1), EMBED]
+        for layer in layers_of_embedding:
             if layer in self._hooks:
                 return layer
         first: Layer = min(self._stream_layers(), key=_depth_of, default=0)
@@ -503,7 +536,7 @@ class StateFolder:
 
     @cached_property
     def _row_of_ids(self) -> dict[bytes, int]:
-        """The first row that has the tokens of a digest."""
+        """The first row with certain tokens, by the digest of its token ids."""
         rows: dict[bytes, int] = {}
         for row in range(len(self.rows)):
             token_ids = torch.from_numpy(self.rows.token_ids(row))
@@ -512,7 +545,7 @@ class StateFolder:
 
     @cached_property
     def _row_of_text(self) -> dict[str, int]:
-        """The first row that has a text; none, if texts are not known."""
+        """The first row with a certain text, by the text; empty if texts are not known."""
         rows: dict[str, int] = {}
         has_texts = all(row.text is not None for row in self.rows.rows)
         if self.tokenizer is not None or has_texts:
@@ -521,7 +554,10 @@ class StateFolder:
         return rows
 
     def _site(self, layer: Layer) -> str:
-        """Return the name of the site that a layer is, such as "resid_post" for a number."""
+        """Return the name of a layer's site within a block, such as "mlp_out".
+
+        The number of a block stands for "resid_post", the stream after it.
+        """
         if layer == EMBED:
             return "resid_pre"
         if isinstance(layer, Place):
@@ -530,15 +566,18 @@ class StateFolder:
 
 
 def _layer_at(site: str, block: int) -> Layer:
-    """Return the layer of a site of a block; what enters block 0 is the embedding."""
+    """Return the layer of a site in a block; "resid_pre" of block 0 is the embedding."""
     if site == "resid_pre" and block == 0:
         return EMBED
     return Place(site, block)
 
 
 def _check_folder_settings(config: ModelConfig) -> None:
-    """Refuse settings of a model that have no effect on states that are written already."""
-    schema = type(config)  # that of installed packages, which add settings
+    """Raise a ConfigError for settings of a model that have no effect on stored states.
+
+    Settings with their default value are allowed.
+    """
+    schema = type(config)  # installed packages may have added settings
     defaults = vars(schema(name=config.name, path=config.path)) | {"bos": None, "corpus": None}
     for setting in fields(schema):
         if setting.name in SETTINGS_OF_FOLDERS:
@@ -552,27 +591,28 @@ def _check_folder_settings(config: ModelConfig) -> None:
 
 
 def _depth_of(layer: Layer) -> int:
-    """Return the block of a layer; -1 for what enters block 0."""
+    """Return the number of a layer's block, for sorting; -1 for what enters block 0."""
     if layer == EMBED:
         return -1
     return int(layer)
 
 
 def _digest_of_ids(ids: Int[Tensor, " t"]) -> bytes:
-    """Return 16 bytes by which a row of token ids is found, whatever its dtype and device."""
+    """Return a hash of a row of token ids, 16 bytes, which does not depend on its dtype."""
     return hashlib.blake2b(ids.long().cpu().numpy().tobytes(), digest_size=16).digest()
 
 
 def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
-    """Return the characters of each token of a row that its tokenizer would cut differently.
+    """Return the span of each token in a text, found by decoding more and more tokens.
 
-    A token ends where the text of all tokens up to it ends, as far as it is the row's text. A
-    token may hold a part of a character, which then belongs to the last of its tokens.
+    It is for tokens that the tokenizer, given the text, would not return itself. A token ends
+    where the decoded text of all tokens up to it no longer agrees with `text`. If several tokens
+    are parts of one character, the character belongs to the last of them.
 
     Args:
-        tokenizer: The tokenizer.
-        ids: The token ids of the row.
-        text: Its text.
+        tokenizer: The tokenizer that decodes.
+        ids: The token ids of the text.
+        text: The text.
     """
     offsets: list[Span] = []
     previous_end = 0
@@ -587,7 +627,7 @@ def offsets_of(tokenizer: Tokenizer, ids: list[int], text: str) -> list[Span]:
 
 
 def _common_prefix_length(first: str, second: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
+    """Return the number of characters at the beginning of two texts that are equal."""
     length = 0
     for first_character, second_character in zip(first, second, strict=False):
         if first_character != second_character:
@@ -597,13 +637,13 @@ def _common_prefix_length(first: str, second: str) -> int:
 
 
 def folder_of_rows(data: DataConfig, models: Sequence[TextReader]) -> StateFolder:
-    """Return the folder whose rows of text are read; it may be one of the models.
+    """Return the folder of states whose text is read; if it is one of the models, that object.
 
-    Warnings say what the folder does not know of its rows.
+    Warnings say if the folder does not tell the documents or the token ids of its rows.
 
     Args:
-        data: The text, whose source is "states".
-        models: What reads the rows.
+        data: The settings of the text, whose source is "states".
+        models: The models and folders of states that are compared.
 
     Raises:
         DataError: The folder is damaged.
@@ -632,8 +672,14 @@ def folder_of_rows(data: DataConfig, models: Sequence[TextReader]) -> StateFolde
 def check_reads_rows(model: StateSource, folder: StateFolder, rows: PaddedRows) -> None:
     """Check that a model can read rows of a folder, or that another folder has their states.
 
+    Args:
+        model: The model or folder to check.
+        folder: The folder that the rows are from.
+        rows: The rows.
+
     Raises:
-        DataError: It cannot, or a row has no states.
+        DataError: The model's vocabulary or context is too small, or the other folder lacks the
+            states of a row.
     """
     if model is folder:
         return
@@ -659,12 +705,12 @@ def _check_has_rows(model: StateFolder, folder: StateFolder, rows: PaddedRows) -
     """Check that a folder has the states of rows of another folder.
 
     Args:
-        model: The folder that must have them.
-        folder: The folder that has the rows.
+        model: The folder that should have the states.
+        folder: The folder that the rows are from.
         rows: The rows.
 
     Raises:
-        DataError: A row has no states.
+        DataError: The states of a row are missing.
     """
     lengths = rows.is_token.sum(1).tolist()
     missing = []
@@ -681,11 +727,11 @@ def _check_has_rows(model: StateFolder, folder: StateFolder, rows: PaddedRows) -
 
 
 def load_source(config: ModelConfig, name: str | None = None) -> StateSource:
-    """Return the model of a configuration, or the folder of states that its path is.
+    """Load a model, or open the folder of stored states if the path of the configuration is one.
 
     Args:
-        config: The configuration.
-        name: What tables call it; None: its label, or the name of the folder.
+        config: The configuration of the model or folder.
+        name: What tables call it; None: the label of the model, or the name of the folder.
     """
     if holds_states(config.path):
         return StateFolder(config, name)

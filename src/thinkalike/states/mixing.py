@@ -56,6 +56,7 @@ class TokenMixing:
     """
 
     def __init__(self, model: StateSource, seed: int = 0):
+        """Take over what says how the model reads text; no weights are drawn yet."""
         self.name = model.name
         self.tokenizer = model.tokenizer
         self.context = model.context
@@ -68,39 +69,46 @@ class TokenMixing:
 
     @cached_property
     def _centre_and_size(self) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
-        """The mean embedding, and the root mean square length of embeddings less this mean.
+        """The mean embedding, and the root mean square norm of embeddings after centring.
 
-        They are of a sample of the vocabulary, which is embedded when they are first needed,
-        because positions need none.
+        Both are of a sample of the vocabulary.
         """
         embedding = self._first_tokens(self._model.sampled_vocabulary())
         mean = embedding.mean(0)
         return mean, (embedding - mean).square().sum(1).mean().sqrt()
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the token ids of a text as the model reads it, and the characters of each."""
+        """Return the token ids of a text as the model reads it, and the span of each token."""
         return self._model.encoded(text)
 
     def residuals(
         self, tokens: Int[Tensor, "b t"], layers: Sequence[str], mask: Tensor | None = None
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states of these layers; padding after a row does not change them."""
-        # Positions need the shape of the rows alone, and no embedding.
+        """Return the states of rows of tokens at some layers, which are ways of mixing tokens.
+
+        Padding on the right does not change the states of tokens, which depend on earlier ones.
+
+        Args:
+            tokens: Token ids.
+            layers: Names of layers, such as `POSITION` or "bag .5".
+            mask: 1 for tokens and 0 for padding; None: there is no padding.
+        """
+        # Positions need only the shape of the rows; no token is embedded for them.
         if list(layers) == [POSITION]:
             return [self._mixed(POSITION, tokens[..., None].float())]
         if mask is not None:
-            # Padding gets the first token of its row, as the embedding of its own may not be
-            # known.
+            # The embedding of a padding token may not be known; it is replaced by the first token
+            # of its row.
             tokens = torch.where(mask.bool().cpu(), tokens, tokens[:, :1])
         embedded = self._embedded(tokens)
         return [self._mixed(layer, embedded) for layer in layers]
 
     def _mixed(self, layer: str, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t _"]:
-        """Return the states of a layer, given embeddings less their mean.
+        """Return the states of a layer, a way of mixing the tokens read so far.
 
         Args:
-            layer: The name of the layer.
-            rows: The embeddings of the tokens of b rows of t.
+            layer: The name of the layer, such as "recurrent".
+            rows: The centred embeddings of the tokens of b rows of t.
         """
         positions = torch.arange(rows.shape[1])[:, None]
         if layer == POSITION:
@@ -114,24 +122,24 @@ class TokenMixing:
         return bag(rows, DECAYS[layer])
 
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        """Return the embedding of each token less the mean, as for the first token of a row."""
+        """Return the centred embedding of each token, as if it were the first of its row."""
         # Each distinct token is embedded once.
         vocabulary, indices = tokens.unique(return_inverse=True)
         mean, _ = self._centre_and_size
         return (self._first_tokens(vocabulary) - mean)[indices]
 
     def _first_tokens(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        """Return what enters block 0 for each token as the first of a row."""
+        """Return what enters block 0 for each token if it is the first of its row."""
         return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the states of a random recurrent network that reads the embeddings of a row."""
+        """Return the states h_t = tanh(h_(t-1) W + e_t U + b) with random W, U and b."""
         width = self.d_model
         generator = seeded(self._seed)
         # The spectral radius of a random matrix of independent normal entries is about √width.
         recurrent_weight = torch.randn(width, width, generator=generator)
         recurrent_weight = recurrent_weight * SPECTRAL_RADIUS / width**0.5
-        # Inputs have a variance of about 1, whatever the size of embeddings.
+        # Dividing by the root mean square norm of embeddings gives inputs a variance of about 1.
         _, embedding_size = self._centre_and_size
         input_weight = torch.randn(width, width, generator=generator) / embedding_size
         bias = torch.randn(width, generator=generator)
@@ -144,18 +152,24 @@ class TokenMixing:
         return torch.stack(states, 1)
 
     def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return products of random projections of each token and the token before it."""
+        """Return the elementwise product of random projections of each token and the one before.
+
+        The first token of a row has none before it, and its states are 0.
+        """
         width = self.d_model
         generator = seeded(self._seed + 1)  # other weights than those of the recurrent network
         token_weight = torch.randn(width, width, generator=generator)
         previous_weight = torch.randn(width, width, generator=generator)
-        # The token before each, with zeros before the first one.
+        # Shifted by one position, with zeros before the first token.
         previous = torch.nn.functional.pad(rows, (0, 0, 1, 0))[:, :-1]
         return (rows @ token_weight) * (previous @ previous_weight)
 
 
 def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t d"]:
-    """Return Σ decay^(t - s) row_s over all s ≤ t, or the mean of these if decay is None."""
+    """Return, at each position t, Σ decay^(t - s) e_s over all s ≤ t, with e_s those of a row.
+
+    If decay is None, it is the mean of the e_s over all s ≤ t.
+    """
     if decay is None:
         lengths = torch.arange(1, rows.shape[1] + 1)[:, None]
         return rows.cumsum(1) / lengths

@@ -53,7 +53,7 @@ class Pieces:
         return sum(len(spans) for spans in self.words)
 
     def written_words(self) -> list[str]:
-        """Return all words as they are written, text by text."""
+        """Return the words of all texts as strings, in the order of the texts."""
         written = []
         for text, spans in zip(self.texts, self.words, strict=True):
             written += [text[start:stop] for start, stop in spans]
@@ -61,12 +61,12 @@ class Pieces:
 
     @property
     def forms(self) -> Int[Tensor, " words"]:
-        """A number for the form of each word; words that are written alike have one number."""
+        """A number for each word, in the order of the texts; equal words have equal numbers."""
         number_of_form: dict[str, int] = {}
-        numbers = []
+        form_numbers = []
         for word in self.written_words():
-            numbers.append(number_of_form.setdefault(word, len(number_of_form)))
-        return torch.tensor(numbers)
+            form_numbers.append(number_of_form.setdefault(word, len(number_of_form)))
+        return torch.tensor(form_numbers)
 
     @property
     def owners(self) -> Int[Tensor, " words"]:
@@ -75,7 +75,7 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(counts)
 
     def select(self, indices: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the texts, in the order of the indices, without what is left out."""
+        """Return some of the texts, in the order of the indices, with an empty `left_out`."""
         selected = indices.tolist()
         return Pieces(
             [self.texts[index] for index in selected],
@@ -101,13 +101,14 @@ class _EncodedText(NamedTuple):
 
 
 def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
-    """Return the first texts in pieces that fit into all models.
+    """Cut texts into pieces that fit into the context of each model, until there are enough words.
 
-    Words beyond which a token of some model goes on are left out, see `has_own_state`.
+    Words whose last token, in some model, also holds letters after the word are left out, because
+    their state is not theirs alone. Pieces without other words are dropped.
 
     Args:
-        texts: Documents.
-        models: What reads the pieces.
+        texts: Documents. Those of one group count as one document.
+        models: The models that read the pieces.
         words: How many words the pieces have at least, if the texts have so many.
 
     Raises:
@@ -142,14 +143,14 @@ def _pieces_of_text(text: str, models: Sequence[TextReader]) -> Iterator[_Piece]
 def _fitting_pieces(
     text: str, spans: list[Span], models: Sequence[TextReader]
 ) -> Iterator[_Piece]:
-    """Yield the part of a text that has these words.
+    """Yield the part of a text that has these words, in pieces that fit into each model's context.
 
-    It comes in halves, and halves of these, if it does not fit into all models.
+    A part that is too long is halved, as often as needed.
 
     Args:
         text: The text.
-        spans: The characters of the words, of which there is at least one.
-        models: What reads the pieces.
+        spans: The span of each word; there is at least one.
+        models: The models that read the pieces.
 
     Raises:
         DataError: A single word does not fit into a model.
@@ -179,7 +180,7 @@ def _fitting_pieces(
 
 
 def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
-    """Return a text as each model reads it, in the order of the models."""
+    """Return the tokens of a text and their spans for each model, in the order of the models."""
     encodings = []
     for model in models:
         tokens, offsets = model.encoded(text)
@@ -188,21 +189,24 @@ def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
 
 
 def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedText]) -> _Piece:
-    """Return a text with those of its words that have a state of their own in all models.
+    """Return a text with its words divided into those to compare and those to leave out.
+
+    A word is left out if, in some model, its last token also holds letters after the word: the
+    state at this token is then not that of the word alone.
 
     Args:
         text: The text.
-        words: The characters of each of its words.
-        encodings: The text as each model reads it.
+        words: The span of each of its words.
+        encodings: The tokens of the text in each model.
     """
-    has_own_state_so_far = [True] * len(words)
+    has_state_in_all = [True] * len(words)
     for encoding in encodings:
-        in_model = has_own_state(text, words, encoding.offsets, encoding.model.name)
-        pairs = zip(has_own_state_so_far, in_model, strict=True)
-        has_own_state_so_far = [before and in_this_one for before, in_this_one in pairs]
+        has_state_in_model = has_own_state(text, words, encoding.offsets, encoding.model.name)
+        for index, has_state in enumerate(has_state_in_model):
+            has_state_in_all[index] &= has_state
     words_with_state = []
     left_out = []
-    for (start, stop), has_state in zip(words, has_own_state_so_far, strict=True):
+    for (start, stop), has_state in zip(words, has_state_in_all, strict=True):
         if has_state:
             words_with_state.append((start, stop))
         else:
@@ -211,14 +215,14 @@ def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedT
 
 
 def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int) -> Pieces:
-    """Return rows of a folder of states as pieces of text.
+    """Draw rows of text from a folder of stored states, and return each row as a piece.
 
-    A row is a piece as it is, since there are no states of a part of it.
+    Rows are not cut, because the states of a part of a row are not stored.
 
     Args:
         folder: The folder of states.
-        models: What reads the rows.
-        words: Rows are drawn until they have so many words, or all rows are.
+        models: The models and folders that read the rows.
+        words: Rows are drawn until they have so many words, or until none is left.
 
     Raises:
         DataError: A row is longer than the context of a model.
@@ -246,13 +250,13 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
             row_numbers.append(row)
         if pieces.count >= words:
             break
-    # Rows were drawn at random, and come in the order of the folder.
+    # The rows were drawn at random. Return them in the order of the folder.
     order_of_rows = torch.tensor(row_numbers, dtype=torch.long).argsort()
     return replace(pieces.select(order_of_rows), left_out=pieces.left_out)
 
 
 def held_out_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the documents of the report of a job that fits nothing, without copies."""
+    """Yield the documents for the evaluation of a job that fits nothing, without copies."""
     for text, is_for_report in DocumentSplit(config, is_fitted=False):
         if is_for_report:
             yield text
@@ -261,12 +265,13 @@ def held_out_texts(config: DataConfig) -> Iterator[str]:
 def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
     """Return pieces of held-out text, drawn at random.
 
-    They are drawn from `TIMES_AS_MUCH_TEXT`, so that they are of more documents. Of documents the
-    first `MOST_DOCUMENT_BYTES` are read, as long as there are enough of them.
+    They are drawn from `TIMES_AS_MUCH_TEXT` times as many words as are needed, and at first only
+    from the first `MOST_DOCUMENT_BYTES` of each document, so that they come from many documents.
+    Whole documents are read if their beginnings have too few words.
 
     Args:
-        data: The text.
-        models: What reads the pieces.
+        data: The settings of the text.
+        models: The models that read the pieces.
         words: How many words the pieces have at least, if the text has so many.
 
     Raises:
@@ -285,13 +290,18 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
 
     order = torch.randperm(len(pieces.texts), generator=seeded(0))
     counts = torch.tensor([len(pieces.words[index]) for index in order])
-    # The pieces that are too few together, and the one that completes them.
+    # The pieces whose words are too few together, and one more that completes them.
     piece_count = int((counts.cumsum(0) < words).sum()) + 1
     return pieces.select(order[:piece_count].sort().values)
 
 
 def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]) -> None:
-    """Log which words are single characters, and how many are left out.
+    """Warn if words are single characters of scripts without spaces, or if words are left out.
+
+    Args:
+        pieces: The pieces of text.
+        data: The settings of the text, for its name.
+        models: The models that read it, for their names.
 
     Raises:
         DataError: All words are left out.
@@ -323,12 +333,11 @@ def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]
 
 
 def percentage(count: int, total: int) -> str:
-    """Return a share in percent, such as "12 %", with one significant digit if it is below 10.
+    """Return count / total in percent, such as "12 %".
 
-    Args:
-        count: The part.
-        total: The whole, which is not 0.
+    It has no decimals from 10 % on, and one significant digit below. `total` must not be 0.
     """
     percent = 100 * count / total
-    digits = ".1g" if percent < 9.5 else ".0f"
-    return f"{percent:{digits}} %"
+    # From 9.5 on, one significant digit would round to 1e+01.
+    format_spec = ".1g" if percent < 9.5 else ".0f"
+    return f"{percent:{format_spec}} %"

@@ -74,9 +74,11 @@ class WordReader(TextReader, Protocol[AnyLayer]):
         layers: Sequence[AnyLayer],
         mask: Int[Tensor, "b t"] | None = None,
     ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states of rows of tokens at some layers.
+        """Return the states of rows of tokens at some layers, in the order of `layers`.
 
         Args:
+            tokens: Token ids.
+            layers: The layers; their states may have different widths.
             mask: 1 for tokens and 0 for padding; None: there is no padding.
         """
 
@@ -155,16 +157,16 @@ class Reader:
     bos_each_row: bool
 
     def encoded(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the token ids of a text that is read alone, and the characters of each."""
+        """Return the token ids of a text that is read alone, and the span of each in the text."""
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
 
 def with_weights(sources: Sequence[StateSource], purpose: str) -> list[FrozenModel]:
-    """Return sources that are all models.
+    """Return the same sources, after a check that each is a model and no folder of stored states.
 
     Args:
         sources: Models, or folders of states.
-        purpose: What errors say the weights are needed for.
+        purpose: The part of the error that says what the weights are needed for.
 
     Raises:
         DataError: A source is a folder of states.
@@ -181,7 +183,7 @@ def with_weights(sources: Sequence[StateSource], purpose: str) -> list[FrozenMod
 
 
 def reader_of(source: StateSource) -> Reader:
-    """Return what decides which tokens of a text a source reads, without its weights.
+    """Return the tokenizer and context of a source without its weights, as a reader of text.
 
     Raises:
         DataError: The source has no tokenizer.
@@ -194,9 +196,9 @@ def reader_of(source: StateSource) -> Reader:
 def pairs_of_sources(
     count: int, source: StateSource, target: StateSource
 ) -> list[tuple[int, int]]:
-    """Return at most `count` pairs of layers of about equal relative depth.
+    """Return at most `count` pairs (source layer, target layer) of about equal relative depth.
 
-    They are among the layers at which there are states, and run from the first to the last.
+    They are evenly spaced from the first to the last of the layers that have states.
     """
     source_depths = _relative_depths(source)
     target_depths = _relative_depths(target)
@@ -215,15 +217,15 @@ def _relative_depths(source: StateSource) -> list[float]:
 def closest_pairs(
     count: int, source: Sequence[float], target: Sequence[float]
 ) -> list[tuple[int, int]]:
-    """Return pairs of indices of two lists of depths.
+    """Return pairs of indices of two lists of depths, such that the depths are close.
 
-    Some depths of the shorter list, evenly spaced, are paired with the closest one of the longer
-    list. There are `count` of them, or as many as the shorter list has.
+    `count` evenly spaced elements of the shorter list, or all if it has fewer, are each paired
+    with the closest depth of the longer list.
 
     >>> closest_pairs(2, [0.0, 0.5, 1.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     [(0, 0), (2, 5)]
     """
-    # The source must have the shorter list.
+    # The rest assumes that the source's list is not the longer one.
     if len(target) < len(source):
         swapped = closest_pairs(count, target, source)
         return [(source_index, target_index) for target_index, source_index in swapped]

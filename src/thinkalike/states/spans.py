@@ -11,19 +11,19 @@ from thinkalike.errors import DataError
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:
     """Return, for each word, the index of the last token that holds a character of it.
 
-    A normaliser may leave the last character out of all offsets, such as an accent that it
-    composes or strips. The whole word has then been read with the last token that holds any of it.
+    The last characters of a word may be in no token, such as an accent that the tokenizer's
+    normaliser removes. The last token that holds any character of the word counts.
 
     Args:
         text: A text.
-        words: The characters of each word.
-        offsets: The characters of each token.
+        words: The span of each word in the text.
+        offsets: The span of each token in the text.
         name: What errors call the model.
 
     Raises:
         DataError: No token holds a word.
     """
-    # Several tokens may hold a part of a character: the last of them counts.
+    # If several tokens hold parts of one character, the last of them counts.
     token_of_character: dict[int, int] = {}
     for token, (start, stop) in enumerate(offsets):
         for character in range(start, stop):
@@ -50,9 +50,10 @@ def first_tokens(
 
     Args:
         text: A text.
-        words: The characters of each word; some token holds each word.
-        offsets: The characters of each token.
-        token: With "first", that of a whole text is its first token, such as [CLS].
+        words: The span of each word, of which some token must hold a character.
+        offsets: The span of each token; that of a special token is empty.
+        token: With "first", a word that is the whole text gets token 0, which may be a special
+            token such as [CLS]. With "mean", it is treated like any other word.
     """
     tokens = []
     for word in words:
@@ -67,8 +68,10 @@ def first_tokens(
 def _first_overlapping(word: Span, offsets: Sequence[Span]) -> int:
     """Return the index of the first token that holds a character of a word.
 
+    Special tokens, whose span is empty, are skipped.
+
     Raises:
-        ValueError: No token does.
+        ValueError: No token holds a character of the word.
     """
     word_start, word_stop = word
     for token, (start, stop) in enumerate(offsets):
@@ -81,33 +84,32 @@ def _first_overlapping(word: Span, offsets: Sequence[Span]) -> int:
 def has_own_state(
     text: str, words: Sequence[Span], offsets: Sequence[Span], name: str, token: str = "last"
 ) -> list[bool]:
-    """Return, for each word, whether its state says nothing about text beside the word.
+    """Return, for each word, whether the tokens whose state it gets hold no other letters.
 
-    The last token of a word may hold letters after it, as `cannot` does of `can`, or as tokens of
-    several words do: its state is then that of a longer text. In the same way the first token may
-    hold letters before the word, which matters if states are of first tokens or of all of them. If
-    two words have one last token, as punctuation may, the state is that of the later word.
+    For example, the word `can` in `cannot` has no state of its own if `cannot` is one token. If
+    two words have the same last token, as punctuation may, only the later one has its state.
 
     Args:
         text: A text.
-        words: The characters of each word.
-        offsets: The characters of each token.
+        words: The span of each word in the text.
+        offsets: The span of each token in the text.
         name: What errors call the model.
-        token: Which token's state is that of a word: "last", "first" or "mean".
+        token: Which token's state a word gets: that of its "last" or "first" token, or the "mean"
+            over its tokens.
     """
     last = last_tokens(text, words, offsets, name)
     first = last
     if token != "last":
         first = first_tokens(text, words, offsets, token)
 
-    latest_stop: dict[int, int] = {}  # by last token: where the last of its words ends
+    latest_stop: dict[int, int] = {}  # for each last token, where the latest of its words ends
     for (_, stop), last_token in zip(words, last, strict=True):
         latest_stop[last_token] = max(latest_stop.get(last_token, 0), stop)
 
     has_own = []
     for (start, stop), first_token, last_token in zip(words, first, last, strict=True):
-        # The characters beside the word that the tokens hold whose states count: those before it
-        # in its first token, and those after it in its last or first one.
+        # Characters outside of the word that the tokens hold whose states count: those before the
+        # word in its first token, and those after the word in its last or first token.
         characters_beside = ""
         if token != "last":
             characters_beside += text[offsets[first_token][0] : start]

@@ -102,23 +102,23 @@ class StimulusStates(NamedTuple):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of a model's layers, also if sites within them have names, see `Place`."""
+        """The numbers of a model's layers; a name such as "2.z.0" is of a site in layer 2."""
         return [int(str(layer).partition(".")[0]) for layer in self.layers]
 
 
 def sides_of(config: AnalyzeConfig) -> list[str | RecordedArrays | ModelConfig]:
-    """Return what measures of stimuli compare, each once.
+    """Return what a job compares, each once: configurations of models, and recorded states.
 
-    These are the files of `activations`, `model` and `model@target`. The source comes first.
-    Recordings are the source, except for a single one beside `model`, which is the source itself.
+    The source comes first. Recordings (the setting `activations`) are the source, unless there is
+    a single one and `model` is set, which is the source then.
     """
     if config.activations:
         recordings = config.recordings
-        beside = config.beside_recordings
-        is_target = len(recordings) == 1 and "model" in beside
-        if is_target:
-            return [*beside.values(), *recordings]
-        return [*recordings, *beside.values()]
+        models = config.beside_recordings  # by "model" and "target"
+        recording_is_target = len(recordings) == 1 and "model" in models
+        if recording_is_target:
+            return [*models.values(), *recordings]
+        return [*recordings, *models.values()]
     if config.target == config.model:
         return [config.model]
     return [config.model, config.target]
@@ -127,16 +127,15 @@ def sides_of(config: AnalyzeConfig) -> list[str | RecordedArrays | ModelConfig]:
 def stimulus_states_of(
     config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[StateSource] = ()
 ) -> list[StimulusStates]:
-    """Return the states of stimuli in everything that is compared, in the order of `sides_of`.
+    """Return the states of stimuli in each model and recording of a job, the source first.
 
-    Those of models are stored in the cache, so that a model reads the same stimuli once for all
-    jobs.
+    States of models are cached on disk, so that a model reads the same stimuli once for all jobs.
 
     Args:
-        config: The job.
+        config: The configuration of the job.
         stimuli: The stimuli.
-        embed: Whether the states before block 0 come first.
-        loaded: Models that need not be loaded again.
+        embed: Whether the states before block 0 are included, as the first layer.
+        loaded: Models that are in memory already.
     """
     cache = cache_folder(config.data) / "states"
     sides = sides_of(config)
@@ -150,7 +149,7 @@ def stimulus_states_of(
 
 
 def _of_recording(recorded: str | RecordedArrays, name: str, stimuli: Stimuli) -> StimulusStates:
-    """Return the states of stimuli from a recording, with the mean over its runs."""
+    """Return recorded states of stimuli: those of each run, and their mean over runs."""
     runs_of_layers = read_recording(recorded, stimuli).layers
     recorded_name = recorded.name if isinstance(recorded, RecordedArrays) else Path(recorded).name
     return StimulusStates(
@@ -170,19 +169,25 @@ def _of_model(
     cache: Path,
     loaded: Sequence[StateSource],
 ) -> StimulusStates:
-    """Return the states of stimuli from a model, out of the cache if they were computed before.
+    """Return the states of stimuli in a model, which are cached on disk.
+
+    Not cached are those of a folder of stored states, and those of a model in memory with code of
+    the user's own.
 
     Args:
         config: The model.
         name: What results call it.
         stimuli: The stimuli.
-        embed: Whether the states before block 0 come first.
+        embed: Whether the states before block 0 are included, as the first layer.
         cache: The folder of the cache.
-        loaded: Models that need not be loaded again.
+        loaded: Models that are in memory already.
     """
 
     def compute() -> CacheEntry:
-        """Run the model over the stimuli."""
+        """Run the model over the stimuli, and return the states of its layers as a cache entry.
+
+        The tensors are called "0", "1" and so on.
+        """
         model = _loaded_model(config, name, loaded)
         states, has_own = states_of_stimuli(model, stimuli, embed)
         tensors = {str(index): layer for index, layer in enumerate(states)}
@@ -191,13 +196,13 @@ def _of_model(
 
     is_cached = not config.holds_states  # a copy in the cache would be no faster
     if isinstance(config, LoadedModelConfig) and config.has_own_code:
-        is_cached = False  # nothing could find it again
+        is_cached = False  # what such code computes cannot be identified by a key
     if not is_cached:
         entry = compute()
     else:
         path = cache / f"{_key_of_states(config, stimuli.fingerprint(), embed)}.safetensors"
         entry = read_or_compute(path, compute, LARGEST_CACHE)
-    layer_count = len(entry.tensors) - 1  # beside HAS_OWN
+    layer_count = len(entry.tensors) - 1  # without the tensor HAS_OWN
     return StimulusStates(
         name,
         layers=entry.facts["layers"],
@@ -208,7 +213,7 @@ def _of_model(
 
 
 def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource]) -> StateSource:
-    """Return the model of this name, which is loaded if it is not among `loaded`."""
+    """Return the model of this name from `loaded`; if it is not there, load it."""
     for model in loaded:
         if model.name == name:
             return model
@@ -216,12 +221,12 @@ def _loaded_model(config: ModelConfig, name: str, loaded: Sequence[StateSource])
 
 
 def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -> str:
-    """Return a digest of all that can change a bit of the states, as 32 hexadecimal digits.
+    """Return a digest of everything that can change a bit of a model's states, as 32 digits.
 
     Args:
         config: The model.
         stimuli_fingerprint: The fingerprint of the stimuli.
-        embed: Whether the states before block 0 come first.
+        embed: Whether the states before block 0 are included.
     """
     settings = {}
     for name, value in as_settings(config).items():
@@ -236,6 +241,7 @@ def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -
     precision = torch.get_float32_matmul_precision()
     arithmetic = [device, processor, torch.get_num_threads(), precision]
 
+    # The code of this package that computes states.
     package_folder = Path(__file__).parents[1]
     files: list[Path] = []
     for subpackage in CODE:
@@ -257,18 +263,18 @@ def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -
 def stimulus_states(
     model: StateSource, stimuli: Stimuli, embed: bool = False
 ) -> list[Float[Tensor, "n _"]]:
-    """Return the states of all stimuli at all layers, on the CPU; each text is read alone.
+    """Return, for each layer of a model, the states of all stimuli, on the CPU.
 
-    `Stimuli.token` says which token's state is that of a stimulus.
+    Each text is read alone. `Stimuli.token` says which token's state is that of a stimulus.
 
     Args:
         model: The model.
         stimuli: The stimuli.
-        embed: Whether the states before block 0 come first.
+        embed: Whether the states before block 0 are included, as the first layer.
 
     Raises:
-        DataError: A text is too long, or a stimulus has no state of its own, since a token goes on
-            beyond it.
+        DataError: A text is too long, or a token of a stimulus also holds letters of other words,
+            so that the stimulus has no state of its own.
     """
     states, has_own = states_of_stimuli(model, stimuli, embed)
     if not has_own.all():
@@ -280,19 +286,20 @@ def stimulus_states(
 
 
 def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False) -> WordStates:
-    """Return the states of all stimuli at all layers, on the CPU; each text is read alone.
+    """Return, for each layer of a model, the states of all stimuli, on the CPU.
 
-    Stimuli without a state of their own have zeros, and are marked.
+    Each text is read alone. A stimulus whose token also holds letters of other words has no state
+    of its own: it gets zeros and is marked in `has_own`.
 
     Args:
         model: The model.
         stimuli: The stimuli.
-        embed: Whether the states before block 0 come first.
+        embed: Whether the states before block 0 are included, as the first layer.
 
     Raises:
         DataError: A text is longer than the context of the model.
     """
-    # Words are read text by text, and the rows of one text may lie apart.
+    # Stimuli are grouped by their texts here, and put back into their order at the end.
     text_order = np.argsort(stimuli.sentence, kind="stable")
     words_of_texts: list[list[Span]] = [[] for _ in stimuli.texts]
     for row in text_order:
@@ -324,9 +331,11 @@ def states_of_stimuli(model: StateSource, stimuli: Stimuli, embed: bool = False)
 def _fill_zeros(
     states: Float[Tensor, "own d"], has_own: Bool[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
-    """Return states of all stimuli, given those of the stimuli that have one of their own.
+    """Return states of all stimuli: those given, and zeros for the stimuli that have none.
 
-    The others have zeros.
+    Args:
+        states: The states of the stimuli that have one, in order.
+        has_own: Which of all stimuli have one.
     """
     if has_own.all():
         return states
@@ -335,7 +344,10 @@ def _fill_zeros(
 
 
 def _without_own(stimuli: Stimuli, has_own: Bool[Tensor, " n"]) -> str:
-    """Return the beginning of a sentence: how many stimuli have no state of their own."""
+    """Return the beginning of a message: how many stimuli have no state of their own.
+
+    At least one must have none.
+    """
     missing = (~has_own).nonzero()[:, 0].tolist()
     example = stimuli.words[missing[0]]
     return (
@@ -351,7 +363,7 @@ class Compared(NamedTuple):
     sides: list[StimulusStates]
 
     def of(self, rows: Bool[Tensor, " n"]) -> Compared:
-        """Return the stimuli that a mask chooses, with their states."""
+        """Return the stimuli that a mask selects, with their states in each model or recording."""
         if rows.all():
             return self
         sides = []
@@ -369,13 +381,14 @@ class Compared(NamedTuple):
 
 
 def with_own_states(stimuli: Stimuli, sides: Sequence[StimulusStates]) -> Bool[Tensor, " n"]:
-    """Return which stimuli have a state of their own everywhere.
+    """Return which stimuli have a state of their own in each model.
 
-    A warning says how many have none.
+    A stimulus has none if its token also holds letters of other words. A warning for each model
+    says how many have none.
 
     Raises:
-        DataError: More than `MOST_LEFT_OUT` of them have none in some model, so that the rest is
-            another set of stimuli.
+        DataError: More than `MOST_LEFT_OUT` of the stimuli have none in some model, so that the
+            rest would be another set of stimuli.
     """
     has_own_everywhere = torch.ones(len(stimuli), dtype=torch.bool)
     for side in sides:
@@ -443,9 +456,10 @@ def without_massive(
 
 
 def numbered(sides: Sequence[StimulusStates], message: str) -> str:
-    """Return what the numbers of layers in a message stand for, to be put behind it.
+    """Return the end of an error message, which says what its numbers of layers stand for.
 
-    It is "" if the message names no layer by number. Layers of all sides are numbered through.
+    The layers of all models and recordings are numbered one after another. If the message names no
+    layer by a number, the end is "".
     """
     if not re.search(r"\blayers?\b\D?\d", message):
         return ""

@@ -16,7 +16,7 @@ from thinkalike.states.source import StateSource
 def sites(
     model: StateSource, embed: bool = False, layers: Iterable[int] | None = None
 ) -> list[Layer]:
-    """Return the hook points of a model at some layers, in order of depth.
+    """Return the hook points at which a model's states are taken, in order of depth.
 
     Args:
         model: The model.
@@ -32,10 +32,10 @@ def sites(
 
 
 def site_numbers(hook_points: Iterable[Layer]) -> list[Any]:
-    """Return what tables call hook points.
+    """Return what tables call hook points, in the same order.
 
-    These are the numbers of layers, where -1 stands for EMBED, or names such as "2.z.0" if there
-    are several sites or heads.
+    If all are of one site and head, these are the numbers of their layers, where -1 stands for
+    what enters block 0 (EMBED). Otherwise they are names such as "2.z.0": layer, site and head.
     """
     points = list(hook_points)
     distinct_sites = {(point.site, point.head) for point in points if isinstance(point, Place)}
@@ -47,12 +47,12 @@ def site_numbers(hook_points: Iterable[Layer]) -> list[Any]:
 def compared_tokens(
     rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()
 ) -> Bool[Tensor, "b t"]:
-    """Return which tokens of rows are compared.
+    """Return which tokens of rows are compared: all but the first ones and special ones.
 
     Args:
         rows: Token ids.
         skip_first: How many tokens at the beginning of each row are left out.
-        special: Token ids that are left out.
+        special: Ids of tokens that are left out wherever they stand, such as BOS.
     """
     special_ids = torch.tensor(sorted(special), dtype=rows.dtype)
     is_compared = ~torch.isin(rows, special_ids)

@@ -34,13 +34,14 @@ def word_states(
     layers: Sequence[AnyLayer] | None = None,
     token: str = "last",
 ) -> list[Float[Tensor, "words _"]]:
-    """Return the states of the words that have one of their own, by layer.
+    """Return, for each layer, the states of the words that have a state of their own.
 
-    A warning says how many words have none. `pieces_of_texts` gives words that all have one.
+    A word has none if its token also holds letters of a neighbouring word. Such words are left
+    out, and a warning says how many.
 
     Args:
-        model: What reads the texts.
-        texts: Texts and the words of each.
+        model: The reader of the texts.
+        texts: Texts, and the spans of the words of each.
         layers: The layers; None: all.
         token: Which token's state is that of a word: its "last" or "first" one, or the "mean" over
             its tokens.
@@ -67,13 +68,13 @@ def states_of_words(
 ) -> WordStates:
     """Return the states of words at some layers of a model, in the order of the texts.
 
-    Only words that have a state of their own have one here, and the result says which do. A text
-    has the special tokens that its tokenizer gives it, and BOS before it if the model expects
-    that.
+    Words whose token also holds letters of a neighbouring word have no state of their own. They
+    are left out of the states, and `has_own` of the result marks the others. A text is read with
+    the special tokens that its tokenizer adds, and with BOS if the model expects it.
 
     Args:
-        model: What reads the texts.
-        texts: Texts and the words of each.
+        model: The reader of the texts.
+        texts: Texts, and the spans of the words of each.
         layers: The layers; None: all.
         token: Which token's state is that of a word: its "last" one; its "first" one, which for a
             whole text is the first of all, such as [CLS]; or the "mean" over its tokens.
@@ -115,7 +116,7 @@ def _states_at(
     token: str,
     device: torch.device,
 ) -> list[Float[Tensor, "words _"]]:
-    """Return the states of words from those of all tokens, by layer.
+    """Return, for each layer, the states of words, given the states of all tokens.
 
     Args:
         states: The states of all tokens at each layer.

@@ -119,7 +119,13 @@ def write_folder(
 
 
 def _write_embedding(folder: Path, source: StateSource, vocabulary: Tensor) -> None:
-    """Write what enters block 0 for each of these tokens, (v,), alone."""
+    """Write a file with what enters block 0 of a model for each of some tokens.
+
+    Args:
+        folder: The folder of states.
+        source: The model.
+        vocabulary: The token ids, (v,).
+    """
     embedding = source.embedded(vocabulary).cpu().contiguous()
     tensors = {TOKEN_IDS: vocabulary.to(torch.int32), "embedding": embedding}
     save_file(tensors, folder / EMBEDDING)
@@ -132,19 +138,20 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which gets the name of the new one once all is written.
+    """Yield a temporary folder, which is renamed to `folder` when the body has ended.
 
-    If an error is raised, nothing is left.
+    If the body raises an error, the temporary folder is removed. What a killed process left there
+    is removed first.
 
     Raises:
-        ConfigError: The folder has something in it.
+        ConfigError: `folder` is a file, or has something in it.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder} has something in it: give the name of a new folder, or remove it"
         )
     temporary = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)  # what a process left that was killed
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -171,23 +178,27 @@ class _Shard(NamedTuple):
 def _shards(
     source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
 ) -> Iterator[_Shard]:
-    """Yield states of rows in shards: one ends once its states have `LARGEST_SHARD` bytes."""
+    """Yield the states of rows in shards, each of which is stored as a file.
+
+    A model reads `ROWS_PER_PASS` rows at once. A shard ends with the pass in which its states
+    reach `LARGEST_SHARD` bytes.
+    """
     passes: list[_Shard] = []
-    size = 0
+    byte_count = 0  # of the states of the present shard
     for first in counted(range(0, len(rows), ROWS_PER_PASS), "batch of rows"):
         one_pass = _run_rows(source, rows[first : first + ROWS_PER_PASS], layers, dtype)
         passes.append(one_pass)
-        size += sum(states.nbytes for states in one_pass.states)
-        if size >= LARGEST_SHARD:
+        byte_count += sum(states.nbytes for states in one_pass.states)
+        if byte_count >= LARGEST_SHARD:
             yield _joined_shard(passes)
             passes = []
-            size = 0
+            byte_count = 0
     if passes:
         yield _joined_shard(passes)
 
 
 def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
-    """Return the rows of several passes as one shard."""
+    """Return the rows of several passes of a model as one shard, in the same order."""
     lengths: list[int] = []
     for one_pass in passes:
         lengths += one_pass.lengths
@@ -202,7 +213,13 @@ def _joined_shard(passes: Sequence[_Shard]) -> _Shard:
 def _run_rows(
     source: StateSource, rows: Sequence[TextRow], layers: Sequence[Layer], dtype: torch.dtype
 ) -> _Shard:
-    """Return the states of a few rows, which the model reads in one pass.
+    """Return the states of a few rows, which the model reads in one pass, without padding.
+
+    Args:
+        source: The model.
+        rows: The rows of text.
+        layers: The layers.
+        dtype: The dtype that states are converted to.
 
     Raises:
         DataError: A state is not finite in the dtype.
@@ -246,9 +263,10 @@ class SentPrompt:
 
 
 def write_prompt_file(path: Path, prompts: Sequence[SentPrompt]) -> None:
-    """Write prompts as lines of JSON, of which `prompt_token_ids` are to be sent.
+    """Write prompts to a file with a line of JSON for each.
 
-    The file appears when it is complete.
+    The user sends `prompt_token_ids` of each line to another program, such as vLLM. The file
+    appears when it is complete.
     """
     temporary = path.with_name(f"{path.name}.partial")
     with temporary.open("w", encoding="utf-8") as file:
@@ -263,10 +281,10 @@ def write_prompt_file(path: Path, prompts: Sequence[SentPrompt]) -> None:
 
 
 def read_prompt_file(path: Path) -> list[SentPrompt]:
-    """Read what `write_prompt_file` wrote.
+    """Return the prompts of a file that `write_prompt_file` wrote.
 
     Raises:
-        DataError: It is no file of text, or a line is no prompt.
+        DataError: The file cannot be read as text, or a line is no prompt.
     """
     try:
         text = regular(path).read_text(encoding="utf-8")
@@ -383,7 +401,7 @@ def index_folder(
 
 
 def _arrays_in(files: Sequence[Path]) -> dict[str, StoredArray]:
-    """Return the arrays of all files of a shard by name; of equal names the last file's counts."""
+    """Return the arrays of all files of a shard by name; a later file replaces equal names."""
     arrays: dict[str, StoredArray] = {}
     for path in files:
         arrays.update(arrays_of(path))
@@ -396,13 +414,13 @@ def _with_documents(
     documents: Sequence[int | str],
     row_count: int,
 ) -> list[TextRow]:
-    """Return rows that are of these documents; their text stays, if it is known.
+    """Return rows of text with these documents in place of their own.
 
     Args:
         folder: The folder, for the error.
-        rows: The rows as far as they are known; None: only their number is.
+        rows: The rows; None: their text is not known, and stays empty.
         documents: The document of each row.
-        row_count: How many rows there are.
+        row_count: How many rows the folder has.
 
     Raises:
         ConfigError: There are more or fewer documents than rows.
@@ -418,14 +436,14 @@ def _with_documents(
 
 
 def _files_in(folder: Path) -> list[list[Path]]:
-    """Return the files with states in a folder, by shard.
+    """Return the files with states in a folder, grouped by shard; a shard has whole rows.
 
-    The .npy files of one folder belong together, and any other file is a shard by itself. Shards
-    are in the natural order of their paths. Folders inside the folder are searched as well.
+    All .npy files of one (sub)folder are a shard, and any other file is a shard by itself. Shards
+    are in the natural order of their paths. Subfolders are searched as well.
 
     Raises:
-        ConfigError: It is no folder.
-        DataError: A file is still being written, or there are no states.
+        ConfigError: The path is no folder.
+        DataError: A file is still being written, or there are no files with states.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: give the one in which the states are")
@@ -453,10 +471,10 @@ def _files_in(folder: Path) -> list[list[Path]]:
 def _layout_of_vllm(
     arrays: Mapping[str, StoredArray], layers: Sequence[int], blocks: int, path: Path
 ) -> _Layout:
-    """Return the hook points of the layers that vLLM was asked for, and which axis they are.
+    """Return the hook points of the layers that vLLM was asked for, and the order of the axes.
 
-    Layer i of vLLM is what enters block i, so the stream after block i - 1. The number of blocks
-    stands for what the last block gives, before the final norm.
+    vLLM's layer i is what enters block i, which is the residual stream after block i - 1. Its
+    layer `blocks` is the output of the last block, before the final norm.
 
     Args:
         arrays: The arrays of a file.
@@ -507,12 +525,20 @@ def _check_has_token_ids(arrays: Mapping[str, StoredArray], path: Path) -> None:
 def _files_of_prompts(
     folder: Path, shards: Sequence[list[Path]], prompts: Sequence[SentPrompt]
 ) -> tuple[list[list[Path]], list[TextRow]]:
-    """Return the files of prompts in the order in which these were written, and their text.
+    """Match files of states with the prompts that were sent, by their token ids.
 
-    Of several prompts of the same tokens there is one file, which stands for the first of them.
+    Prompts with the same tokens share a file, and count as the first of them.
+
+    Args:
+        folder: The folder, for errors.
+        shards: The files of each shard, one file each.
+        prompts: The prompts that were sent.
+
+    Returns:
+        The files in the order of the prompts, and the text and document of each.
 
     Raises:
-        DataError: A file is of no prompt, or a prompt has no file.
+        DataError: A file belongs to no prompt, or a prompt has no file.
     """
     files_by_ids: dict[tuple[int, ...], list[Path]] = {}
     for files in shards:
@@ -545,12 +571,17 @@ def _files_of_prompts(
 
 
 def _layout_of_hooks(arrays: Mapping[str, StoredArray], folder: Path) -> _Layout:
-    """Return the width at each hook point among some arrays, and how rows lie in them.
+    """Return the width of the states at each hook point, and the layout of their arrays.
 
-    States of three dimensions are padded rows, and those of two are rows one after another.
+    Arrays with three axes have padded rows, (rows, context, width). Those with two have the tokens
+    of all rows end to end, (tokens, width).
+
+    Args:
+        arrays: The arrays of a file by name. Those without the name of a hook point are ignored.
+        folder: The folder, for errors.
 
     Raises:
-        DataError: No array has the name of a hook point, or their dimensions differ.
+        DataError: No array has the name of a hook point, or their numbers of axes differ.
     """
     widths = {}
     dimensions = set()
@@ -577,7 +608,7 @@ def _row_count(files: Sequence[Path], layout: _Layout, folder: Path) -> int:
     """Return how many rows of text the files of a shard have.
 
     Raises:
-        ConfigError: Rows lie one after another, so that nothing tells where they end.
+        ConfigError: The tokens of all rows lie end to end, so that nothing tells where rows end.
         DataError: The files have no states at a known hook point.
     """
     if layout.name != "padded":
@@ -593,10 +624,14 @@ def _row_count(files: Sequence[Path], layout: _Layout, folder: Path) -> int:
 
 
 def _stored_dtype(arrays: Mapping[str, StoredArray], layout: _Layout) -> str:
-    """Return the name of the dtype of the states of a shard.
+    """Return the name of the dtype of stored states, such as "float32".
+
+    Args:
+        arrays: The arrays of a shard by name.
+        layout: Its hook points.
 
     Raises:
-        DataError: It is none in which states may be stored.
+        DataError: States of this dtype cannot be read.
     """
     name = HIDDEN_STATES
     if name not in arrays:
@@ -608,12 +643,12 @@ def _stored_dtype(arrays: Mapping[str, StoredArray], layout: _Layout) -> str:
 
 
 def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int] = ()) -> None:
-    """Write a line for each row: its document, its length and its text if they are known.
+    """Write the file `ROWS` with a line of JSON for each row: its document, length and text.
 
     Args:
-        folder: The folder of states, in which `ROWS` is written.
-        rows: The rows.
-        lengths: How many tokens each row has; empty, if the arrays say so.
+        folder: The folder of states.
+        rows: The rows; one whose text is not known has the text "", which is not written.
+        lengths: How many tokens each row has; if empty, no lengths are written.
     """
     with (folder / ROWS).open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows):
@@ -626,9 +661,9 @@ def _write_rows(folder: Path, rows: Sequence[TextRow], lengths: Sequence[int] = 
 
 
 def _save_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
-    """Save a tokenizer in a folder of states, and return the entries of the index for it.
+    """Save a tokenizer in a folder of states, and return what the index of the folder says of it.
 
-    There are none without a tokenizer.
+    Without a tokenizer, nothing is saved, and the index says nothing.
     """
     if tokenizer is None:
         return {}
@@ -642,7 +677,10 @@ def _file_entry(folder: Path, name: str) -> dict[str, str]:
 
 
 def _write_index(folder: Path, **entries: object) -> None:
-    """Write `states.json` in one step, with the entries that are not None."""
+    """Write the index of a folder of states as JSON, with the entries that are not None.
+
+    The file is replaced in one step, so that it is never half written.
+    """
     content: dict[str, object] = {"format": FORMAT}
     for name, value in entries.items():
         if value is not None:

@@ -14,18 +14,20 @@ from thinkalike.hub import cause_of
 def explaining_file_errors(
     attempt: str, repository: str = "", revision: str | None = None
 ) -> Iterator[None]:
-    """Turn an error of files or of the hub into a StitchError of one line.
+    """Turn any error of the body into a StitchError of one line that says what was attempted.
+
+    Errors of this package pass unchanged.
 
     Args:
-        attempt: the beginning of the error, such as "cannot read FILE".
-        repository: that of the hub; empty for files.
-        revision: its branch, tag or commit.
+        attempt: The beginning of the message, such as "cannot read FILE".
+        repository: The repository of the hub that the body reads; empty for local files.
+        revision: The branch, tag or commit of the repository.
     """
     try:
         yield
     except ThinkalikeError:
         raise
-    except Exception as error:  # of the hub's library, and of those that it is built on
+    except Exception as error:  # the hub's library and those below it raise many classes
         reason = None
         if repository:
             reason = cause_of(error, repository, revision)
@@ -36,7 +38,7 @@ def explaining_file_errors(
 
 @contextlib.contextmanager
 def in_file(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Let the error of a stitch begin with the file that it comes from, unless that is ""."""
+    """Put the name of a file in front of a StitchError of the body, unless the name is ""."""
     try:
         yield
     except StitchError as error:

@@ -25,8 +25,8 @@ from thinkalike.store import Result, open_result
 
 
 @dataclass(frozen=True)
-class _Claims:
-    """What the file of a result says of its stitches, once it is checked.
+class _StatedFacts:
+    """What the metadata of a file states about the stitches in it, once this is checked.
 
     Attributes:
         kind: that of the stitches.
@@ -44,25 +44,36 @@ class _Claims:
     rank: object
 
     @classmethod
-    def of(cls, facts: object, path: str) -> _Claims:
-        """Return the claims of a file.
+    def of(cls, facts: object, path: str) -> _StatedFacts:
+        """Return the facts about its stitches that a file states.
+
+        Args:
+            facts: The parsed JSON of the file's metadata.
+            path: What errors call the file.
 
         Raises:
-            StitchError: It claims what no stitch of this package can have.
+            StitchError: A fact is missing, or impossible for stitches of this package.
         """
         try:
             return cls._checked(facts)
-        except _ImpossibleClaim as problem:
+        except _ImpossibleFact as problem:
             raise StitchError(f"cannot read {path}: {problem}") from None
 
     @classmethod
-    def _checked(cls, facts: object) -> _Claims:
-        """Return the claims of a file about its stitches, if they are possible."""
+    def _checked(cls, facts: object) -> _StatedFacts:
+        """Return the facts about its stitches that a file states.
+
+        Args:
+            facts: The parsed JSON of the file's metadata, which may be anything.
+
+        Raises:
+            _ImpossibleFact: A fact is missing, or impossible for stitches of this package.
+        """
         if not isinstance(facts, dict):
-            raise _ImpossibleClaim("what it says of its stitches is no JSON object")
+            raise _ImpossibleFact("what it says of its stitches is no JSON object")
         for name in ("kind", "norm", "pairs"):
             if name not in facts:
-                raise _ImpossibleClaim(f"it does not say the {name} of its stitches")
+                raise _ImpossibleFact(f"it does not say the {name} of its stitches")
         kind = facts["kind"]
         norm = facts["norm"]
         pairs = facts["pairs"]
@@ -70,24 +81,24 @@ class _Claims:
 
         if not isinstance(kind, str) or not (kind in (*KINDS, *CLOSED) or is_plugin(kind)):
             known_kinds = ", ".join([*KINDS, *CLOSED])
-            raise _ImpossibleClaim(f"its kind {short(kind)} is unknown; kinds are {known_kinds}")
+            raise _ImpossibleFact(f"its kind {short(kind)} is unknown; kinds are {known_kinds}")
         if norm not in NORMS:
             known_norms = ", ".join(NORMS)
-            raise _ImpossibleClaim(f"its norm {short(norm)} is unknown; norms are {known_norms}")
+            raise _ImpossibleFact(f"its norm {short(norm)} is unknown; norms are {known_norms}")
         if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
-            raise _ImpossibleClaim(
+            raise _ImpossibleFact(
                 f"its pairs {short(pairs)} must be lists of two layers, from 0 on"
             )
         layer_pairs = [(source, target) for source, target in pairs]
         if len(set(layer_pairs)) < len(layer_pairs):
-            raise _ImpossibleClaim(f"its pairs {short(pairs)} name a layer pair twice")
+            raise _ImpossibleFact(f"its pairs {short(pairs)} name a layer pair twice")
         if widths is not None and not _are_widths(widths):
-            raise _ImpossibleClaim(f"its widths {short(widths)} must be two whole numbers above 0")
+            raise _ImpossibleFact(f"its widths {short(widths)} must be two whole numbers above 0")
         return cls(kind, norm, layer_pairs, widths, facts.get("rank"))
 
 
-class _ImpossibleClaim(Exception):
-    """The file of a result claims what no stitch of this package can have."""
+class _ImpossibleFact(Exception):
+    """A file states something about its stitches that stitches of this package cannot have."""
 
 
 def _is_pair(pair: object) -> bool:
@@ -107,18 +118,20 @@ def _is_size(size: object) -> TypeGuard[int]:
     return type(size) is int and size > 0
 
 
-def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
-    """Return what a result says of its stitches, and the prefix of the tensors that are asked for.
+def _stated_facts(result: Result, seed: Seed, is_back: bool) -> tuple[_StatedFacts, str]:
+    """Return the facts about a result's stitches, and the prefix of the names of their tensors.
+
+    The prefix is that of the stitches of one seed and one direction.
 
     Args:
         result: The result.
-        seed: of the fits, numbered from 0.
-        is_back: whether the stitches from the target to the source are asked for.
+        seed: The seed of the fits, numbered from 0.
+        is_back: Whether the stitches from the target to the source are asked for.
 
     Raises:
         StitchError: The result has no such stitches, or their file is damaged.
     """
-    checked_seed = checked_numbers(_contents, {"seed": seed})["seed"]
+    checked_seed = checked_numbers(_stated_facts, {"seed": seed})["seed"]
     assert isinstance(checked_seed, int)
     seed = checked_seed
     path = _path_in_words(result)
@@ -134,11 +147,11 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
             "python train.py keeps those of every stitch= but identity"
         )
     with explaining_file_errors(f"cannot read {path}"), result.opened_tensors(NAME) as file:
-        claims = _Claims.of(json.loads(file.metadata()["stitch"]), path)
+        stated = _StatedFacts.of(json.loads(file.metadata()["stitch"]), path)
         names = list(file.keys())
     with explaining_file_errors(f"cannot read the stitches of {result.place}"), in_file(path):
-        for pair in claims.pairs:
-            _sites(result, pair)
+        for pair in stated.pairs:
+            _sites(result, pair)  # raises an error if a model lacks a layer
 
     if not any(name.startswith(f"{prefix}0.") for name in names):
         if is_back:
@@ -149,21 +162,21 @@ def _contents(result: Result, seed: Seed, is_back: bool) -> tuple[_Claims, str]:
         if seed < MOST_SEEDS:
             remedy = f": fit them with stitch.seeds={seed + 1}"
         raise StitchError(f"{result.place} holds no stitches of seed {seed}{remedy}")
-    return claims, prefix
+    return stated, prefix
 
 
 def _path_in_words(result: Result) -> str:
-    """Return what errors call the file of the stitches of a result."""
+    """Return what errors call the file of a result's stitches, with its folder if it has one."""
     if result.is_kept:
         return f"{result.place}/{NAME}"
     return NAME
 
 
 def _sites(result: Result, pair: LayerPair) -> tuple[Site, Site]:
-    """Return the site of the source and that of the target of a layer pair.
+    """Return the site in the source and the site in the target of a layer pair.
 
     Raises:
-        StitchError: A model of the result does not have its layer.
+        StitchError: One of the two models does not have its layer.
     """
     source, target = result.provenance["models"]
     source_layer, target_layer = pair
@@ -171,14 +184,14 @@ def _sites(result: Result, pair: LayerPair) -> tuple[Site, Site]:
 
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of one stitch by name.
+    """Return the tensors of one stitch from the file of a result, by name without the prefix.
 
     Args:
         result: The result.
-        prefix: The beginning of the names of its tensors in the file, which is left out.
+        prefix: What the names of the stitch's tensors in the file begin with.
 
     Raises:
-        StitchError: One of them does not hold real numbers.
+        StitchError: A tensor is not of floating-point numbers.
     """
     tensors = {}
     with result.opened_tensors(NAME) as file:
@@ -187,7 +200,7 @@ def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
             if name.startswith(prefix):
                 tensors[name.removeprefix(prefix)] = file.get_tensor(name)
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():  # load_state_dict would convert it silently
+        if not tensor.is_floating_point():  # `load_state_dict` would convert it silently
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise StitchError(
                 f"cannot read {_path_in_words(result)}: {prefix}{name} is of dtype {dtype}, "
@@ -199,20 +212,20 @@ def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
 def _stitch_of_tensors(
     kind: str, widths: Sequence[int], norm: str, rank: object, tensors: Mapping[str, Tensor]
 ) -> StitchModule:
-    """Return the stitch of tensors by name, with the widths and the rank that their file claims.
+    """Return a trained stitch with stored weights.
 
-    The claim is compared with the tensors before any weights are made: a file of a kilobyte can
-    claim any width.
+    The widths and the rank, which a file states, are compared with the size of the tensors before
+    any memory is allocated: a file of a kilobyte can state any width.
 
     Args:
         kind: The kind of the stitch.
-        widths: Those of the states that it maps from and to.
+        widths: The widths of the states that it maps from and to.
         norm: Where it has a LayerNorm.
-        rank: The rank of a stitch of low rank, which may come from any file.
-        tensors: Its tensors by name.
+        rank: The rank of a stitch of low rank; it may be anything that a file can state.
+        tensors: Its weights by name.
 
     Raises:
-        ValueError: The claims are impossible.
+        ValueError: The rank is no whole number above 0, or there are too few weights.
         RuntimeError: The tensors do not fit the stitch.
     """
     width_in, width_out = widths
@@ -220,13 +233,13 @@ def _stitch_of_tensors(
         raise ValueError(
             f"its widths or its rank are no whole numbers above 0: {str([*widths, rank])[:60]}"
         )
-    # The weights of a plugin may be of any shape.
+    # The weights of a user's module may have any shape.
     if not is_plugin(kind):
-        claimed = _least_weights(kind, width_in, width_out, norm, rank)
+        least = _least_weight_count(kind, width_in, width_out, norm, rank)
         stored = sum(tensor.numel() for tensor in tensors.values())
-        if claimed > stored:
+        if least > stored:
             raise ValueError(
-                f"it claims a stitch of {claimed:,} weights or more "
+                f"it claims a stitch of {least:,} weights or more "
                 f"({kind} from width {width_in:,} to {width_out:,}), and holds {stored:,}"
             )
     stitch = StitchModule(kind, width_in, width_out, norm, rank)
@@ -234,16 +247,17 @@ def _stitch_of_tensors(
     return stitch
 
 
-def _least_weights(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> int:
-    """Return how many weights a stitch of a kind has at least."""
-    weights = 0
-    if norm != "none":  # it is before the map or after it
-        weights += min(width_in, width_out)
+def _least_weight_count(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> int:
+    """Return a lower bound of the number of weights of a stitch: its matrices and a LayerNorm."""
+    count = 0
+    if norm != "none":
+        # The gain of a LayerNorm before the map has the one width, and after it the other.
+        count += min(width_in, width_out)
     if kind == "low_rank":
-        weights += rank * (width_in + width_out)
+        count += rank * (width_in + width_out)
     elif kind != "identity":
-        weights += width_in * width_out
-    return weights
+        count += width_in * width_out
+    return count
 
 
 class UnknownPairError(StitchError, KeyError):
@@ -263,21 +277,28 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     """
 
     def __init__(self, result: Result, seed: int = 0, *, is_back: bool = False):
+        """Check what the file of the result states about its stitches; read no weights yet.
+
+        Args:
+            result: The result.
+            seed: The seed of the fits, numbered from 0.
+            is_back: Whether the stitches are those from the target to the source.
+        """
         self.result = result
         self.seed = seed
         self.is_back = is_back
-        claims, self._prefix = _contents(result, seed, is_back)
-        self._kind = claims.kind
-        self._pairs = claims.pairs
-        self._widths = claims.widths
+        stated, self._prefix = _stated_facts(result, seed, is_back)
+        self._kind = stated.kind
+        self._pairs = stated.pairs
+        self._widths = stated.widths
         with explaining_file_errors(f"cannot read the stitches of {result.place}"):
             self._names = [str(model["name"]) for model in result.provenance["models"]]
 
-        may_be_no_affine_map = claims.norm != "none" or is_plugin(claims.kind)
+        may_be_no_affine_map = stated.norm != "none" or is_plugin(stated.kind)
         if may_be_no_affine_map:
-            settings = f"stitch={claims.kind}, stitch.norm={claims.norm}"
+            settings = f"stitch={stated.kind}, stitch.norm={stated.norm}"
             remedy = ": thinkalike.stitches.results.stitch_modules(result) gives the modules"
-            if claims.widths is None:
+            if stated.widths is None:
                 remedy = f", and its {NAME} does not say their widths: fit them again"
             raise StitchError(
                 f"the stitches of {result.place} may be no affine maps ({settings}){remedy}"
@@ -285,14 +306,15 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
     @property
     def back(self) -> Stitches:
-        """The stitches from the target to the source.
+        """The stitches of the opposite direction.
 
-        `back[l, m]` goes from the target's layer m to the source's l.
+        If `stitches[l, m]` goes from the source's layer l to the target's layer m, then
+        `stitches.back[l, m]` goes from the target's layer m to the source's layer l.
         """
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
-        """Return the stitch of a layer pair, or of one layer with the same layer.
+        """Return the stitch of a layer pair (l, m); a single number l stands for (l, l).
 
         Raises:
             UnknownPairError: The result has no stitch of this pair.
@@ -307,7 +329,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         with explaining_file_errors(f"cannot read the stitch {layer_pair} of {self.result.place}"):
             number = self._pairs.index(layer_pair)
             tensors = _tensors(self.result, f"{self._prefix}{number}.")
-            affine = _folded(self._kind, tensors)
+            affine = _affine_map_of(self._kind, tensors)
             self._check_widths(affine)
             source, target = _sites(self.result, layer_pair)
             sites = (source, target)
@@ -319,14 +341,14 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             return stitch
 
     def _check_widths(self, affine: AffineMap) -> None:
-        """Raise a ValueError if a map has other widths than the file claims."""
+        """Raise a ValueError if a map has other widths than the file states, if it states any."""
         if self._widths is None:
             return
-        claimed = self._widths
+        stated_widths = self._widths
         if self.is_back:
-            claimed = self._widths[::-1]
+            stated_widths = self._widths[::-1]
         width_out, width_in = affine.weight.shape
-        if claimed != [width_in, width_out]:
+        if stated_widths != [width_in, width_out]:
             raise ValueError(
                 f"its weights are for the widths {[width_in, width_out]}, "
                 f"and the file claims {self._widths}"
@@ -339,6 +361,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         return len(self._pairs)
 
     def __repr__(self) -> str:
+        """Return the names of the models, the kind, and the number of layer pairs."""
         source, target = self._names
         names = f"{source} into {target}"
         if self.is_back:
@@ -347,7 +370,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
 
 def _layer_pair(pair: int | np.integer | LayerPair) -> LayerPair:
-    """Return the two layers of a key of `Stitches`; one layer stands for two equal ones."""
+    """Return a key of `Stitches` as a layer pair; a single layer l stands for (l, l)."""
     if isinstance(pair, tuple):
         source, target = pair
         return int(source), int(target)
@@ -355,7 +378,11 @@ def _layer_pair(pair: int | np.integer | LayerPair) -> LayerPair:
 
 
 def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> Stitches:
-    """Return the stitches of a finished result, or of its folder, fitted with one seed, from 0 on.
+    """Return the stitches of a finished result as affine maps, by layer pair.
+
+    Args:
+        result: The result, or its folder.
+        seed: The seed with which the stitches were fitted; seeds are numbered from 0.
 
     Raises:
         StoreError: The folder holds no finished result, or a file of it is damaged.
@@ -373,21 +400,23 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
     return Stitches(result, seed)
 
 
-def _folded(kind: str, tensors: dict[str, Tensor]) -> AffineMap:
-    """Return the affine map of a stitch, from its tensors by name.
+def _affine_map_of(kind: str, tensors: dict[str, Tensor]) -> AffineMap:
+    """Return the affine map that the stored tensors of a stitch stand for.
 
     Args:
         kind: The kind of the stitch, a trained one without a LayerNorm or a closed form.
         tensors: Its tensors by name.
     """
-    if kind not in KINDS:  # a closed form
+    if kind not in KINDS:  # a closed form has the tensors "map.weight" and "map.bias"
         tensors = {name.removeprefix("map."): tensor for name, tensor in tensors.items()}
         return AffineMap(**tensors)
     matrices = [tensors[name] for name in sorted(tensors) if tensors[name].dim() == 2]
-    first = matrices[0]  # of low_rank the one that reads states, whose rows are its rank
+    # Two factors of a map of low rank, in the order in which they are applied, or one matrix.
+    first = matrices[0]
     last = matrices[-1]
     widths = (first.shape[1], last.shape[0])
-    return _stitch_of_tensors(kind, widths, "none", len(first), tensors).affine()
+    rank = len(first)  # ignored by kinds with one matrix
+    return _stitch_of_tensors(kind, widths, "none", rank, tensors).affine()
 
 
 def stitch_modules(
@@ -415,10 +444,10 @@ def stitch_modules(
     """
     if not isinstance(result, Result):
         result = open_result(result)
-    claims, prefix = _contents(result, seed, is_back)
-    widths = claims.widths
+    stated, prefix = _stated_facts(result, seed, is_back)
+    widths = stated.widths
     if widths is None:
-        if claims.norm != "none" or claims.kind not in CLOSED:
+        if stated.norm != "none" or stated.kind not in CLOSED:
             raise StitchError(
                 f"cannot read {_path_in_words(result)}: it does not say the widths of its stitches"
             )
@@ -430,12 +459,12 @@ def stitch_modules(
 
     modules = {}
     with explaining_file_errors(f"cannot read the stitches of {result.place}"):
-        kind = claims.kind
+        kind = stated.kind
         if is_plugin(kind):
             kind = _trusted_plugin(result, kind, plugin)
-        for number, (source_layer, target_layer) in enumerate(claims.pairs):
+        for number, (source_layer, target_layer) in enumerate(stated.pairs):
             tensors = _tensors(result, f"{prefix}{number}.")
-            phi = _stitch_of_tensors(kind, widths, claims.norm, claims.rank, tensors)
+            phi = _stitch_of_tensors(kind, widths, stated.norm, stated.rank, tensors)
             if not all(tensor.isfinite().all() for tensor in tensors.values()):
                 pair = (source_layer, target_layer)
                 raise StitchError(
@@ -449,17 +478,18 @@ def stitch_modules(
 
 
 def _trusted_plugin(result: Result, stored_kind: str, plugin: str | None) -> str:
-    """Return the FILE.py:NAME of the plugin in the file that the caller gives.
+    """Return the kind FILE.py:NAME of stitches with the path of the file that the caller gives.
 
-    The file may then be run: it is the caller who names it, and it made the stitches.
+    From now on the file may be run, because the caller has named it and its content is that of the
+    file that made the stitches. A path that only a result names is never run.
 
     Args:
         result: The result.
-        stored_kind: The FILE.py:NAME that the result has.
-        plugin: The file that the caller gives; None: none.
+        stored_kind: The kind FILE.py:NAME that the result states.
+        plugin: The path that the caller gives; None: none.
 
     Raises:
-        PluginError: It is not the very file that made the stitches.
+        PluginError: No path is given, or its file is not the one that made the stitches.
     """
     name = stored_kind.rpartition(":")[2]
     given_kind = f"{plugin}:{name}"

@@ -35,6 +35,7 @@ class Site:
     layers: int = 0
 
     def __post_init__(self) -> None:
+        """Raise a StitchError if a field, which may come from any file, is impossible."""
         texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
         has_texts = all(isinstance(text, str) for text in texts)
         has_numbers = _is_natural_number(self.layer) and _is_natural_number(self.layers)
@@ -47,12 +48,13 @@ class Site:
 
     @classmethod
     def of(cls, model: Mapping[str, object], layer: int) -> Site:
-        """Return the site of a model after one of its blocks, or in the middle of it.
+        """Return the site of a model at one of its blocks.
 
         Args:
-            model: what `FrozenModel.describe` says of it, as the provenance of results does. It
-                says whether states are taken in the middle.
-            layer: the number of the block.
+            model: The description of the model, as `FrozenModel.describe` returns it and results
+                store it. It says whether the site is after the block or between its attention
+                and its MLP.
+            layer: The number of the block.
         """
         return cls(
             model=str(model["name"]),
@@ -66,35 +68,48 @@ class Site:
         )
 
     def __str__(self) -> str:
+        """Return the name of the site, such as "gpt2:3" for the stream after block 3."""
         if self.site == AFTER:
             return f"{self.model}:{self.layer}"
         return f"{self.model}:{self.layer}.{self.site}"
 
     def is_same_as(self, other: Site) -> bool:
-        """Return whether two sites are those of the same weights; models may be renamed."""
+        """Return whether two sites are the same place in models of the same weights.
+
+        The names of the models are not compared.
+        """
         if self.fingerprint != other.fingerprint:
             return False
         return self.layer == other.layer and self.site == other.site
 
     def cut(self, model: FrozenModel) -> FrozenModel:
-        """Return a model as one whose layers are at this site."""
+        """Return a view of a model whose states are read and replaced at this kind of site.
+
+        For a site after a block this is the model itself.
+        """
         if self.site == AFTER:
             return model
-        from thinkalike.models.middle import MiddleModel  # which most stitches need not load
+        from thinkalike.models.middle import MiddleModel  # imported here, as few stitches need it
 
         return MiddleModel(model)
 
     def check_layer(self, name: str, layers: int) -> None:
-        """Raise a StitchError if a model of this name, with so many blocks, lacks this block."""
+        """Raise a StitchError if a model has no block of the number of this site.
+
+        Args:
+            name: The name of the model, for the error.
+            layers: How many blocks the model has.
+        """
         if self.layer >= layers:
             raise StitchError(
                 f"the stitch has layer {self.layer} of {name}, which has layers 0 to {layers - 1}"
             )
 
     def check_model(self, model: FrozenModel) -> None:
-        """Raise a StitchError unless a model has the weights and the settings of this site.
+        """Raise a StitchError unless a model has the weights and settings of this site's model.
 
-        Settings are not compared with those of an older site, which has none.
+        Settings are those of its config.json. A site that an older version wrote has none, and
+        only weights are compared then.
         """
         fingerprint = model.fingerprint()
         dtype = str(model.dtype).removeprefix("torch.")

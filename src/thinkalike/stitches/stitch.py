@@ -59,9 +59,18 @@ class StitchModule(nn.Module):
         rank: Count = 16,
         seed: Seed = 0,
     ):
+        """Make a map with its initial weights; see the class for the arguments.
+
+        Args:
+            kind: A kind of the table, or FILE.py:NAME for a module of the user's own.
+            width_in, width_out: The widths d and e.
+            norm: Where a LayerNorm is: "none", "pre" or "post".
+            rank: The rank r of a map of low rank.
+            seed: Decides random initial weights; the global generator of torch is not changed.
+        """
         super().__init__()
         is_plugin = plugins.is_plugin(kind)
-        plugins.trust(plugins.named_in(kind))  # a person gives this argument
+        plugins.trust(plugins.named_in(kind))  # the caller names the file, so it may be run
         _check_arguments(kind, width_in, width_out, norm, rank)
 
         self.kind = kind
@@ -85,10 +94,12 @@ class StitchModule(nn.Module):
                 self.map = self._new_map(rank)
 
     def _new_map(self, rank: int) -> nn.Module | None:
-        """Return a new map of a kind of this package; None for the identity.
+        """Return a map of this stitch's kind, with initial weights; None for the identity.
+
+        Where φ(h) is h plus the map, the map starts at zero. Otherwise it starts orthogonal.
 
         Args:
-            rank: The rank of a map of low rank.
+            rank: The rank of a map of low rank; other kinds ignore it.
         """
         width_in, width_out = self.widths
         if self.kind == "identity":
@@ -110,12 +121,16 @@ class StitchModule(nn.Module):
         return orthogonal(linear)
 
     def extra_repr(self) -> str:
-        """Return the kind and the widths, which the `repr` of the module shows."""
+        """Return the kind and the widths, to be shown in the `repr` of the module."""
         width_in, width_out = self.widths
         return f"{self.kind}, {width_in} -> {width_out}"
 
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Return φ of states; φ computes in its own precision, whatever that of the models."""
+        """Return φ of each state, computed in the dtype of φ's weights.
+
+        With the term h ("residual"), φ(h) is h plus the map of h. A LayerNorm before the map
+        ("pre") applies to both.
+        """
         weight = next(self.parameters(), None)
         if weight is not None:
             residual = residual.to(weight.dtype)
@@ -130,12 +145,13 @@ class StitchModule(nn.Module):
 
     @torch.no_grad()
     def start_from(self, weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"]) -> None:
-        """Make φ(h) = weight h + bias, in place; φ must have a map of this package.
+        """Set the weights such that φ(h) = weight h + bias, as far as the kind of φ allows.
 
-        A linear φ drops the bias, one of low rank takes the nearest map of its rank, and an
-        orthogonal one the nearest orthogonal matrix.
+        A linear φ drops the bias. One of low rank takes the nearest map of its rank, and an
+        orthogonal one the nearest orthogonal matrix. A LayerNorm is not changed. φ must have a
+        map, which is not of a plugin.
         """
-        # The map adds to h where φ has that term.
+        # If φ(h) is h plus a map of h, the map has the rest.
         map_weight = weight
         if self.residual:
             map_weight = weight - torch.eye(len(weight)).to(weight)
@@ -144,7 +160,7 @@ class StitchModule(nn.Module):
             inner, outer = self.map
             assert isinstance(inner, nn.Linear)
             assert isinstance(outer, nn.Linear)
-            # The leading singular vectors are the nearest map of a rank (Eckart and Young).
+            # The leading singular vectors give the nearest map of a rank (Eckart and Young).
             u, singular_values, v_transposed = torch.linalg.svd(map_weight, full_matrices=False)
             rank = len(inner.weight)
             inner.weight.copy_(v_transposed[:rank])
@@ -154,7 +170,7 @@ class StitchModule(nn.Module):
 
         assert isinstance(self.map, nn.Linear)
         if self.kind == "orthogonal":
-            # By assignment, so that the parametrization takes the nearest orthogonal matrix.
+            # Assigning to a parametrized weight takes the nearest orthogonal matrix.
             self.map.weight = map_weight.to(self.map.weight.dtype)
         else:
             self.map.weight.copy_(map_weight)
@@ -163,17 +179,19 @@ class StitchModule(nn.Module):
 
     @torch.no_grad()
     def affine(self) -> AffineMap:
-        """Return φ as one map W h + b in float64, with the identity and both factors folded in.
+        """Return the W and b in float64 with which φ(h) = W h + b.
+
+        W includes the identity if φ(h) has the term h, and is the product of both factors if φ is
+        of low rank.
 
         Raises:
-            ValueError: There is a LayerNorm, so that φ is not an affine map, or φ is a plugin's
-                and may not be one.
+            ValueError: φ may be no affine map, because it has a LayerNorm or is a user's module.
         """
         if self.kind not in KINDS or self.norm != "none":
             raise ValueError(
                 f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map"
             )
-        # One linear map, or the two factors of a low rank.
+        # One linear map, or the two factors of a map of low rank; none for the identity.
         linear_maps = [module for module in self.modules() if isinstance(module, nn.Linear)]
         if not linear_maps:
             identity = torch.eye(self.widths[0], dtype=torch.float64)
@@ -192,7 +210,7 @@ class StitchModule(nn.Module):
 
 
 def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> None:
-    """Raise a ValueError for an unknown kind or norm, or widths that do not fit the kind."""
+    """Raise a ValueError for an unknown kind or norm, or widths or a rank that do not fit."""
     if kind not in KINDS and not plugins.is_plugin(kind):
         raise ValueError(f"kind={shown(kind)} is unknown; kinds are {', '.join(KINDS)}")
     if norm not in NORMS:
@@ -207,14 +225,14 @@ def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: 
 
 
 def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes for two widths.
+    """Return the module that a user's class or function makes, after a trial of its shapes.
 
     Args:
-        kind: The plugin, FILE.py:NAME.
-        width_in, width_out: The widths of the source and the target.
+        kind: The file and the name in it, FILE.py:NAME.
+        width_in, width_out: The widths of the states that the module maps from and to.
 
     Raises:
-        PluginError: it fails, has no weights, or leads to another width.
+        PluginError: It fails, makes no module with weights, or maps to another width.
     """
     function = plugins.load(kind)
     with plugins.blaming(f"stitch {kind}"):
@@ -239,7 +257,7 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
 
 
 def _initialise_linear(linear: nn.Linear, *, to_zero: bool) -> None:
-    """Set a linear map to zero, or to a random orthogonal one, in place; its bias becomes zero."""
+    """Set a weight to zero or to a random orthogonal matrix, and the bias, if any, to zero."""
     with torch.no_grad():
         if to_zero:
             nn.init.zeros_(linear.weight)
@@ -257,23 +275,23 @@ def facts_of_stitches(
     widths: Sequence[int] | None = None,
     rank: int | None = None,
 ) -> dict[str, str]:
-    """Return what the file of a result's stitches says of them.
+    """Return the metadata of the file in which the stitches of a result are stored.
 
-    Tensors are called by the number of the layer pair and the parameter, as in "0.map.weight";
-    those of a further seed begin with "seed_1.", and those from the target to the source with
-    "back.", as in "back.seed_1.0.map.weight".
+    Tensors in the file are named by the index of the layer pair and the parameter, as in
+    "0.map.weight". Names of a further seed begin with "seed_1.", and those of stitches from the
+    target to the source with "back.", as in "back.seed_1.0.map.weight".
 
     Args:
-        pairs: the layer pairs, in the order of their numbers.
-        kind: the kind of the stitches.
-        norm: where they have a LayerNorm.
-        widths: of the source and the target, for trained stitches.
-        rank: of low_rank.
+        pairs: The layer pairs, in the order of their indices.
+        kind: The kind of the stitches.
+        norm: Where they have a LayerNorm.
+        widths: The widths of the source and the target; None for maps that were not trained.
+        rank: The rank of stitches of kind low_rank.
     """
     facts: dict[str, object] = {"pairs": pairs, "kind": kind, "norm": norm}
     if widths is not None:
         facts["widths"] = widths
     if rank is not None:
         facts["rank"] = rank
-    # It is one entry, as safetensors does not keep the order of several.
+    # A single entry, because safetensors writes several entries in no fixed order.
     return {"stitch": json.dumps(facts)}

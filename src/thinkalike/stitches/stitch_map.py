@@ -59,6 +59,7 @@ class StitchMap(nn.Module):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
+        """Check the arguments, and store weight and bias in float32 without gradients."""
         super().__init__()
         weight = _checked_numbers(weight, "weight")
         bias = _checked_numbers(bias, "bias")
@@ -78,7 +79,7 @@ class StitchMap(nn.Module):
         self.file = ""
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Return φ of each state, in the dtype of `states`.
+        """Return W h + b for each state h, in the dtype of `states`.
 
         Raises:
             StitchError: States have another width than the source's, or are no real numbers.
@@ -94,7 +95,7 @@ class StitchMap(nn.Module):
 
     @property
     def affine(self) -> AffineMap:
-        """The weight and the bias as a plain map, whose products with others are plain, too."""
+        """The weight and the bias as an `AffineMap`, without sites."""
         return AffineMap(self.weight, self.bias)
 
     @property
@@ -103,10 +104,10 @@ class StitchMap(nn.Module):
         return AffineMap(self.weight.double(), self.bias.double())
 
     def __matmul__(self, first: StitchMap) -> StitchMap:
-        """Return the composition: `(a @ b)(states)` is `a(b(states))`.
+        """Return the composition, computed in float64: `(a @ b)(states)` is `a(b(states))`.
 
         Raises:
-            StitchError: `first` does not end where this map begins.
+            StitchError: The target site of `first` is not the source site of this map.
         """
         if not isinstance(first, StitchMap):
             return NotImplemented
@@ -121,9 +122,10 @@ class StitchMap(nn.Module):
     def inverse(self) -> StitchMap:
         """Return h ↦ W⁺ (h - b), from the target's site to the source's; W⁺ is the pseudo-inverse.
 
-        It maps φ(h) to h, but not the target's own states to the source's: W⁺ multiplies what φ
-        does not explain by up to the condition number of W, which a warning gives. The map back by
-        regression is `both_directions(...).psi`, or `load_stitch(result).back`.
+        It maps φ(h) back to h, but it is no good map of the target's own states to the source's:
+        W⁺ amplifies what φ does not explain, relative to φ(h), by up to the condition number of W,
+        which a warning gives. The map back by regression is `both_directions(...).psi`, or
+        `load_stitch(result).back`.
         """
         condition = f"condition number {self.affine.condition:.3g}"
         warnings.warn(
@@ -136,13 +138,15 @@ class StitchMap(nn.Module):
     def stitched(
         self, source: FrozenModel, target: FrozenModel, *, check: bool = True
     ) -> StitchedModel:
-        """Return the model of the source up to its layer, this map, and the target from there on.
+        """Return the stitched model: the source up to its site, this map, and the target after it.
 
         Args:
+            source: The model whose states are mapped.
+            target: The model that continues from the mapped states.
             check: Whether the models must have the weights that the stitch was made with.
 
         Raises:
-            StitchError: They have other weights, or their tokenizers differ, or one lacks the
+            StitchError: The models have other weights, their tokenizers differ, or one lacks the
                 layer of its site.
         """
         if check:
@@ -158,7 +162,10 @@ class StitchMap(nn.Module):
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write weights, sites and a model card into a folder, which is made if necessary."""
+        """Write the weights, the sites and a model card into a folder, and make it if necessary.
+
+        Files of the same names are replaced.
+        """
         folder = in_home(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
@@ -171,10 +178,10 @@ class StitchMap(nn.Module):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> StitchMap:
-        """Return the stitch of a folder that `save` wrote.
+        """Return the stitch that `save` wrote into a folder.
 
         Raises:
-            StitchError: A file is missing or damaged, or holds something else than a stitch.
+            StitchError: A file is missing or damaged, has another format, or holds no stitch.
         """
         folder = in_home(folder)
         with explaining_file_errors(
@@ -202,10 +209,10 @@ class StitchMap(nn.Module):
         revision: str | None = None,
         **options: Any,
     ) -> StitchMap:
-        """Return the stitch of a folder, or of a repository of the hub, ORG/NAME.
+        """Return the stitch in a local folder or, if there is none, in a repository of the hub.
 
         Args:
-            pretrained_model_name_or_path: The folder, or the repository.
+            pretrained_model_name_or_path: The folder, or the repository as ORG/NAME.
             revision: The branch, tag or commit of a repository; None: the default branch.
             options: Further arguments of `hf_hub_download`.
 
@@ -224,7 +231,7 @@ class StitchMap(nn.Module):
             return cls.load(Path(weights).parent)
 
     def extra_repr(self) -> str:
-        """Return the sites and their widths, which the `repr` of the module shows."""
+        """Return the sites and their widths, to be shown in the `repr` of the module."""
         width_out, width_in = self.weight.shape
         return f"{self.source} ({width_in}) → {self.target} ({width_out})"
 
@@ -233,11 +240,11 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
     """Return the weight or the bias of a stitch as a tensor of real numbers.
 
     Args:
-        tensor: A tensor, or what NumPy makes an array of.
+        tensor: A tensor, or anything that NumPy can make an array of.
         name: "weight" or "bias", for errors.
 
     Raises:
-        StitchError: It is of whole numbers, or of something else than real numbers.
+        StitchError: It has integers, or anything else than real numbers.
     """
     if isinstance(tensor, Tensor) and tensor.dtype in WHOLE:
         raise StitchError(
@@ -247,7 +254,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
 
 
 def _check_site(site: object, name: str) -> None:
-    """Raise a StitchError unless this is a `Site`."""
+    """Raise a StitchError unless a value is a `Site`; `name` is "source" or "target"."""
     if not isinstance(site, Site):
         raise StitchError(
             f"the {name} of a stitch is {site!r}: give a thinkalike.stitches.stitch_map.Site"
@@ -261,10 +268,10 @@ def _check_finite(tensor: Tensor, name: str) -> None:
 
 
 def _real_tensor(value: object, name: str) -> Tensor:
-    """Return a tensor, or what NumPy makes an array of, as a tensor of real numbers.
+    """Return a tensor, or anything that NumPy can make an array of, as a tensor of real numbers.
 
     Raises:
-        StitchError: It is something else; the message begins with `name`.
+        StitchError: It has no real numbers; the message begins with `name`.
     """
     try:
         return tensor_of(value, Float, name)
@@ -273,11 +280,11 @@ def _real_tensor(value: object, name: str) -> Tensor:
 
 
 def _card(stitch: StitchMap) -> str:
-    """Return the model card of a stitch."""
+    """Return the model card of a stitch: a page of Markdown with metadata for the hub."""
     width_out, width_in = stitch.weight.shape
     source_row = _card_row("source", stitch.source, width_in)
     target_row = _card_row("target", stitch.target, width_out)
-    source_name = json.dumps(plain(stitch.source.model))  # as a text of Python
+    source_name = json.dumps(plain(stitch.source.model))  # quoted, as Python's literals are
     layer = stitch.source.layer
     return f"""---
 library_name: thinkalike
@@ -314,14 +321,15 @@ def _card_row(name: str, site: Site, width: int) -> str:
     """
     values = (name, site.model, site.revision, site.layer, width, site.dtype)
     cells = [_in_markdown(value) for value in values]
-    fingerprint = re.sub(r"[^\w]", "", site.fingerprint)  # in a code span nothing can be escaped
+    # Nothing can be escaped in a code span, so that other characters are removed.
+    fingerprint = re.sub(r"[^\w]", "", site.fingerprint)
     return f"| {' | '.join(cells)} | `{fingerprint}` |"
 
 
 def _in_markdown(value: object) -> str:
-    """Return a value as text of a model card.
+    """Return a value as a line of text in which neither HTML nor Markdown has an effect.
 
-    The name of a model may come from anywhere, and a web page shows the card.
+    The name of a model may come from anybody, and web pages show it as part of a model card.
     """
     words = str(value).split()
     text = html.escape(plain(" ".join(words)), quote=False)

@@ -24,6 +24,7 @@ class StitchedModel:
     def __init__(
         self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel
     ):
+        """Check that the models fit together; see the class for the arguments."""
         self.source = source
         self.layer = layer
         self.phi = phi
@@ -39,9 +40,10 @@ class StitchedModel:
         target.check_layers([depth])
 
     def __call__(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
-        """Return the target's logits of each next token.
+        """Return the logits of each next token, (row, position, token of the vocabulary).
 
-        They are differentiable with respect to the trainable weights of φ.
+        The source runs up to its layer, φ maps its states, and the target continues from these.
+        The logits are differentiable with respect to the trainable weights of φ.
 
         Raises:
             ModelError: The target predicts no next token.
@@ -51,9 +53,9 @@ class StitchedModel:
 
     @torch.no_grad()
     def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b more"]:
-        """Return the tokens with `steps` more, each the most likely one.
+        """Return the tokens followed by `steps` more, each of which is the most likely one.
 
-        Each takes a whole pass. The result is on the device of `tokens`.
+        Each step runs the whole row, without a cache. The result is on the device of `tokens`.
 
         Raises:
             StitchError: The row would be longer than one of the models can read.

@@ -45,25 +45,28 @@ class StateFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a state of Lightning as a state of the store; `storage_options` is not read."""
+        """Write a checkpoint of Lightning in the format of this package's store.
+
+        `storage_options`, which Lightning may pass, is ignored.
+        """
         write_state(Path(path).parent, Path(path).name, checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a state of the store, and keep it for the checks of `KeepStates`.
+        """Return a checkpoint from this package's store, and store it in `loaded` to be checked.
 
-        The options that Lightning passes besides the path are not read.
+        The options that Lightning passes besides the path are ignored.
         """
         self.loaded = read_state(Path(path))
         return self.loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Do nothing: `write_state` removes a state when the next one is complete."""
+        """Do nothing: `write_state` removes a checkpoint itself once the next one is complete."""
 
 
 def invalid_state(path: Path, reason: str) -> StoreError:
-    """Return the error that a file is not a state of this training, for a reason in words."""
+    """Return the error for a file that is no checkpoint of this training, with the reason."""
     return StoreError(f"{path} is no state of this training ({reason}); remove it")
 
 
@@ -74,25 +77,26 @@ class KeptState:
     Attributes:
         path: The file of the state.
         step: How many steps were done.
-        has_settings: Whether its rates must be those of the settings; a callback of the user may
-            change them.
+        has_configured_rates: Whether its learning rates must be those of the settings; a callback
+            of the user may change them.
     """
 
     path: Path
     step: int
-    has_settings: bool
+    has_configured_rates: bool
 
     @classmethod
-    def read(cls, path: Path, steps: int, *, has_settings: bool) -> KeptState:
-        """Return the state in a file.
+    def read(cls, path: Path, steps: int, *, has_configured_rates: bool) -> KeptState:
+        """Return the path and the step of a checkpoint.
 
         Args:
-            path: The file.
+            path: The file of the checkpoint.
             steps: How many steps the training has in all.
-            has_settings: Whether the rates of the state must be those of the settings.
+            has_configured_rates: Whether the learning rates in it must be those of the settings;
+                callbacks of the user may have changed them.
 
         Raises:
-            StoreError: The file is no state, or is not one of a training of so many steps.
+            StoreError: The file is no checkpoint, or its step is not one of this training.
         """
         step = read_state(path).get("global_step")
         if type(step) is not int or not 0 < step <= steps:
@@ -101,24 +105,26 @@ class KeptState:
                 f"its global_step is {str(step)[:MOST_SHOWN]}, "
                 f"and should be a number from 1 to {steps}",
             )
-        return cls(path, step, has_settings)
+        return cls(path, step, has_configured_rates)
 
     def check(self, state: Mapping[str, object], trainer: pl.Trainer) -> None:
-        """Raise a StoreError unless this very training would have written a state.
+        """Raise a StoreError unless a checkpoint may be one that this very training has written.
 
-        Lightning has read it, and has not taken it up yet.
+        Its entries must have the names, types, shapes and dtypes of this training's. Options of
+        optimizers and schedules must have the values that they have after so many steps, so that
+        no setting differs from the job's. Weights and momenta must be finite; their values are not
+        checked otherwise.
 
-        Its entries have the names, types, shapes and dtypes of this training's, and weights and
-        momenta are finite. Optimizers and schedules have the values that they have after these
-        steps, so that no setting differs from the job's. Finite weights and momenta, zeros among
-        them, cannot be told from those that this training would have.
+        Args:
+            state: The checkpoint, which Lightning has read but not applied yet.
+            trainer: Lightning's trainer, with the module, optimizers and schedules of this job.
         """
         for reason in self._reasons(state, trainer):
             if reason:
                 raise invalid_state(self.path, reason)
 
     def _reasons(self, state: Mapping[str, object], trainer: pl.Trainer) -> Iterator[str]:
-        """Yield for each part of a state what is wrong with it, or an empty text."""
+        """Yield, for each part of a checkpoint, what is wrong with it, or "" if nothing is."""
         module = trainer.lightning_module
         assert module is not None
         weights = state.get("state_dict")
@@ -126,12 +132,12 @@ class KeptState:
         yield _weight_not_finite(weights, module)
 
         with warnings.catch_warnings():
-            # torch warns that a schedule moved before its optimizer
+            # torch warns that a schedule has stepped before its optimizer.
             warnings.simplefilter("ignore")
             schedules = []
             for entry in trainer.lr_scheduler_configs:
                 schedules.append(_state_after_steps(entry.scheduler, self.step))
-        # These are read now, as the schedules have set the rates of these steps.
+        # The schedules have just set the learning rates that belong to `self.step`.
         expected_groups = [
             optimizer.state_dict()["param_groups"] for optimizer in trainer.optimizers
         ]
@@ -144,7 +150,7 @@ class KeptState:
                 groups.append(optimizer_state.get("param_groups"))
             else:
                 groups.append(optimizer_state)
-        with_values = self.has_settings
+        with_values = self.has_configured_rates
         yield _difference(groups, expected_groups, "param_groups", with_values=with_values)
         yield _difference(
             state.get("lr_schedulers"), schedules, "lr_schedulers", with_values=with_values
@@ -163,9 +169,9 @@ class KeptState:
 
 
 def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, Any]:
-    """Move a schedule by so many steps, and return its state.
+    """Advance a schedule by so many steps, and return its state.
 
-    Its optimizer gets the learning rate that it has after these steps.
+    As a side effect, its optimizer gets the learning rate of that step.
     """
     for _ in range(steps):
         scheduler.step()
@@ -173,16 +179,16 @@ def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, Any]:
 
 
 def _difference(stored: object, expected: object, name: str, *, with_values: bool = False) -> str:
-    """Return in words how a stored value differs from an expected one; "" if it does not.
+    """Return a text of the first difference between a stored and an expected value, or "".
 
-    Names, types, shapes and dtypes are compared, and numbers only `with_values`. Only the first
-    difference is told.
+    Mappings and lists are compared entry by entry. Types, shapes and dtypes must be equal.
 
     Args:
-        stored: A value of the state.
+        stored: A value of a checkpoint.
         expected: What this training has in its place.
-        name: What the words call the value, as a path of keys.
-        with_values: Whether numbers and texts must be equal, too; the entries of tensors need not.
+        name: What the text calls the value: its path of keys.
+        with_values: Whether numbers and strings must be equal, too. The entries of tensors are
+            never compared.
     """
     if isinstance(expected, dict):
         return _difference_of_mappings(stored, expected, name, with_values)
@@ -210,13 +216,13 @@ def _difference(stored: object, expected: object, name: str, *, with_values: boo
 def _difference_of_mappings(
     stored: object, expected: Mapping[str, object], name: str, with_values: bool
 ) -> str:
-    """Return in words how a stored mapping differs from the expected one; "" if it does not.
+    """Return a text of the first difference between a stored and an expected mapping, or "".
 
     Args:
-        stored: What a state has in this place, which may be no mapping.
-        expected: What this training has there.
-        name: What the words call the mapping.
-        with_values: Whether numbers and texts must be equal, too.
+        stored: A value of a checkpoint, which may be no mapping.
+        expected: The mapping that this training has in its place.
+        name: What the text calls the mapping: its path of keys.
+        with_values: Whether numbers and strings in it must be equal, too.
     """
     if not isinstance(stored, dict):
         return f"{name} is {type(stored).__name__}, and should have {len(expected)} entries"
@@ -233,7 +239,14 @@ def _difference_of_mappings(
 def _difference_of_lists(
     stored: object, expected: list[object], name: str, with_values: bool
 ) -> str:
-    """Return in words how a stored list differs from the expected one; "" if it does not."""
+    """Return a text of the first difference between a stored and an expected list, or "".
+
+    Args:
+        stored: A value of a checkpoint, which may be no list.
+        expected: The list that this training has in its place.
+        name: What the text calls the list: its path of keys.
+        with_values: Whether numbers and strings in it must be equal, too.
+    """
     if not isinstance(stored, list):
         return f"{name} should have {len(expected)} entries, and has none"
     if len(stored) != len(expected):
@@ -247,7 +260,13 @@ def _difference_of_lists(
 
 
 def _difference_of_tensors(stored: object, expected: Tensor, name: str) -> str:
-    """Return in words how the shape or dtype of a stored tensor differs; "" if neither does."""
+    """Return a text of how the shape or dtype of a stored tensor differs, or "" if neither does.
+
+    Args:
+        stored: A value of a checkpoint, which may be no tensor.
+        expected: The tensor that this training has in its place.
+        name: What the text calls the tensor: its path of keys.
+    """
     if not isinstance(stored, Tensor):
         return f"{name} is {type(stored).__name__}, and should be a tensor"
     stored_form = (tuple(stored.shape), stored.dtype)
@@ -258,9 +277,13 @@ def _difference_of_tensors(stored: object, expected: Tensor, name: str) -> str:
 
 
 def _weight_not_finite(weights: object, module: pl.LightningModule) -> str:
-    """Return in words which weight of a module has values that are not finite; "" if none has.
+    """Return a text of which stored weight of a module is not finite, or "" if all are.
 
-    Buffers, such as curves, have NaN for steps that are yet to come.
+    Buffers are not checked: curves of losses have NaN for the steps that are yet to come.
+
+    Args:
+        weights: The stored weights by name; a value that is no mapping is reported elsewhere.
+        module: The module, which says which names are weights and not buffers.
     """
     if not isinstance(weights, dict):
         return ""
@@ -272,13 +295,13 @@ def _weight_not_finite(weights: object, module: pl.LightningModule) -> str:
 
 
 def _count_beyond(progress: object, steps: int, name: str = "fit_loop") -> str:
-    """Return in words which count of the loops is impossible after so many steps; "" if none is.
+    """Return a text of the first count that is impossible after so many steps, or "".
 
     Args:
-        progress: The counts of Lightning's loops: mappings in each other, whose whole numbers are
-            counts.
+        progress: The stored progress of Lightning's loops: nested mappings, in which each integer
+            is a count.
         steps: How many steps were done.
-        name: What the words call the counts.
+        name: What the text calls `progress`: its path of keys.
     """
     if isinstance(progress, dict):
         for key, entry in progress.items():
@@ -292,14 +315,14 @@ def _count_beyond(progress: object, steps: int, name: str = "fit_loop") -> str:
 
 
 def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int) -> str:
-    """Return in words which momenta this optimizer cannot have after so many steps; "" if none.
+    """Return a text of the first stored momentum that an optimizer cannot have, or "".
 
-    Each is finite and has the shape and dtype of its weight. Adam's `step` is a count, and so a
-    single number.
+    A momentum must be finite and have the shape and dtype of its weight. The entry "step", which
+    Adam has for each weight, must be a number from 1 to the steps done.
 
     Args:
-        state: What is stored of each weight, by the number of the weight and then by name.
-        optimizer: The optimizer.
+        state: The stored entries of each weight, by the index of the weight and then by name.
+        optimizer: The optimizer of this training.
         steps: How many steps were done.
     """
     weights = _weights_of(optimizer)
@@ -324,7 +347,7 @@ def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int)
 
 
 def _invalid_count(count: object, steps: int) -> str:
-    """Return in words what is wrong with the count of steps of a weight; "" if nothing is."""
+    """Return a text of what is wrong with a weight's stored number of steps, or ""."""
     is_number = (
         isinstance(count, Tensor) and count.shape == torch.Size() and count.is_floating_point()
     )
@@ -334,7 +357,7 @@ def _invalid_count(count: object, steps: int) -> str:
 
 
 def _invalid_momentum(momentum: object, weight: Tensor) -> str:
-    """Return in words what is wrong with the momentum of a weight; "" if nothing is."""
+    """Return a text of what is wrong with the stored momentum of a weight, or ""."""
     if not isinstance(momentum, Tensor):
         return f"is {str(momentum)[:MOST_SHOWN]}, and should have shape {tuple(weight.shape)}"
     if momentum.shape != weight.shape:
@@ -347,7 +370,7 @@ def _invalid_momentum(momentum: object, weight: Tensor) -> str:
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the weights of all groups of an optimizer, in the order of their numbers."""
+    """Return the weights of all groups of an optimizer, in the order of their indices."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
@@ -380,6 +403,10 @@ class KeepStates(Checkpoint):
         files: StateFiles,
         resumed: KeptState | None = None,
     ):
+        """Store where and how often checkpoints are written; a first one is timed from now.
+
+        `files` has the checkpoint that Lightning has loaded, and `resumed` says what it should be.
+        """
         self.folder = folder
         self.name = name
         self.every = every
@@ -391,14 +418,19 @@ class KeepStates(Checkpoint):
         self._time_of_last_state = time.monotonic()
 
     def on_fit_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Check the state that Lightning has loaded, if training resumes."""
+        """If the training resumes, check the checkpoint that Lightning has loaded."""
         if self.resumed:
             self.resumed.check(self.files.loaded, trainer)
         self.files.loaded = {}
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Take the signal handlers back from Lightning, and check the step of the state."""
-        take_back()  # Lightning's own handler ends a job with status 0 and without a state
+        """Restore this package's signal handlers, and check that the training resumes as stored.
+
+        Raises:
+            StoreError: The loops of Lightning have resumed at another step than the checkpoint
+                states.
+        """
+        take_back()  # Lightning's own handler would end a job with status 0 and no checkpoint
         self._time_of_last_state = time.monotonic()
         if self.resumed and trainer.global_step != self.resumed.step:
             raise invalid_state(
@@ -413,9 +445,15 @@ class KeepStates(Checkpoint):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, module: SteppedModule, *_: object
     ) -> None:
-        """Report the step, and write a state if it is time for one."""
+        """Report the step, write a checkpoint if it is time for one, and stop after a signal.
+
+        Raises:
+            StoreError: This is the first step of a resumed training, and its checkpoint lacked
+                the momenta of some weights.
+            Interrupted: A signal came.
+        """
         step = trainer.global_step
-        # A weight that has no momenta in the state gets them in the first step.
+        # The optimizer makes missing momenta in the first step, so that their names change then.
         is_first_step = self.resumed is not None and step == self.resumed.step + 1
         if is_first_step and _momenta_names(trainer) != self._momenta_at_start:
             assert self.resumed is not None
@@ -429,7 +467,7 @@ class KeepStates(Checkpoint):
         is_stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
         if is_stopping or (step % self.every == 0 and self._is_due(trainer, module)):
             for logger in trainer.loggers:
-                logger.save()  # so that the curves have no gap before the state
+                logger.save()  # so that the curves have no gap before the checkpoint
             if self.folder is not None:
                 trainer.save_checkpoint(self.folder / self.name)
             self._time_of_last_state = time.monotonic()
@@ -437,24 +475,24 @@ class KeepStates(Checkpoint):
             stop(f"at step {step} of {trainer.max_steps}")
 
     def _is_due(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
-        """Return whether a state is to be written now: it is small, or the last one is old.
+        """Return whether to write a checkpoint now: it is small, or the last one is old enough.
 
-        If one process finds the last one old, all do.
+        Of several processes, all write one if the last one is old by the clock of any of them.
         """
-        size = sum(weight.nbytes for weight in module.state_dict().values())
+        byte_count = sum(weight.nbytes for weight in module.state_dict().values())
         for optimizer in trainer.optimizers:
             for entries in optimizer.state.values():
                 for value in entries.values():
                     if isinstance(value, Tensor):
-                        size += value.nbytes
-        if size < LARGE_STATE:
+                        byte_count += value.nbytes
+        if byte_count < LARGE_STATE:
             return True
         is_old = time.monotonic() - self._time_of_last_state >= SECONDS_BETWEEN_LARGE_STATES
         return trainer.strategy.reduce_boolean_decision(is_old, all=False)
 
 
 def _momenta_names(trainer: pl.Trainer) -> list[list[str]]:
-    """Return, for each weight, the names of what its optimizer keeps for it, in sorted order."""
+    """Return, for each weight, the sorted names of the entries that its optimizer has for it."""
     names = []
     for optimizer in trainer.optimizers:
         for weight in _weights_of(optimizer):

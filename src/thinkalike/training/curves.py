@@ -27,16 +27,20 @@ MOST_COLUMNS = 10_000
 
 
 def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
-    """Return Lightning's loggers of the curves of a run, by `logger.kind`; at most one.
+    """Return the Lightning logger that a job asks for, as a list of one; or an empty list.
 
-    There is none for the further processes of a job, for csv and tensorboard without a folder, and
-    for any kind but these and wandb. The job's tracker closes what it opened.
+    The list is empty in all processes of a job but the first, for csv and tensorboard if the job
+    has no folder, and for any other kind than these two and wandb.
+
+    Args:
+        run: Where the training runs.
+        kind: The setting `logger.kind`.
     """
     if rank(run):
         return []
     if kind == "wandb":
         assert run.tracker is not None, "a job that logs to W&B has a tracker"
-        # Curves are over the steps, as in Lightning's own runs.
+        # The horizontal axis of all curves is the step, as in runs that Lightning begins itself.
         run.tracker.run.define_metric("trainer/global_step")
         run.tracker.run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         return [WandbLogger(experiment=run.tracker.run)]
@@ -51,18 +55,18 @@ def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
 
 
 def move_to_earlier(folder: Path, steps_done: int) -> None:
-    """Add what the last run wrote to the earlier curves, up to the step of its state.
+    """Move the curves of an interrupted run to the file of earlier curves, before it is resumed.
 
-    What it wrote after its last state is dropped, as those steps are done again.
+    Rows from step `steps_done` on are dropped: the training resumes there and writes them again.
     """
     _join_curves(folder, EARLIER_CURVES_FILE, before=float(steps_done))
     (folder / CURVES_FILE).unlink(missing_ok=True)
 
 
 def join_all(folder: Path) -> None:
-    """Write the curves of all runs as `CURVES_FILE`, when the training has ended.
+    """Join the curves of all runs of a training, which has ended, in `CURVES_FILE`.
 
-    Nothing is done where there was a single run.
+    Nothing is done if the training was never interrupted.
     """
     if not (folder / EARLIER_CURVES_FILE).exists():
         return
@@ -73,12 +77,13 @@ def join_all(folder: Path) -> None:
 def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
     """Write the curves of all runs to one file, for the steps below `before`.
 
-    The file is replaced at once, so that a kill leaves it whole. Without curves there is no file.
+    The file is replaced in one step, so that a kill leaves it whole. If there are no curves,
+    nothing is written.
 
     Args:
-        folder: Where the curves are, and where the file is written.
-        name: The name of the file.
-        before: The first step that is left out.
+        folder: The folder with the files of curves, in which the joined file is written.
+        name: The name of the joined file.
+        before: Rows of this step and later ones are left out.
     """
     tables = read_curves(folder)
     if not tables:
@@ -91,10 +96,10 @@ def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
 
 
 def read_curves(folder: Path) -> list[pd.DataFrame]:
-    """Return the curves of earlier runs and of the last one, if there are any.
+    """Return the table of curves of earlier runs, and that of the last run, if they exist.
 
     Raises:
-        StoreError: a file, which may come from anywhere, is not a table of numbers by step.
+        StoreError: A file is not a table of numbers by step.
     """
     tables = []
     for path in (folder / EARLIER_CURVES_FILE, folder / CURVES_FILE):
@@ -115,7 +120,11 @@ def read_curves(folder: Path) -> list[pd.DataFrame]:
 
 
 def _read_table(path: Path) -> pd.DataFrame | None:
-    """Return the rows of a file of curves as text; None if the file is empty."""
+    """Return the table in a file of curves, with strings as cells; None if the file is empty.
+
+    Raises:
+        ValueError: It has too many columns, or its rows have different lengths or no step.
+    """
     content = read_bytes(path, MOST_CURVE_BYTES, follow=False)
     if not content:
         return None
@@ -124,9 +133,9 @@ def _read_table(path: Path) -> pd.DataFrame | None:
     if columns > MOST_COLUMNS:
         raise ValueError(f"it has {columns:,} columns, and at most {MOST_COLUMNS:,} are read")
 
-    # As numbers, a column that is empty in one of the files would turn integers into fractions.
+    # Read as numbers, integers of a column with empty cells would become floats such as "3.0".
     rows = pd.read_csv(io.BytesIO(content), dtype=str)
-    # pandas takes the first cells of rows that are longer than the header as the index
+    # If rows are longer than the header, pandas makes an index of their first cells.
     has_long_rows = not isinstance(rows.index, pd.RangeIndex)
     if has_long_rows or rows["step"].astype(float).isna().any():
         raise ValueError("its rows are of different lengths")

@@ -52,15 +52,20 @@ class StepData(pl.LightningDataModule):
         repeats: int = 1,
         setting: str = "tokens_per_step",
     ):
+        """Compute how many rows a step has, and warn if they hold fewer tokens than asked for.
+
+        Raises:
+            DataError: `tokens_per_step` is less than one row.
+        """
         super().__init__()
         self.rows = rows
         self.steps = steps
         self.seed = seed
         self.repeats = repeats
         self.context = context or rows.shape[1]
-        self.size = tokens_per_step // self.context  # rows of a step
+        self.rows_per_step = tokens_per_step // self.context
 
-        if self.size == 0:
+        if self.rows_per_step == 0:
             raise DataError(
                 f"{setting}={tokens_per_step} is less than one row of {self.context} tokens"
             )
@@ -70,35 +75,37 @@ class StepData(pl.LightningDataModule):
                 f"warning: {setting}={tokens_per_step:,} is no multiple of the {self.context:,} "
                 f"tokens of a row: each step reads {tokens_read:,}"
             )
-        # the epoch whose order is known, and that order
+        # The epoch that was read last, and the order of its rows.
         self._epoch = NO_EPOCH
         self._order: list[int] = []
 
     def batch(self, step: int) -> Int[Tensor, "b width"]:
         """Return the rows that this process reads in a step.
 
+        Of several processes that share the training, each reads an equal part of the step's rows.
+
         Raises:
-            DataError: the processes cannot share the rows of a step equally.
+            DataError: The number of processes does not divide the rows of a step.
         """
         rank = 0
         processes = 1
         if self.trainer:
             rank = self.trainer.global_rank
             processes = self.trainer.world_size
-        if self.size % processes:
+        if self.rows_per_step % processes:
             raise DataError(
-                f"{self.size} rows of {self.context} tokens cannot be shared by "
+                f"{self.rows_per_step} rows of {self.context} tokens cannot be shared by "
                 f"{processes} processes"
             )
-        start = step // self.repeats * self.size
-        positions = range(start + rank, start + self.size, processes)
-        row_numbers = [self._row_number(position) for position in positions]
-        return self.rows[row_numbers].long()
+        start = step // self.repeats * self.rows_per_step  # `repeats` steps read the same rows
+        positions = range(start + rank, start + self.rows_per_step, processes)
+        row_indices = [self._row_index(position) for position in positions]
+        return self.rows[row_indices].long()
 
-    def _row_number(self, position: int) -> int:
-        """Return the index of the row that is read at a position, counted over all epochs.
+    def _row_index(self, position: int) -> int:
+        """Return the index of the row that is read as number `position`, counted over all epochs.
 
-        The order of one epoch is kept, as positions come epoch after epoch.
+        Each epoch has its own random order, of which only the latest stays in memory.
         """
         epoch, position_in_epoch = divmod(position, len(self.rows))
         if epoch != self._epoch:
@@ -108,9 +115,12 @@ class StepData(pl.LightningDataModule):
         return self._order[position_in_epoch]
 
     def train_dataloader(self) -> DataLoader[int]:
-        """Return the loader of the rows of each step, from the first step of this run."""
+        """Return a loader that yields the rows of each step, from the first step of this run on.
+
+        It offers `steps` further steps also in a resumed run; Lightning stops at the last step of
+        the training.
+        """
         assert self.trainer
-        # Lightning counts the steps from those that the state has done, so there are `steps` more.
         first_step = self.trainer.global_step
         steps = range(first_step, first_step + self.steps)
         # Pinned rows are copied to a GPU while it computes.

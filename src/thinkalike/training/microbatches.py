@@ -66,11 +66,14 @@ def _summed_losses(
 ) -> SummedLosses:
     """Return the summed losses of the chosen stitches on some rows, and their gradients.
 
+    A stitch's loss depends on its own weights only, so that one backward pass of the sum of all
+    gives each its gradients.
+
     Args:
         losses: Returns the loss of each token for each chosen stitch.
         weights: The weights of each stitch.
-        rows: The rows.
-        chosen: The numbers of the stitches.
+        rows: The rows of tokens.
+        chosen: The indices of the stitches.
     """
     with torch.enable_grad():
         values = losses(rows, chosen)
@@ -97,12 +100,18 @@ class _AccumulatedLosses(torch.autograd.Function):
         size: Microbatch,
         *all_weights: Tensor,
     ) -> Float[Tensor, " p"]:
-        """Return the mean loss of each stitch.
+        """Return the mean loss of each stitch, and store the gradients for `backward`.
 
-        The gradients of its weights, summed over microbatches, are kept for `backward`.
+        Args:
+            ctx: Stores the gradients, summed over microbatches.
+            losses: Returns the loss of each token for each chosen stitch.
+            weights: The weights of each stitch.
+            rows: The rows of the step.
+            size: How many rows and stitches a microbatch has.
+            all_weights: The same weights one after another, so that autograd sees them as inputs.
         """
         sums = torch.zeros(len(weights), device=rows.device)
-        count = 0  # values per stitch; all stitches have as many
+        count = 0  # the number of token losses of each stitch, equal for all stitches
         gradients = []
         for stitch_weights in weights:
             gradients.append([torch.zeros_like(weight) for weight in stitch_weights])
@@ -115,7 +124,7 @@ class _AccumulatedLosses(torch.autograd.Function):
                 for total, gradient in zip(totals, summed.gradients, strict=True):
                     total += gradient
                 sums[chosen.start : chosen.stop] += summed.sums
-                if start == 0:
+                if start == 0:  # count each row once, and not for each group of stitches
                     count += summed.count
 
         ctx.gradients = gradients
@@ -125,9 +134,12 @@ class _AccumulatedLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients that `forward` has summed, times those of the losses."""
+        """Return the gradients of all weights: those stored by `forward` times the incoming ones.
+
+        The other inputs of `forward` have no gradient.
+        """
         gradients: list[list[Tensor]] = ctx.gradients
-        ctx.gradients = None  # the parameters take these tensors over, without a copy
+        ctx.gradients = None  # the tensors become the gradients of parameters, without a copy
         factors = grad_outputs[0] / ctx.count
         flat = []
         for stitch_gradients, factor in zip(gradients, factors, strict=True):
@@ -140,9 +152,11 @@ class _AccumulatedLosses(torch.autograd.Function):
 def mean_losses(
     losses: TokenLosses, weights: Weights, rows: Tensor, size: Microbatch
 ) -> Float[Tensor, " p"]:
-    """Return the mean loss of every stitch on a step's rows.
+    """Return the mean loss of every stitch on a step's rows, computed in microbatches.
 
-    It can be differentiated once in the weights of each stitch.
+    If all rows and stitches fit into one microbatch, autograd differentiates it as usual.
+    Otherwise the gradients of the weights are computed here already, and the result can be
+    differentiated only once.
 
     Args:
         losses: Returns the loss of each token for each chosen stitch.
@@ -163,21 +177,22 @@ def largest_microbatch(
     losses: TokenLosses,
     weights: Weights,
     rows: Tensor,
-    tails: Sequence[int],
+    tail_lengths: Sequence[int],
     momenta: int,
 ) -> Microbatch:
-    """Return the largest microbatch of a step that fits into memory.
+    """Return the largest microbatch of a step that fits into memory, found by trying.
 
-    Each size is tried once, forward and backward: first fewer rows, then fewer stitches on one
-    row. The stitches with the longest tails are tried, as they need most memory.
+    Sizes are tried from the whole step downwards, each by a forward and a backward pass. First the
+    rows are halved, and then the stitches on a single row. The stitches with the longest tails are
+    tried, because they need most memory.
 
     Args:
         limits: How much memory may be used.
         losses: Returns the loss of each token for each chosen stitch.
         weights: The weights of each stitch.
         rows: The rows of a step.
-        tails: For each stitch, the number of blocks after it.
-        momenta: How many numbers the optimiser keeps of each weight.
+        tail_lengths: For each stitch, the number of the target's blocks after it.
+        momenta: How many numbers the optimiser stores for each weight.
 
     Raises:
         ResourceError: Not even one row and one stitch fit.
@@ -185,7 +200,7 @@ def largest_microbatch(
     free_cached_memory(rows.device)
     budget = _budget(limits, rows.device)
     room = budget.room - _bytes_beside_a_step(limits, weights, momenta)
-    longest_first = sorted(range(len(weights)), key=lambda number: -tails[number])
+    longest_first = sorted(range(len(weights)), key=lambda index: -tail_lengths[index])
 
     whole_step = Microbatch(len(rows), len(weights))
     size = whole_step
@@ -214,7 +229,10 @@ def largest_microbatch(
 
 
 def _budget(limits: TrainerConfig, device: torch.device) -> Budget:
-    """Return the memory of this process; processes that share a CPU share its memory."""
+    """Return how much memory this process may use.
+
+    Processes that share a training on one CPU get equal parts of its memory.
+    """
     processes = 1
     if limits.strategy == "ddp" and device.type == "cpu":
         processes = limits.devices or 1
@@ -222,32 +240,32 @@ def _budget(limits: TrainerConfig, device: torch.device) -> Budget:
 
 
 def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) -> float:
-    """Return the bytes of gradients and momenta, which exist beside the tensors of a step.
+    """Return the bytes of gradients and momenta, which a trial of a step does not measure.
 
     Args:
         limits: The trainer's settings, which say whether processes exchange gradients.
         weights: The weights of each stitch.
-        momenta: How many tensors of their size the optimizer keeps for the weights.
+        momenta: How many numbers the optimizer stores for each weight.
     """
-    copies = 1 + momenta
+    copies = 1 + momenta  # the gradients and the momenta
     if limits.strategy == "ddp":
-        copies += 1  # the gradients that processes exchange
+        copies += 1  # the buffer through which processes exchange gradients
     weight_bytes = sum(weight.nbytes for stitch_weights in weights for weight in stitch_weights)
-    # in the unit of `Budget.room`, which is divided by this as well
+    # `Budget.room`, from which this is subtracted, is divided by FRAGMENTATION as well.
     return copies * weight_bytes / FRAGMENTATION
 
 
 def _fits_in_memory(
     losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float
 ) -> bool:
-    """Return whether both passes of the chosen stitches fit into `room` bytes, by running them.
+    """Run a forward and a backward pass, and return whether they fit into `room` bytes.
 
     Args:
-        losses: Computes the losses of the tokens of some rows.
+        losses: Returns the loss of each token for each chosen stitch.
         weights: The weights of each stitch.
         rows: The rows of tokens.
-        chosen: The numbers of the stitches that run.
-        room: How many bytes they may take.
+        chosen: The indices of the stitches that run.
+        room: How many bytes the tensors of both passes may take.
     """
     try:
         with LiveBytes(rows.device, room):
@@ -258,7 +276,10 @@ def _fits_in_memory(
 
 
 def _half(size: Microbatch) -> Microbatch:
-    """Return half the rows and, for one row, half the stitches, rounded up."""
+    """Return a microbatch of half the rows or, if it has one row, of half the stitches.
+
+    Halves are rounded up.
+    """
     if size.rows > 1:
         return Microbatch((size.rows + 1) // 2, size.stitches)
     return Microbatch(1, (size.stitches + 1) // 2)

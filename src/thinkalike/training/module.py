@@ -34,12 +34,13 @@ class SteppedModule(pl.LightningModule):
     last_read: float | None = None
 
     def __init__(self, steps: int):
+        """Store how many steps the training has in all."""
         super().__init__()
         self.steps = steps
         self._unread: list[UnreadLosses] = []
 
     def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return losses, averaged over the processes that share the job, without gradients."""
+        """Return the mean of losses over the processes that share the job, without gradients."""
         detached = losses.detach().clone()
         mean = self.trainer.strategy.reduce(detached, reduce_op="mean")
         assert isinstance(mean, Tensor)
@@ -48,16 +49,16 @@ class SteppedModule(pl.LightningModule):
     def log_losses(
         self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str
     ) -> None:
-        """Take the losses of this step; check and log them every `log_every_n_steps` steps.
+        """Collect the losses of this step; check and log them every `log_every_n_steps` steps.
 
-        They stay on the device until then, so that no step waits for it. Loggers get each loss
-        that has a name, and `loss`, the mean of these or of all. Those of the last step are always
-        read.
+        Until then they stay on the device, so that steps need not wait for it. Losses are also
+        checked and logged at the last step.
 
         Args:
             losses: The losses of this step.
-            names: The names of the first losses, which are logged; the others are only checked.
-            remedy: What the user can do where a loss is not finite, as words of an error.
+            names: Names of the first losses, under which they are logged. Their mean is logged as
+                "loss"; without names, the mean of all. Losses without a name are only checked.
+            remedy: The part of the error that says what to do if a loss is not finite.
         """
         self._unread.append(UnreadLosses(self.global_step, losses, remedy))
         logged = losses
@@ -72,16 +73,16 @@ class SteppedModule(pl.LightningModule):
             self.log_dict({**dict(zip(names, logged, strict=False)), "loss": self.latest})
 
     def check_losses(self) -> None:
-        """Read the losses of all steps since the last reading, in one copy from the device.
+        """Check the losses that were collected since the last check, in one copy from the device.
 
         Raises:
-            TrainingError: a loss is not finite.
+            TrainingError: A loss is not finite.
         """
         unread = self._unread
         self._unread = []
         if not unread:
             return
-        sums = [entry.losses.sum() for entry in unread]  # not finite if one loss is not
+        sums = [entry.losses.sum() for entry in unread]  # a sum is not finite if one loss is not
         *totals, self.last_read = torch.stack([*sums, self.latest]).tolist()
         for entry, total in zip(unread, totals, strict=True):
             if not math.isfinite(total):
@@ -90,5 +91,5 @@ class SteppedModule(pl.LightningModule):
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check the losses before a state is written, as none is kept of a failed training."""
+        """Check the losses before a checkpoint is written, so that none has a loss of NaN."""
         self.check_losses()

@@ -58,16 +58,18 @@ def inverse_moments(
     constant: bool,
     smallest: float = SMALLEST_MOMENT,
 ) -> Float[Tensor, "c c"]:
-    """Return E[x̃ x̃ᵀ]⁻¹ of the inputs of a linear map: x̃ is x, or [x 1] if it has a `constant`.
+    """Return E[x̃ x̃ᵀ]⁻¹, the inverse second moments of the inputs of a linear map.
 
-    c is d or d + 1. Small directions are noise, and their inverse is large, so no direction counts
-    as smaller than `smallest` times the largest; 0 inverts exactly.
+    x̃ is x with c = d entries, or [x 1] with c = d + 1 entries if there is a `constant`. In
+    directions of little variance, which are mostly noise, the inverse would be large. So
+    eigenvalues below `smallest` times the largest are raised to that.
 
     Args:
         mean: E[x].
         covariance: The covariance of x, divided by n and not n - 1.
-        constant: Whether the map has a bias.
-        smallest: The least moment of a direction, as a share of the largest.
+        constant: Whether the map has a bias. The eigenvalues are then those of the covariance,
+            and otherwise those of E[x xᵀ].
+        smallest: The least eigenvalue, as a share of the largest; 0 inverts exactly.
     """
     moments = covariance
     if not constant:
@@ -88,13 +90,13 @@ def inverse_moments(
 
 
 def pull_to_starts(starts: Starts, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Move each weight of `starts` in place by the share lr × pull of the way to its start.
+    """Move each weight towards its start: W ← W + min(lr · pull, 1) (start - W), in place.
 
-    The share is at most 1, and 0 for a group without a `pull`.
+    Weights without a start, and groups without a `pull`, stay as they are.
 
     Args:
-        starts: The start of each weight; weights without one stay as they are.
-        groups: The parameter groups of an optimiser.
+        starts: The value that each weight is pulled to.
+        groups: The parameter groups of an optimiser, with `params`, `lr` and maybe `pull`.
     """
     for group in groups:
         share = min(group["lr"] * group.get("pull", 0.0), 1.0)
@@ -106,14 +108,15 @@ def pull_to_starts(starts: Starts, groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) -> None:
-    """Multiply the gradient of [W b] by `inverse`, in place; nothing without a gradient.
+    """Replace the gradient G of [W b] by G E[x̃ x̃ᵀ]⁻¹, clipped, in place.
 
-    Its norm in whitened coordinates is at most `clip`, unless `clip` is 0.
+    The clipped norm is that in whitened coordinates: √(tr G E[x̃ x̃ᵀ]⁻¹ Gᵀ). A layer without
+    gradients stays as it is.
 
     Args:
         layer: The linear map, with or without a bias b.
         inverse: E[x̃ x̃ᵀ]⁻¹ of its inputs, with x̃ = [x 1] if it has a bias.
-        clip: The largest norm; 0: none.
+        clip: The largest norm; 0: no clipping.
     """
     weights = []
     gradients = []
@@ -127,8 +130,10 @@ def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) 
     gradient = torch.cat(gradients, 1)  # of [W b], (e, c)
     step = gradient @ inverse.to(gradient)
     if clip > 0:
+        # Rounding can make the squared norm slightly negative.
         whitened_norm = (gradient * step).sum().clamp(min=0).sqrt()
-        step = step * (clip / (whitened_norm + CLIPPING_EPSILON)).clamp(max=1)
+        clip_factor = (clip / (whitened_norm + CLIPPING_EPSILON)).clamp(max=1)
+        step = step * clip_factor
 
     columns = [weight_gradient.shape[1] for weight_gradient in gradients]
     for weight, weight_step in zip(weights, step.split(columns, 1), strict=True):
@@ -187,6 +192,12 @@ class WhitenedSGD(torch.optim.Optimizer):
         clip: float = 0.0,
         starts: Starts | None = None,
     ):
+        """Make the optimiser.
+
+        `inverses` are the inverse second moments of the inputs of each linear map, `clip` limits
+        the norm of whitened gradients, and `pull` decays parameters towards their `starts`. The
+        class describes all arguments.
+        """
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "pull": pull}
         super().__init__(params, options)
         self.inverses = dict(inverses or {})
@@ -197,7 +208,10 @@ class WhitenedSGD(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Closure | None = None
     ) -> Loss | None:
-        """Take a step; `closure`, if given, computes the loss and the gradients."""
+        """Take a step: decay to the starts, whitened gradients, Nesterov momentum.
+
+        `closure`, if given, computes the loss and the gradients first.
+        """
         loss = _loss_of(closure)
         pull_to_starts(self.starts, self.param_groups)
         for layer, inverse in self.inverses.items():
@@ -217,16 +231,18 @@ class WhitenedSGD(torch.optim.Optimizer):
     def _move(
         self, weight: Tensor, gradient: Tensor, *, lr: float, momentum: float, weight_decay: float
     ) -> None:
-        """Take the step of one weight with Nesterov momentum, in place.
+        """Update one weight W in place with Nesterov momentum, as `torch.optim.SGD` does.
 
-        In the first step the velocity is the gradient, as in `torch.optim.SGD`.
+            G ← G + λ W
+            V ← m V + G    (V ← G in the first step)
+            W ← W - lr (G + m V)
 
         Args:
-            weight: The weight, which is changed.
-            gradient: Its gradient, or what stands for it.
-            lr: The rate of this step.
-            momentum: The share of the velocity that is kept; 0: there is no velocity.
-            weight_decay: The share of the weight that is added to the gradient.
+            weight: The weight W.
+            gradient: Its gradient G, which may be whitened.
+            lr: The learning rate.
+            momentum: m; 0: there is no V.
+            weight_decay: λ.
         """
         step = gradient
         if weight_decay:
@@ -257,6 +273,14 @@ class PulledAdamW(torch.optim.AdamW):
         eps: float = EPSILON,
         foreach: bool | None = None,
     ):
+        """Make the optimiser.
+
+        Args:
+            params: Groups of parameters with options such as `lr` and `pull`.
+            starts: The value that `pull` pulls each parameter to.
+            eps: Adam's ε, the term added to the denominator.
+            foreach: Whether all weights are updated in one call, which needs more memory.
+        """
         super().__init__(params, eps=eps, foreach=foreach)
         self.starts = dict(starts)
 
@@ -264,7 +288,10 @@ class PulledAdamW(torch.optim.AdamW):
     def step(  # type: ignore[override]
         self, closure: Closure | None = None
     ) -> Loss | None:
-        """Take a step; `closure`, if given, computes the loss and the gradients."""
+        """Take a step of AdamW after the decay to the starts.
+
+        `closure`, if given, computes the loss and the gradients first.
+        """
         loss = _loss_of(closure)
         pull_to_starts(self.starts, self.param_groups)
         super().step()
@@ -272,7 +299,7 @@ class PulledAdamW(torch.optim.AdamW):
 
 
 def _loss_of(closure: Closure | None) -> Loss | None:
-    """Return the loss that a closure computes, with gradients; None without a closure."""
+    """Call a closure with gradients enabled and return its loss; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -289,7 +316,8 @@ def optimizer_of(
 
     Args:
         config: The settings of the stitch.
-        groups: The parameters; with `starts`, the weight decay of a group pulls to these.
+        groups: The parameters with their rates. With `starts`, the weight decay of a group pulls
+            to these instead of zero.
         inverses: For SGD, E[x̃ x̃ᵀ]⁻¹ of the inputs of each map that is whitened; None: none is.
         starts: The value that decay pulls each parameter to; None: zero.
     """
@@ -316,27 +344,27 @@ def optimizer_of(
 def scheduled(
     optimizer: torch.optim.Optimizer, share: Callable[[int], float]
 ) -> ScheduledOptimizer:
-    """Return an optimiser and its schedule, as Lightning takes them.
+    """Return an optimiser with a learning rate schedule, as Lightning takes them.
 
     Args:
         optimizer: The optimiser, whose groups have their peak rates.
-        share: Returns the share of the peak rate at a step, which counts from 0.
+        share: Returns the learning rate at a step, from 0 on, as a share of the peak rate.
     """
     schedule = Schedule(scheduler=LambdaLR(optimizer, share), interval="step")
     return ScheduledOptimizer(optimizer=optimizer, lr_scheduler=schedule)
 
 
-def rate(step: int, config: StitchConfig) -> float:
-    """Return the learning rate at a step, which counts from 0, as a share of the peak.
+def share_of_peak_rate(step: int, config: StitchConfig) -> float:
+    """Return the learning rate at a step s, which counts from 0, as a share of the peak rate.
 
-    With N steps and W warm-up steps:
+    With N steps and W warm-up steps, the schedules are:
 
     - linear: (s + 1) / (W + 1) in the warm-up steps, 1 at step W, then down to 1 / (N - W) at the
       last step N - 1.
-    - cosine: the same warm-up, then half a cosine towards 0 at step N.
+    - cosine: the same warm-up, then half a cosine from 1 at step W towards 0 at step N.
     - average: the same warm-up, then 1.
-    - tuned_lens: s / W, then linear to 0 at step N - W, as in that library; step 0 and the last W
-      steps do not train.
+    - tuned_lens: s / W in the warm-up steps, then linear from 1 at step W to 0 at step N - W, as
+      in the library tuned-lens. In step 0 and the last W steps the rate is 0.
     """
     steps = config.steps
     warmup = config.warmup
@@ -355,18 +383,19 @@ def rate(step: int, config: StitchConfig) -> float:
     return 1 - progress
 
 
-def momenta(config: StitchConfig) -> int:
-    """Return how many numbers the optimiser keeps for each weight."""
+def momenta_per_weight(config: StitchConfig) -> int:
+    """Return how many numbers the optimiser stores for each weight."""
     if config.optimizer == "adam":
         return ADAM_MOMENTA
     return int(config.momentum > 0)
 
 
 def peak_rate(config: StitchConfig, width: int) -> float:
-    """Return the peak rate of the optimiser for a φ that reads states of this width.
+    """Return the peak learning rate of the optimiser for a φ that reads states of this width.
 
-    SGD: lr, or lr (1 - momentum) as in tuned-lens. Adam: lr / √width, as it moves every entry by
-    about its rate, and the entries of an isometry are of size 1 / √width.
+    For SGD it is the setting lr, or lr (1 - momentum) as in tuned-lens. For Adam it is
+    lr / √width: Adam moves each entry by about its rate, and the entries of an isometry have
+    sizes of about 1 / √width.
     """
     if config.optimizer == "adam":
         return config.peak / math.sqrt(width)

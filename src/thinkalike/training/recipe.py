@@ -41,9 +41,9 @@ WHITENED_RATE = 10.0
 
 
 def whole_rows(tokens: int, context: int) -> int:
-    """Return how many of these tokens are in whole rows of `context` tokens.
+    """Return the largest number of tokens, at most `tokens`, that are whole rows of `context`.
 
-    A training reads no part of a row.
+    A training step reads no part of a row.
     """
     return tokens // context * context
 
@@ -109,6 +109,13 @@ class StitchConfig(Checked, part="stitch"):
     tokens_per_step: int = setting(16384, by_recipe=True, least=2, most=TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:
+        """Check the kind; decide what depends on other settings once the recipe has set these.
+
+        A setting that the recipe is to decide is None until then.
+
+        Raises:
+            ConfigError: The kind is not known, or settings contradict each other.
+        """
         super().__post_init__()
         if not is_plugin(self.kind):
             one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
@@ -125,7 +132,11 @@ class StitchConfig(Checked, part="stitch"):
             self._decide()
 
     def _decide(self) -> None:
-        """Decide what depends on other settings, once these are known; refuse contradictions."""
+        """Set `init`, `floor`, `steps` and `warmup` where other settings decide them.
+
+        Raises:
+            ConfigError: Settings contradict each other.
+        """
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(
                 f"stitch.norm={self.norm} does not go with stitch={self.kind}, "
@@ -140,10 +151,13 @@ class StitchConfig(Checked, part="stitch"):
         self._decide_steps()
 
     def _decide_init(self) -> None:
-        """Replace init=auto by the closed form of the kind, or by the identity if it has none.
+        """Replace `init=auto` by the closed form of this kind of map, at which training starts.
+
+        A map with a LayerNorm or of the user's own has none, and starts at the identity (or its
+        own start).
 
         Raises:
-            ConfigError: A closed form was asked for, and the map has none.
+            ConfigError: `init` names a closed form, and the map has none.
         """
         has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
         if self.init == "auto":
@@ -156,12 +170,13 @@ class StitchConfig(Checked, part="stitch"):
             )
 
     def _decide_floor(self) -> None:
-        """Decide whether the target is also stitched into itself, where that was left open.
+        """Set `floor` if it was left open: whether the target is also stitched into itself.
 
-        It is where the best such map is not known to be the identity.
+        It is, unless the best map of the target into itself is known to be the identity, as it is
+        for a trained map without a LayerNorm and a loss that the identity makes zero.
 
         Raises:
-            ConfigError: It was asked for, and the identity is known to be best.
+            ConfigError: `floor` is true, and the identity is known to be best.
         """
         identity_is_best = (
             self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
@@ -175,12 +190,12 @@ class StitchConfig(Checked, part="stitch"):
             self.floor = not identity_is_best
 
     def _decide_steps(self) -> None:
-        """Set warmup to 0 where nothing is trained, and steps to 0 where nothing is read either.
+        """Set `warmup` to 0 if nothing is trained, and `steps` to 0 if no text is read either.
 
-        Closed forms read `steps` batches.
+        A closed form is not trained, but reads `steps` batches of text.
 
         Raises:
-            ConfigError: There are no steps, or not more than those of the warm-up.
+            ConfigError: `steps` is below 1, or not above `warmup`.
         """
         if not self.trained:
             self.warmup = 0
@@ -202,29 +217,33 @@ class StitchConfig(Checked, part="stitch"):
         return is_plain_map and self.optimizer in (None, "sgd")
 
     @property
-    def _is_isometry(self) -> bool:
-        """Whether φ is an isometry or of low rank; the project's recipe trains these by adam."""
+    def _is_orthogonal_or_low_rank(self) -> bool:
+        """Whether φ is orthogonal or of low rank; the default recipe trains both kinds by Adam."""
         return self.kind in ("orthogonal", "low_rank")
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the settings of the project's recipe, or of that of brown2023.
+        """Return the settings of the default recipe, or of the paper's (Brown et al. 2023).
 
-        The project's recipe takes a third of the steps to where the other one gets. It trains
-        linear and affine maps by sgd in whitened coordinates, and averages them; others it trains
-        by adam. The recipe of brown2023 is sgd on the cross-entropy, with a LayerNorm before φ.
+        The paper's recipe is SGD on the cross-entropy with a LayerNorm before φ. The default
+        recipe reaches the same loss in a third of the steps. It minimises the KL divergence and
+        begins at a closed form if there is one. Orthogonal and low-rank maps are trained by Adam,
+        and others by SGD with averaged weights, in whitened coordinates where that is possible.
         """
         values = self._amounts(job)
         if self.kind in CLOSED or self.kind == "identity":
             return values
         if job.recipe == "paper":
-            return {**values, "norm": "pre"}
+            return {**values, "norm": "pre"}  # all other settings of the paper are the defaults
         shared = {"init": "auto", "loss": "kl", "whiten": self._may_whiten}
-        if self._is_isometry:
+        if self._is_orthogonal_or_low_rank:
             return {**values, **shared, "optimizer": "adam", "schedule": "cosine"}
         return {**values, **shared, "weight_decay": 0.0, "schedule": "average"}
 
     def _amounts(self, job: RecipeJob) -> SettingValues:
-        """Return how much text a recipe reads: the steps, and the tokens of each."""
+        """Return how much text a recipe reads: its steps, warm-up steps and tokens per step.
+
+        A closed form reads its batches without training, and has no warm-up.
+        """
         if self.kind in CLOSED:
             if job.is_mini:
                 return {"steps": 64, "tokens_per_step": 4096}
@@ -237,23 +256,23 @@ class StitchConfig(Checked, part="stitch"):
             steps = 300
             warmup = 30
             tokens_per_step = 2048
-            if self._is_isometry:
+            if self._is_orthogonal_or_low_rank:
                 steps = 170
                 warmup = 17
-            if self._is_isometry or self.kind == "identity":
+            if self._is_orthogonal_or_low_rank or self.kind == "identity":
                 tokens_per_step = 4096
 
-        asked_steps = steps  # the warm-up is a tenth of the steps at most
-        if self.steps is not None:
-            asked_steps = self.steps
+        steps_of_job = steps
+        if self.steps is not None:  # the user has set them
+            steps_of_job = self.steps
         return {
             "steps": steps,
-            "warmup": min(warmup, asked_steps // 10),
+            "warmup": min(warmup, steps_of_job // 10),
             "tokens_per_step": tokens_per_step,
         }
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that have an effect beside the values of the others."""
+        """Return the names of the settings that have an effect, given the values of the others."""
         names = super().settings_read()
         if not self.trained:
             names -= OF_TRAINING
@@ -271,7 +290,7 @@ class StitchConfig(Checked, part="stitch"):
 
     @property
     def peak(self) -> float:
-        """Return `lr`, or the default of the optimiser where it is null."""
+        """The peak learning rate: the setting `lr`, or the optimiser's default if it is None."""
         if self.lr is not None:
             return self.lr
         if self.whiten:
@@ -285,41 +304,49 @@ class StitchConfig(Checked, part="stitch"):
 
     @property
     def has_closed_forms(self) -> bool:
-        """Whether any map is a closed form: φ, its start, its coordinates, or a control."""
+        """Whether any closed form is computed: φ, its start, whitened coordinates or a control."""
         if self.is_closed or self.controls:
             return True
         return self.init != "identity" or bool(self.whiten)
 
     @property
     def has_settled(self) -> bool:
-        """Whether the steps are enough for a bound on what more would gain, see `left_to_gain`.
+        """Whether there are enough steps for a bound on what more steps would gain.
 
-        The first average begins after a quarter of the steps. That must be at least
-        `SETTLING_STEPS` steps after warm-up.
+        The bound compares averages of weights. The first average begins after a quarter of the
+        steps, which must be at least `SETTLING_STEPS` steps after the warm-up.
         """
         return self.steps // 4 - self.warmup >= SETTLING_STEPS
 
     @property
     def trained(self) -> bool:
-        """Whether there is anything to train; closed forms read `steps` batches, once."""
+        """Whether φ has weights that are trained by gradient descent.
+
+        Closed forms have none, and the identity only with a LayerNorm.
+        """
         if self.kind == "identity":
             return self.norm != "none"
         return self.kind in TRAINED or is_plugin(self.kind)
 
 
 def fewest_steps(warmup: int | None = None) -> int:
-    """Return the number of steps from which on all are enough for `has_settled`.
+    """Return the least number of steps such that it and all larger numbers are enough.
+
+    N steps are enough if a quarter of them, rounded down, is at least `SETTLING_STEPS` more than
+    the steps of the warm-up, see `StitchConfig.has_settled`.
 
     Args:
-        warmup: The steps in which the rate rises; None: the recipe decides them, a tenth of all
-            steps.
+        warmup: The warm-up steps; None: a tenth of all steps, rounded down, as in the recipe.
     """
     if warmup is not None:
         return 4 * (warmup + SETTLING_STEPS)
-    # A tenth is rounded down, so that 28 steps are enough, and 30 are not.
-    return 1 + max(
-        steps for steps in range(20 * SETTLING_STEPS) if steps // 4 - steps // 10 < SETTLING_STEPS
-    )
+    # Because of the rounding, 28 steps are enough and 30 are not: search the largest number that
+    # is not enough.
+    too_few = []
+    for steps in range(20 * SETTLING_STEPS):
+        if steps // 4 - steps // 10 < SETTLING_STEPS:
+            too_few.append(steps)
+    return max(too_few) + 1
 
 
 @dataclass

@@ -36,14 +36,14 @@ class TrainingRun:
 
     @property
     def state_folder(self) -> Path | None:
-        """The folder of the states, if any are kept."""
+        """The folder of the checkpoints; None if the job has no folder."""
         if self.partial is None:
             return None
         return self.partial / "checkpoints"
 
     @property
     def state_name(self) -> str:
-        """The name of the states of this training."""
+        """The name of the checkpoints of this training, among those of the job."""
         if self.name:
             return f"{STATE}-{self.name}"
         return STATE

@@ -35,7 +35,7 @@ class StitchedBatch:
 
     @property
     def entering(self) -> list[tuple[int, Float[Tensor, "b t d"]]]:
-        """The depth and the states of each stitch."""
+        """For each stitch, the layer after which it enters the target, and its states there."""
         return list(zip(self.depths, self.mapped, strict=True))
 
     @property
@@ -64,10 +64,11 @@ class CrossEntropy:
     """The loss of the next token in nats (Brown et al. 2023, section 2)."""
 
     def layers(self, depths: Sequence[int], layer_count: int) -> Sequence[int]:
+        """Return no layers: the loss reads none of the target's own states."""
         return []
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return the loss of each next token for each stitch."""
+        """Return, for each stitch, the cross-entropy of each next token, row by row."""
         last = last_states(batch.target, batch.entering)
         losses = next_token_losses(batch.target, last, batch.tokens)
         return [token_losses.flatten() for token_losses in losses]
@@ -80,7 +81,7 @@ class KullbackLeibler:
         return [layer_count - 1]
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return the divergence from the target's prediction at each token for each stitch."""
+        """Return, for each stitch, KL(target ‖ stitched) of the predictions at each token."""
         last = torch.stack(last_states(batch.target, batch.entering))  # (p, b, t, d)
         reference = batch.last_target_states.flatten(0, 1)  # (n, d)
         return list(token_kl(last.flatten(1, 2), batch.target.finish, reference))
@@ -93,7 +94,10 @@ class MeanSquaredError:
         return depths
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return the mean squared difference from the target's state at each token."""
+        """Return, for each stitch, the mean squared difference from the target's state.
+
+        The mean is over the entries of a state; there is one value for each token.
+        """
         losses = []
         for depth, state in batch.entering:
             difference = state - batch.target_states[depth]
@@ -108,7 +112,7 @@ class Penultimate:
         return [layer_count - 1]
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return the relative error of the last state at each token for each stitch."""
+        """Return, for each stitch, ‖s - t‖² / ‖t‖² of the last block's state at each token."""
         losses = []
         for state in last_states(batch.target, batch.entering):
             losses.append(_relative_error(state, batch.last_target_states).flatten())
@@ -122,7 +126,11 @@ class OnwardAlignment:
         return range(min(depths), layer_count)
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return the mean relative error of the states from the site on, at each token."""
+        """Return, for each stitch, the mean of ‖s - t‖² / ‖t‖² over layers, at each token.
+
+        s is the state of the stitched model, t that of the target, and the layers are those from
+        the site of the stitch to the last one.
+        """
         losses = []
         onwards = states_onwards(batch.target, batch.entering)
         for depth, states in zip(batch.depths, onwards, strict=True):

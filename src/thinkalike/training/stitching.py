@@ -34,11 +34,11 @@ from thinkalike.training.optimizers import (
     ParameterGroup,
     ScheduledOptimizer,
     inverse_moments,
-    momenta,
+    momenta_per_weight,
     optimizer_of,
     peak_rate,
-    rate,
     scheduled,
+    share_of_peak_rate,
 )
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.stitch_losses import STITCH_LOSSES, StitchedBatch
@@ -76,10 +76,11 @@ class StitchAveraging(Callback):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: pl.Trainer, module: StitchTraining, *_: object
     ) -> None:
-        """Add the weights after this step to their running mean, which begins again at half.
+        """Add the weights after this step to their running mean.
 
-        At half of the steps the mean becomes `halfway`, and at the end, with schedule=average, the
-        stitches.
+        Of N steps, the first mean is over the steps from N/4 to N/2, and is stored in `halfway`.
+        The second is over the steps from N/2 to N. With schedule=average, it becomes the result,
+        unless a stitch was better when it started.
         """
         done = trainer.global_step
         half = module.steps // 2
@@ -87,7 +88,7 @@ class StitchAveraging(Callback):
         if done > half:
             start = half
         if done > start:
-            averaged = done - start  # with this step; the first one replaces the mean
+            averaged = done - start  # with this step; if it is 1, the step replaces the old mean
             weights = module.stitches.parameters()
             for mean, weight in zip(module.means.parameters(), weights, strict=True):
                 mean.lerp_(weight, 1 / averaged)
@@ -139,6 +140,7 @@ class StitchTraining(SteppedModule):
         limits: TrainerConfig | None = None,
         beside: Sequence[Fit] = (),
     ):
+        """Make a stitch for each layer pair and further fit; see the class for the arguments."""
         super().__init__(config.steps)
         self.layout = layout
         self.limits = limits or TrainerConfig()
@@ -161,34 +163,36 @@ class StitchTraining(SteppedModule):
         self._inverses: dict[nn.Linear, Float[Tensor, "c c"]] = {}
 
     def start_from(self, starts: Sequence[tuple[int, AffineMap]]) -> None:
-        """Let some stitches begin with affine maps; decay pulls all stitches to their beginnings.
+        """Set the initial weights of some stitches to affine maps.
+
+        From then on, weight decay pulls every stitch to its own initial weights.
 
         Args:
-            starts: The number of each such stitch, and its map.
+            starts: The index of each such stitch, and its initial map.
         """
-        for number, start in starts:
-            self._stitch(number).start_from(start.weight, start.bias)
+        for index, start in starts:
+            self._stitch(index).start_from(start.weight, start.bias)
         self.began = copy.deepcopy(self.stitches).requires_grad_(False)
         starts_of_pairs = self.began[: len(self.layer_pairs)]
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
-    def _stitch(self, number: int) -> StitchModule:
-        """Return the stitch of this number, in the order of `fits`."""
-        phi = self.stitches[number]
+    def _stitch(self, index: int) -> StitchModule:
+        """Return the stitch with this index in `fits`, as its own class."""
+        phi = self.stitches[index]
         assert isinstance(phi, StitchModule)
         return phi
 
     @property
     def _stitches(self) -> Iterator[StitchModule]:
-        """All stitches; `nn.ModuleList` knows them as modules only."""
-        for number in range(len(self.fits)):
-            yield self._stitch(number)
+        """All stitches in the order of `fits`, typed as their own class."""
+        for index in range(len(self.fits)):
+            yield self._stitch(index)
 
     def whiten(self, statistics: Sequence[PairStatistics]) -> None:
-        """Let SGD step in coordinates in which the states that each φ reads are white.
+        """Make SGD use coordinates in which the states that each φ reads are white.
 
         Args:
-            statistics: For each φ, the statistics of the states that it reads, as the source.
+            statistics: For each φ, statistics in which x stands for the states that it reads.
         """
         has_constant = self.config.kind == "affine"
         for phi, of_states in zip(self._stitches, statistics, strict=True):
@@ -200,27 +204,27 @@ class StitchTraining(SteppedModule):
     def losses(
         self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None
     ) -> list[Float[Tensor, " n"]]:
-        """Return the loss of every φ, or of chosen ones, at each token of the target.
+        """Return, for every φ or the chosen ones, the loss at each token of the target.
 
         Args:
             rows: The rows of a step.
-            chosen: The numbers of the stitches; None: all of them.
+            chosen: The indices of the stitches; None: all of them.
         """
-        target = self.models[1]
+        _, target = self.models
         layout = self.layout or PackedLayout(rows.shape[1])
         loss = STITCH_LOSSES[self.config.loss]
 
-        numbers = chosen
-        if numbers is None:
-            numbers = range(len(self.fits))
-        fits = [self.fits[number] for number in numbers]
-        depths = [fit.depth for fit in fits]
+        indices = chosen
+        if indices is None:
+            indices = range(len(self.fits))
+        fits = [self.fits[index] for index in indices]
+        depths = [fit.depth for fit in fits]  # the layers of the target after which φs enter
         loss_layers = loss.layers(depths, target.n_layers)
         states, target_states = self._read(fits, rows, layout, loss_layers)
 
         mapped = []
-        for number, state in zip(numbers, states, strict=True):
-            phi = self._stitch(number)
+        for index, state in zip(indices, states, strict=True):
+            phi = self._stitch(index)
             mapped.append(phi(state.to(target.device).float()))
         tokens = layout.target_tokens(rows)
         return loss.of(StitchedBatch(target, depths, mapped, target_states, tokens))
@@ -233,19 +237,19 @@ class StitchTraining(SteppedModule):
         layout: PackedLayout,
         loss_layers: Sequence[int],
     ) -> tuple[list[Float[Tensor, "b t d"]], dict[int, Float[Tensor, "b t e"]]]:
-        """Return what each stitch reads, and the target's own states, from one pass of each model.
+        """Run each model once; return the states that stitches read, and the target's own states.
 
         Args:
-            fits: The stitches.
+            fits: The stitches, each with the model and the layer that it reads.
             rows: The rows of a step.
             layout: Which columns of a row each model reads.
             loss_layers: The layers of the target whose own states the loss reads.
 
         Returns:
-            For each stitch what it reads, at the target's tokens; and the target's states by
-            layer.
+            For each stitch, the states that it reads, one for each token of the target; and the
+            target's own states by layer.
         """
-        target = self.models[1]
+        _, target = self.models
         read_models = dict.fromkeys([target, *(fit.reads for fit in fits)])
         states_by_site: dict[tuple[FrozenModel, int], Tensor] = {}
         for model in read_models:
@@ -270,10 +274,11 @@ class StitchTraining(SteppedModule):
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Float[Tensor, ""]:
         """Return the sum of the mean losses of all stitches on the rows of a step.
 
-        Each φ gets its own gradient from it. The losses are added to `curve` and are logged.
+        The loss of a stitch depends on its own weights only, so that the sum gives each stitch its
+        own gradient. The losses are written to `curve` and logged.
         """
         assert self.microbatch
-        # Lightning would hold the gradients of the last step through the next forward pass.
+        # Free the gradients of the last step, which Lightning would keep during the forward pass.
         for weight in self.parameters():
             weight.grad = None
         losses = mean_losses(self.losses, self._weights, rows, self.microbatch)
@@ -294,18 +299,21 @@ class StitchTraining(SteppedModule):
         return [StitchAveraging()]
 
     def configure_optimizers(self) -> ScheduledOptimizer:  # type: ignore[override]
-        """Return the optimiser with the schedule of its learning rate."""
+        """Return the optimiser with the schedule of its learning rate.
+
+        If stitches have initial weights of their own, weight decay pulls to these.
+        """
         starts: dict[nn.Parameter, Tensor] = {}
         if self.began is not None:
             starts = dict(zip(self.stitches.parameters(), self.began.parameters(), strict=True))
         groups = self._parameter_groups()
         optimizer = optimizer_of(self.config, groups, self._inverses, starts)
-        return scheduled(optimizer, lambda step: rate(step, self.config))
+        return scheduled(optimizer, lambda step: share_of_peak_rate(step, self.config))
 
     def _parameter_groups(self) -> list[ParameterGroup]:
-        """Return the weights in groups of the same rate and decay.
+        """Return the weights in groups of the same learning rate and weight decay.
 
-        Decay does not pull a LayerNorm: its gain stays near 1.
+        Weights of a LayerNorm have no decay, which would shrink its gain.
         """
         peak = peak_rate(self.config, self.models[0].d_model)
         groups = []
@@ -327,9 +335,9 @@ class StitchTraining(SteppedModule):
         return groups
 
     def configure_gradient_clipping(self, optimizer: object, *_: object, **__: object) -> None:
-        """Clip each stitch by itself: one must not change another's steps.
+        """Clip the gradient of each stitch by itself, so that none changes another's steps.
 
-        `WhitenedSGD` clips those of its maps.
+        Stitches in whitened coordinates are left out, because `WhitenedSGD` clips them.
         """
         if self.config.clip <= 0:
             return
@@ -338,19 +346,19 @@ class StitchTraining(SteppedModule):
                 nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
 
     def on_train_start(self) -> None:
-        """Find in which microbatches a step runs, unless the state of an earlier run says so."""
+        """Find the largest microbatch that fits into memory, unless a checkpoint has given it."""
         if self.microbatch is not None:
             return
-        target = self.models[1]
-        tails = [target.n_layers - 1 - fit.depth for fit in self.fits]
+        _, target = self.models
+        tail_lengths = [target.n_layers - 1 - fit.depth for fit in self.fits]
         with self.trainer.precision_plugin.train_step_context():
             self.microbatch = largest_microbatch(
                 self.limits,
                 self.losses,
                 self._weights,
                 self._first_rows(),
-                tails,
-                momenta(self.config),
+                tail_lengths,
+                momenta_per_weight(self.config),
             )
 
     def _first_rows(self) -> Int[Tensor, "b width"]:
@@ -360,10 +368,11 @@ class StitchTraining(SteppedModule):
 
     @torch.no_grad()
     def return_to_better_starts(self) -> None:
-        """Undo the training of each φ whose loss on the rows of the first step has risen.
+        """Reset each φ to its start if its loss on the rows of the first step has risen.
 
-        At a constant rate a φ that begins at its solution may leave it: steps are too long for the
-        curvature of some batches, and rounding grows into a loss.
+        At a constant learning rate, a φ that starts at its solution may leave it: if a step is too
+        long for the curvature of some batches, rounding errors grow from step to step. Nothing is
+        done if all stitches started at the identity.
         """
         if self.began is None:
             return
@@ -373,11 +382,11 @@ class StitchTraining(SteppedModule):
             losses_at_end = self.over_processes(losses)
         losses_at_start = self.curve[0]
         worse = (losses_at_end > losses_at_start).nonzero().flatten().tolist()
-        for number in worse:
-            start = self.began[number].state_dict()
-            self.stitches[number].load_state_dict(start)
-            if number < len(self.halfway):
-                self.halfway[number].load_state_dict(start)
+        for index in worse:
+            start = self.began[index].state_dict()
+            self.stitches[index].load_state_dict(start)
+            if index < len(self.halfway):  # `halfway` has the stitches of layer pairs only
+                self.halfway[index].load_state_dict(start)
         if worse:
             log.info(
                 "%d of %d stitches ended worse than they began, and their starts are kept",
@@ -387,17 +396,26 @@ class StitchTraining(SteppedModule):
 
     @property
     def _memory_limits(self) -> list[object]:
-        """The settings that decide the size of the microbatches."""
+        """The settings on which the size of the microbatches depends."""
         return [self.limits.memory, self.limits.recompute]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the size of the microbatches to a state: a resumed training has the same bits."""
+        """Add the size of the microbatches to a checkpoint.
+
+        With the same size, a resumed training computes the same bits.
+        """
         super().on_save_checkpoint(checkpoint)
         assert self.microbatch
         checkpoint["microbatch"] = {"limits": self._memory_limits, "size": list(self.microbatch)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the size of the microbatches, unless the user has changed the limits."""
+        """Use the size of the microbatches that a checkpoint states.
+
+        It is ignored if the limits of memory have changed since then.
+
+        Raises:
+            ValueError: The size is not two numbers above 0.
+        """
         stored = checkpoint.get("microbatch")
         if not stored or stored["limits"] != self._memory_limits:
             return

@@ -38,13 +38,13 @@ def fit(
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Train a module on rows to its last step, from the state of an earlier run if there is one.
+    """Train a module to its last step, from the checkpoint of an interrupted run if there is one.
 
     Args:
         module: The module, whose weights are changed.
         data: The rows of each step.
-        run: Where and how it is trained.
-        loggers: The loggers of its curves, as `loggers_of` the run; () keeps no curves.
+        run: Where and how the module is trained.
+        loggers: The loggers of its curves of losses, as `loggers_of` returns them; () keeps none.
         callbacks: Callbacks besides those of the user's settings.
 
     Raises:
@@ -52,13 +52,13 @@ def fit(
             done.
         TrainingError: The loss is not finite.
         StoreError: The state or the curves of an earlier run are not those of this training.
-        Interrupted: A signal came; a state is kept.
+        Interrupted: A signal came. A checkpoint was written if the run has a folder.
     """
     resumed = _resumed_state(run, module.steps)
     curve_folder = None
     if run.partial is not None and loggers:
         curve_folder = run.partial / FOLDER
-        read_curves(curve_folder)  # a damaged file is found now, and not when they are joined
+        read_curves(curve_folder)  # so that a damaged file is found before the training
         if resumed:
             move_to_earlier(curve_folder, resumed.step)
 
@@ -77,10 +77,14 @@ def fit(
 
 
 def _resumed_state(run: TrainingRun, steps: int) -> KeptState | None:
-    """Return the newest state of an earlier run of a training of so many steps; None without one.
+    """Return the newest checkpoint of an interrupted run of a training; None if there is none.
+
+    Args:
+        run: Where the training runs.
+        steps: How many steps the training has in all.
 
     Raises:
-        StoreError: The newest state is not one of this training.
+        StoreError: The newest checkpoint is not one of this training.
     """
     if run.state_folder is None:
         return None
@@ -88,7 +92,7 @@ def _resumed_state(run: TrainingRun, steps: int) -> KeptState | None:
     if path is None:
         return None
     log.info("resuming from %s", path)
-    return KeptState.read(path, steps, has_settings=not run.trainer.callbacks)
+    return KeptState.read(path, steps, has_configured_rates=not run.trainer.callbacks)
 
 
 def _train_by_lightning(
@@ -157,9 +161,9 @@ def _train_by_lightning(
 
 
 def _callback_of_user(name: str) -> Callback:
-    """Return the callback that the class or function FILE.py:NAME of a user makes.
+    """Return the Lightning callback that a user's class or function FILE.py:NAME makes.
 
-    Errors of the user's code are told as such.
+    Errors of the user's code become errors that name it.
     """
     function = plugins.load(name)
     with plugins.blaming(f"callback {name}"):
@@ -178,7 +182,10 @@ class ProcessOptions(TypedDict, total=False):
 
 
 def _process_options(run: TrainingRun) -> ProcessOptions:
-    """Return the options of Lightning's trainer that decide its devices and processes."""
+    """Return the options of Lightning's trainer that decide its devices and processes.
+
+    Without the strategy "ddp", a single process trains on the device of the run.
+    """
     if run.trainer.strategy == "ddp":
         check_processes(run.trainer, run.device.type)
         return ProcessOptions(
@@ -194,10 +201,10 @@ def _process_options(run: TrainingRun) -> ProcessOptions:
 
 @contextlib.contextmanager
 def _matmul_precision(precision: str) -> Iterator[None]:
-    """Let torch multiply float32 matrices with this precision while this is open.
+    """Set the precision with which torch multiplies float32 matrices in the body.
 
     Args:
-        precision: As `torch.set_float32_matmul_precision` takes it.
+        precision: "highest", "high" or "medium", as `torch.set_float32_matmul_precision` takes it.
     """
     earlier = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -209,7 +216,7 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Let Lightning announce nothing while this is open."""
+    """Silence the warnings of Lightning, and its messages below warnings, in the body."""
     loggers = [logging.getLogger(library) for library in CHATTY_LIBRARIES]
     earlier_levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ import yaml
 
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
 from thinkalike.data.documents import document_fingerprint
-from thinkalike.data.grammar import Phrase, finite, lexicon, noun
+from thinkalike.data.grammar import Phrase, finite_verbs, lexicon, noun
 from thinkalike.errors import DataError
 
 Templates = dict[str, str]  # rules by subcase, separated by "; "
@@ -221,7 +221,7 @@ def _word_forms() -> dict[str, list[tuple[str, ...]]]:
     forms["adjectives"] = [(word,) for word in words["adjectives"]]
     forms["places"] = [(word,) for word in words["places"]]
     for group in ("intransitive", "transitive"):
-        pasts = finite(words[group], "past", Phrase([]))
+        pasts = finite_verbs(words[group], "past", Phrase([]))
         bases = [entry.partition("/")[0] for entry in words[group]]
         forms[group] = [(past.form, base) for past, base in zip(pasts, bases, strict=True)]
     return forms

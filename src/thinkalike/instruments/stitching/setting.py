@@ -25,7 +25,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import pairs_of_layers
 from thinkalike.models.load import load_models
 from thinkalike.processes import own_device
-from thinkalike.training.optimizers import momenta
+from thinkalike.training.optimizers import momenta_per_weight
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
 log = logging.getLogger(__name__)
@@ -280,7 +280,7 @@ def bytes_trained(
     weights = source_width * target_width
     if config.kind == "low_rank":
         weights = config.rank * (source_width + target_width)
-    tensors_in_memory = maps * (COPIES_OF_WEIGHT + momenta(config))
+    tensors_in_memory = maps * (COPIES_OF_WEIGHT + momenta_per_weight(config))
     tensors_in_memory += len(pairs)  # φ after half of the steps
     return FLOAT32_BYTES * weights * tensors_in_memory
 
