@@ -560,7 +560,7 @@ def test_inference_mode_of_the_caller_is_no_fault_of_a_model():
 def test_a_forward_that_runs_no_hooks_is_refused_for_that():
     model = small_llama()
     model.forward = torch.compile(model.forward, backend="eager")
-    with pytest.raises(ModelError, match="run without their hooks, as in a forward of torch.compile"):
+    with pytest.raises(ModelError, match=r"run without their hooks, as in a forward of torch\.compile"):
         load_model(model, tiny.tokenizer())
 
 

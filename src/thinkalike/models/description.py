@@ -347,7 +347,7 @@ class Description:
             self.is_complete = False
         functions = []
         for owner, _, entry in added_entries(described_class):
-            for added in functions_in(entry) or [entry]:
+            for added in _functions_or_itself(entry):
                 functions.append(f"{owner.__qualname__}.{self(added)}")
         self.steps = steps_outside
         if functions:
@@ -405,9 +405,15 @@ class Description:
                 if name in names_used and callable(value) and _replaces_library(value):
                     patches[library, name] = self(value, f"{library} {name}")
         for _, name, entry in added_entries(Tensor):
-            for function in functions_in(entry) or [entry]:
+            for function in _functions_or_itself(entry):
                 patches["torch.Tensor", name] = self(function, f"torch.Tensor {name}")
         return patches
+
+
+def _functions_or_itself(entry: object) -> list[object]:
+    """Return the functions that an entry of a class wraps, or the entry if it is another object."""
+    functions: list[object] = [*functions_in(entry)]
+    return functions or [entry]
 
 
 def _replaces_library(value: object) -> bool:

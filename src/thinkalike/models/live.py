@@ -313,10 +313,11 @@ def _without_weights(module: nn.Module) -> Iterator[None]:
     array of NumPy. So the values themselves become zero, and are kept in a copy. Weights of a
     class of their own, such as packed ones, and tensors of inference mode keep their values.
     """
-    weights_with_values = []
-    for weight in module.parameters():
-        if type(weight) is nn.Parameter and not weight.is_inference() and not weight.is_meta:
-            weights_with_values.append((weight.data, weight.data.clone()))
+    weights_with_values = []  # (the numbers of a weight, a copy of them)
+    for parameter in module.parameters():
+        has_own_numbers = type(parameter) is nn.Parameter and not parameter.is_meta
+        if has_own_numbers and not parameter.is_inference():
+            weights_with_values.append((parameter.data, parameter.data.clone()))
     try:
         for weight, _ in weights_with_values:
             weight.zero_()
