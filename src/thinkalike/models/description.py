@@ -411,7 +411,7 @@ class Description:
 
 
 def _functions_or_itself(entry: object) -> list[object]:
-    """Return the functions that an entry of a class wraps, or the entry if it is another object."""
+    """Return the functions that an entry of a class wraps, or the entry itself without any."""
     functions: list[object] = [*functions_in(entry)]
     return functions or [entry]
 
