@@ -36,6 +36,7 @@ PAUSES = (1.0, 4.0, 15.0)  # seconds between questions to a busy hub
 TOO_MANY_REQUESTS = 429
 BUSY = (408, TOO_MANY_REQUESTS, 500, 502, 503, 504)
 FORBIDDEN = (401, 403)
+RANGE_NOT_SATISFIABLE = 416
 FIRST_SERVER_ERROR = 500
 # After so many seconds, a download must have had so many bytes per second.
 PATIENCE = 20.0
@@ -63,7 +64,14 @@ ETAG = re.compile(r'(W/)?"?[\w+=-]+"?')
 RESUMED_FROM = re.compile(r"bytes (?P<start>\d+)-")
 
 # A file of a certain commit, in the address of a request.
-FILE_OF_COMMIT = re.compile(r"/resolve/(?P<commit>[0-9a-f]{40})/")
+FILE_OF_COMMIT = re.compile(r"/(?P<repository>[^/]+/[^/]+)/resolve/(?P<commit>[0-9a-f]{40})/(?P<file>.+)")
+
+# the code of the hub for a repository whose terms must be accepted
+GATED = "GatedRepo"
+SET_TOKEN = "set HF_TOKEN to the token of an account that may read it"
+
+# the files that the hub lists, by commit
+_listed_files: dict[str, frozenset[str]] = {}
 
 # What the hub's library says of downloads that failed. Its remedies are arguments of its own.
 WRONG_SIZE = re.compile(r"file should be of size (?P<stated>\S+) but has size (?P<received>\S+) \((?P<file>.*)\)")
@@ -163,6 +171,7 @@ class _Watch:
             self.progress.pop(_address(response.request), None)
         try:
             _check_answer(response)
+            _check_is_given(response)
         except ModelError as error:
             self.refusals.append(error)
             raise
@@ -225,6 +234,24 @@ def _check_answer(response: httpx2.Response) -> None:
         size = response.headers.get(header, "")
         if most is not None and size.isdecimal() and int(size) > most:
             raise ModelError(too_large(address, int(size)))
+
+
+def _check_is_given(response: httpx2.Response) -> None:
+    """Raise a ModelError if the hub does not give a file that it lists for the commit.
+
+    Libraries take such a file for one that is missing, and read another one in its place, such as
+    an older file of weights. What the hub answers when it is busy is left to its library, which
+    asks again.
+    """
+    asked = FILE_OF_COMMIT.search(response.request.url.path)
+    status = response.status_code
+    is_refusal = response.is_client_error and status not in (*BUSY, RANGE_NOT_SATISFIABLE)
+    if asked is None or not is_refusal or asked["file"] not in _listed_files.get(asked["commit"], ()):
+        return
+    repository = asked["repository"]
+    if response.headers.get("X-Error-Code") == GATED:
+        raise ModelError(_message_of_gate(repository))
+    raise ModelError(_message_of_status(status, f"{asked['file']} of {repository}"))
 
 
 def _most_bytes(response: httpx2.Response) -> int | None:
@@ -380,6 +407,7 @@ def resolved(kind: RepositoryKind, repository: str, revision: str | None) -> Com
     if sha != revision:
         _remember_branch(kind, repository, revision)
     files = tuple(sibling.rfilename for sibling in info.siblings or [])
+    _listed_files[sha] = frozenset(files)
     return Commit(sha, files, repository=info.id)
 
 
@@ -516,15 +544,13 @@ def cause_of(error: BaseException, asked_for: str, revision: str | None = None) 
 
 def _message_of(error: BaseException, repository: str, revision: str) -> str | None:
     """Return what an error of the hub's library means, in one line; None for other errors."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
-    set_token = "set HF_TOKEN to the token of an account that may read it"
     match error:
         case errors.GatedRepoError():
-            address = f"{constants.ENDPOINT}/{repository}"
-            return f"{repository} is gated: accept its terms at {address}, and {set_token}"
+            return _message_of_gate(repository)
         case errors.RepositoryNotFoundError():
-            return f"there is no repository {repository} on the hub, or it is private; {set_token}"
+            return f"there is no repository {repository} on the hub, or it is private; {SET_TOKEN}"
         case errors.RevisionNotFoundError():
             return f"{repository} has no revision {revision}; name a branch, a tag or a commit"
         case errors.RemoteEntryNotFoundError():
@@ -532,7 +558,7 @@ def _message_of(error: BaseException, repository: str, revision: str) -> str | N
             file = path.partition("/")[2]
             return f"{repository} has no file {file} at revision {revision}; check both"
         case errors.HfHubHTTPError():
-            return _message_of_status(error.response.status_code, repository, set_token)
+            return _message_of_status(error.response.status_code, repository)
         case httpx2.TimeoutException():
             return "the hub does not answer in time; check the network, HF_ENDPOINT and proxies"
         case httpx2.RequestError():
@@ -564,11 +590,20 @@ def _message_of_download(reason: str, repository: str) -> str | None:
     return None
 
 
-def _message_of_status(status: int, repository: str, set_token: str) -> str:
+def _message_of_gate(repository: str) -> str:
+    """Return the message that a repository is gated, with the remedy."""
+    from huggingface_hub import constants
+
+    address = f"{constants.ENDPOINT}/{repository}"
+    return f"{repository} is gated: accept its terms at {address}, and {SET_TOKEN}"
+
+
+def _message_of_status(status: int, what: str) -> str:
+    """Return the message that the hub refuses a repository or a file, by the HTTP status."""
     if status in FORBIDDEN:
-        return f"the hub forbids reading {repository} ({status}): {set_token}"
+        return f"the hub forbids reading {what} ({status}): {SET_TOKEN}"
     meaning = responses.get(status, "error")
-    return f"the hub answers {status} ({meaning}) for {repository}; try again later"
+    return f"the hub answers {status} ({meaning}) for {what}; try again later"
 
 
 def refused(error: BaseException) -> bool:

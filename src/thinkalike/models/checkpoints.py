@@ -317,11 +317,13 @@ def _check_description(config: ModelConfig, folder: Path, file_names: Collection
 def _check_index(folder: Path) -> None:
     """Check the files that the indexes of weights (*.index.json) in a folder name.
 
-    They must be inside the folder, since the fingerprint of a checkpoint covers no others. The
-    index that will be read must also name files that exist. Another index may be left over.
+    They must be inside the folder, and have the suffix of a file of weights, since the fingerprint
+    of a checkpoint covers no others. The index that will be read must also name files that exist.
+    Another index may be left over.
 
     Raises:
-        ModelError: An index names a file outside, or the one that is read names a missing file.
+        ModelError: An index names a file outside or one of another suffix, or the one that is read
+            names a missing file.
     """
     # transformers reads the first of these files that exists, which may be an index.
     file_that_is_read = None
@@ -342,6 +344,11 @@ def _check_index(folder: Path) -> None:
         if index.name != file_that_is_read:
             continue
         for name in dict.fromkeys(names):  # each file once, in the order of the index
+            if Path(name).suffix not in READ_SUFFIXES:
+                raise ModelError(
+                    f"{index} names {name}, and files of weights end in .safetensors or .bin; "
+                    "rename it, there too"
+                )
             if not (folder / name).is_file():
                 raise ModelError(
                     f"{index} names {name}, and there is no such file; {GIVE_ONE_REVISION}"

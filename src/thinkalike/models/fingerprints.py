@@ -9,7 +9,7 @@ from pathlib import Path
 
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
-from thinkalike.digests import remembered_digest
+from thinkalike.digests import remembered_digest, tokenizer_fingerprint
 from thinkalike.files import is_folder
 from thinkalike.models.access import commit_of_model
 from thinkalike.models.checkpoints import (
@@ -19,10 +19,11 @@ from thinkalike.models.checkpoints import (
     files_beside,
     folder_of,
     revisions_in,
+    weight_map,
 )
 from thinkalike.models.config_json import read_config_json
 from thinkalike.models.loading_errors import explaining_loading_errors
-from thinkalike.shards.index import states_fingerprint
+from thinkalike.shards.index import read_index, states_fingerprint
 
 # A commit of the hub, as git names it.
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -35,13 +36,14 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
       TransformerLens's old layout.
     - For a folder or a file it is 16 digits of the SHA-256 of all files that loading may read. For
       an adapter, the fingerprint of its base is part of that.
-    - For a folder of states it is the fingerprint of its index, which lists digests of its files.
+    - For a folder of states it is the fingerprint of its index, which lists digests of its files,
+      and that of its tokenizer if the index does not state it.
     - For a model in memory it is the digest in its configuration.
     """
     if isinstance(config, LoadedModelConfig):
         return config.digest
     if config.holds_states:
-        return states_fingerprint(str(config.path))
+        return _fingerprint_of_states(Path(str(config.path)))
     with explaining_loading_errors(config):
         folder = folder_of(config)
         if folder is None:
@@ -54,6 +56,17 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
         if base:
             digest.update(checkpoint_fingerprint(base).encode())
         return digest.hexdigest()[:16]
+
+
+def _fingerprint_of_states(folder: Path) -> str:
+    """Return the fingerprint of a folder of states, with that of its tokenizer."""
+    from thinkalike.models.load import load_tokenizer
+
+    index = read_index(folder)
+    if not index.tokenizer or index.tokenizer_fingerprint:
+        return states_fingerprint(folder)
+    tokenizer = load_tokenizer(index.tokenizer, beside=folder)
+    return f"{states_fingerprint(folder)} {tokenizer_fingerprint(tokenizer)}"
 
 
 def _commits(config: ModelConfig) -> str:
@@ -81,7 +94,8 @@ def _commits(config: ModelConfig) -> str:
 def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
     """Return the files that loading a checkpoint may read, in a fixed order.
 
-    Other checkpoints of the same training run, in subfolders such as step64, are left out.
+    Other checkpoints of the same training run, in subfolders such as step64, are left out, but for
+    files that an index of weights names.
 
     Args:
         config: The configuration of the model.
@@ -90,10 +104,14 @@ def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
     if not is_folder(folder):
         return [folder, *files_beside(folder)]
     checkpoints_of_steps = [path for path in revisions_in(folder) if STEP.search(path.name)]
+    named_files = set()
+    for index in folder.glob("*.index.json"):
+        named_files |= {folder / name for name in weight_map(index).values()}
     files = []
     for path in sorted(folder.rglob("*")):
         is_of_step = any(path.is_relative_to(step) for step in checkpoints_of_steps)
-        if path.suffix in READ_SUFFIXES and path.is_file() and not is_of_step:
+        may_be_read = path in named_files or not is_of_step
+        if path.suffix in READ_SUFFIXES and path.is_file() and may_be_read:
             files.append(path)
     has_tokenizer = (folder / "tokenizer.json").exists()
     if config.revision and not has_tokenizer:  # a run may keep its tokenizer in the folder above

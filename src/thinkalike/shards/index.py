@@ -217,6 +217,8 @@ class _Reader:
         if "vocabulary" in self.content:
             vocabulary = self.count("vocabulary", least=1)
         content_as_text = json.dumps(self.content, sort_keys=True)
+        if layout.startswith("vllm"):  # the order of hook points is that of the states in a file
+            content_as_text += json.dumps(list(hooks))
         return Index(
             folder=self.path.parent,
             model=self.text("model"),
