@@ -61,6 +61,7 @@ class IndexedText:
     """A document of c characters, with counts of characters and bytes before each position."""
 
     def __init__(self, text: str):
+        """Store the text with its code points."""
         self.text = text
         # One code point for each character, in four bytes.
         self.code_points = np.frombuffer(
