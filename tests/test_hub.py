@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import hub
 import tiny
@@ -282,7 +283,7 @@ def test_revisions_of_every_form_are_asked_for(served):
 
 CAUSES = {
     "gated": (Fault(status=403, code="GatedRepo"), "someone/. is gated: .*HF_TOKEN"),
-    "no token": (Fault(status=401), r"reading someone/. \(401\).*HF_TOKEN"),
+    "no token": (Fault(status=401), r"reading (\S+ of )?someone/. \(401\).*HF_TOKEN"),
     "no repository": (Fault(status=404, code="RepoNotFound"), "no repository someone/"),
     "no revision": (Fault(status=404, code="RevisionNotFound"), "has no revision main"),
     "no hub": (Fault(status=404), "answers 404 .* for someone/"),
@@ -297,6 +298,17 @@ def test_each_cause_is_told_apart(served, where, name):
     fault, words = CAUSES[name]
     served({where: fault})
     assert re.search(words.replace("someone/.", "someone/m"), line_of(lambda: load_model(MODEL)))
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json", "tokenizer.json"])
+def test_a_file_that_the_hub_lists_and_does_not_give_is_not_replaced_by_another(name, status, served, root):
+    """transformers reads older weights, or a tokenizer without its settings, in the place of such a file."""
+    folder = root / "someone" / "m"
+    weights = load_file(folder / WEIGHTS)
+    torch.save({key: 1.3 * weight for key, weight in weights.items()}, folder / "pytorch_model.bin")
+    served({name: Fault(status=status)})
+    assert re.search(rf"{name} of someone/m|{name} at revision", line_of(lambda: load_model(MODEL)))
 
 
 MOVED = "f" * 40

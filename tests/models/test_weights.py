@@ -18,6 +18,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.files import LARGEST_READ_WHOLE
 from thinkalike.models.families import stated_quantization
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.plausible import check_plausible
 from thinkalike.models.shapes import shape_of
@@ -333,6 +334,32 @@ def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
     rewrite(folder, lambda weights: weights | {"transformer.ln_f.weight": 3000 * weights["transformer.ln_f.weight"]})
     assert "its loss on an English sentence" in line_of("gpt2", folder)
     assert load("gpt2", folder, implausible=True), "and loads where the user knows better"
+
+
+@pytest.mark.parametrize("name", ["rest.th", "rest", "rest.npz"])
+def test_an_index_that_names_what_no_key_covers_is_refused(whole, name):
+    folder = whole("gpt2")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / name)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, name)}))
+    assert f"names {name}, and files of weights end in" in line_of("gpt2", folder)
+
+
+def test_weights_in_the_folder_of_a_step_are_in_the_fingerprint(whole):
+    folder = whole("gpt2")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    name = "checkpoint-500/part.safetensors"
+    (folder / "checkpoint-500").mkdir()
+    shutil.copy(folder / "config.json", folder / "checkpoint-500")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    fingerprints = set()
+    for factor in (1.0, 1.5):
+        save_file({key: factor * weight for key, weight in weights.items()}, folder / name, metadata={"format": "pt"})
+        fingerprints.add(checkpoint_fingerprint(ModelConfig(name="local", path=str(folder))))
+    assert len(fingerprints) == 2
 
 
 def test_an_index_and_its_files_must_agree(whole):

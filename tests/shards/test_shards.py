@@ -24,7 +24,9 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
 from thinkalike.models.families import EMBED
+from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
+from thinkalike.models.model_config import configured
 from thinkalike.shards import arrays
 from thinkalike.shards.index import INDEX, read_index
 from thinkalike.states.folder import StateFolder, hook_of, layer_of, offsets_of
@@ -337,6 +339,30 @@ def test_files_of_vllm_give_the_numbers_of_the_model(root, prompts, tmp_path, va
     theirs = ta.compare(root / "a", root / "b", texts=tmp_path / "vllm", layers=pairs_with([0, 2, 3]), **FEW)
     assert np.allclose(ours.arrays["value"], theirs.arrays["value"], atol=1e-5)
     assert ours.scalars["documents"] == theirs.scalars["documents"] > 20
+
+
+def test_the_order_of_layers_and_the_tokenizer_are_in_the_key(root, prompts, tmp_path):
+    """Both can be corrected while all files of states stay as they are."""
+    folder = tmp_path / "vllm"
+    write_as_vllm(load_model(root / "a"), prompts, folder)
+    fingerprints = []
+    for layers in (VLLM_LAYERS, VLLM_LAYERS[::-1]):
+        index_of_vllm(root, folder, prompts, layers=layers)
+        fingerprints.append(checkpoint_fingerprint(configured(str(folder), {})))
+
+    tiny.tokenizer().save_pretrained(folder / "tokenizer")
+    index = json.loads((folder / "states.json").read_text()) | {"tokenizer": "tokenizer"}
+    index.pop("tokenizer_fingerprint", None)
+    (folder / "states.json").write_text(json.dumps(index))
+    fingerprints.append(checkpoint_fingerprint(configured(str(folder), {})))
+    file = folder / "tokenizer" / "tokenizer.json"
+    rules = json.loads(file.read_text())
+    first, second = sorted(rules["model"]["vocab"], key=rules["model"]["vocab"].get)[-2:]
+    ids = rules["model"]["vocab"]
+    ids[first], ids[second] = ids[second], ids[first]
+    file.write_text(json.dumps(rules))
+    fingerprints.append(checkpoint_fingerprint(configured(str(folder), {})))
+    assert len(set(fingerprints)) == 4
 
 
 @pytest.mark.ci_slow

@@ -295,7 +295,7 @@ def _documents_of_hub(config: DataConfig) -> Iterator[str]:
     label = f"data={config.name}"
     records = stream_records(label, str(config.hub_id), config.subset, **options)
     grouping = _Grouping(config.group)
-    for number, record in enumerate(records):
+    for number, record in enumerate(records, 1):
         row = f"{config.hub_id} row {number}"
         text = _text_of(record, config.field or "text", row)
         yield grouping.document(text, record)

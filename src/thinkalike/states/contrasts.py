@@ -332,7 +332,7 @@ def read_contrasts(path: str | Path) -> Contrasts:
         DataError: The file cannot be read, a column is missing, a cell is empty, or a word does
             not occur once in its text.
     """
-    frame = read_frame(Path(path)).astype(str)
+    frame = read_frame(Path(path)).fillna("").astype(str)
     select_names(path, COLUMNS, [str(name) for name in frame.columns], "column")
     texts = []
     counterparts = []
