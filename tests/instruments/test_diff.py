@@ -5,6 +5,7 @@ import sys
 from copy import deepcopy
 from unittest import mock
 
+import pandas as pd
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from thinkalike.evaluation.changes import compare_batches, perturbed
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.evaluation.forks import PartMove, beyond_forks, comparable_with_forks, fork, part_moves, rate_for
 from thinkalike.instruments.diff.outcome import worst
-from thinkalike.instruments.diff.screen import APART, lines
+from thinkalike.instruments.diff.screen import APART, _named, lines
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
@@ -543,3 +544,19 @@ def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     assert (result.table["relative_weight_change"] > 0).all()
     has_null = "null_low" in result.scalars
     assert has_null != is_reversed, "weights of bfloat16 hold no change as small as that"
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ([("MLP", 2)], "MLP 2"),
+        ([("embedding", -1), ("MLP", 2), ("MLP", 3)], "embedding and MLP 2 to 3"),
+        (
+            [("norms", 4), *(("attention", n) for n in (4, 5, 6)), ("MLP", 4), ("MLP", 9)],
+            "norms 4, attention 4 to 6 and MLP 4, 9",
+        ),
+    ],
+)
+def test_modules_are_listed_in_words(modules, said):
+    rows = [pd.Series({"component": component, "layer": layer}) for component, layer in modules]
+    assert _named(rows) == said

@@ -311,7 +311,7 @@ def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
 
 
 def _named(rows: Sequence[pd.Series]) -> str:
-    """Return modules in words: "embedding and MLP 10 to 14, 17"."""
+    """Return modules in words: "embedding, attention 3 and MLP 10 to 14, 17"."""
     layers_by_component: dict[str, list[int]] = {}
     for row in rows:
         layers_by_component.setdefault(str(row["component"]), []).append(int(row["layer"]))
@@ -322,7 +322,8 @@ def _named(rows: Sequence[pd.Series]) -> str:
             names.append(component)
         else:
             names.append(f"{component} {', '.join(ranges_in_words(layers))}")
-    return " and ".join(names)
+    all_but_last = ", ".join(names[:-1])
+    return " and ".join(filter(None, [all_but_last, names[-1]]))
 
 
 def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
@@ -387,7 +388,7 @@ def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
     times = (above["kl"] / above["null_mean"]).median()
     return (
         f"After {len(above)} {tested}, predictions change more than {by_null}; the median of "
-        f"these has {times:.2g} times the KL."
+        f"these has {number_text(times, '.2g')} times the KL."
     )
 
 
@@ -454,7 +455,7 @@ def _directions_in_words(
 def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
     """Return the verdict for each margin, and what follows changed tokens that the text lacks."""
     if "exit_status" not in numbers:
-        verdict = "Not tested, as no margin is given, such as measure.margin.kl=0.01."
+        verdict = "Not tested, as no margin is given, such as margin.kl=0.01."
     elif not numbers["tokens"]:
         verdict = "Equivalent: the models are equal."
     else:
