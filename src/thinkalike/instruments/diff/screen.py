@@ -345,7 +345,7 @@ def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
 
 
 def _module_names(rows: Sequence[pd.Series]) -> str:
-    """Return the names of modules, layers in ranges: "embedding and MLP 10 to 14, 17".
+    """Return the names of modules in words: "embedding, attention 3 and MLP 10 to 14, 17".
 
     Args:
         rows: The row of each module.
@@ -360,7 +360,8 @@ def _module_names(rows: Sequence[pd.Series]) -> str:
             names.append(component)
         else:
             names.append(f"{component} {', '.join(ranges_in_words(layers))}")
-    return " and ".join(names)
+    all_but_last = ", ".join(names[:-1])
+    return " and ".join(filter(None, [all_but_last, names[-1]]))
 
 
 def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
@@ -436,7 +437,7 @@ def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
     times = (above["kl"] / above["null_mean"]).median()
     return (
         f"After {len(above)} {tested}, predictions change more than {by_null}; the median of "
-        f"these has {times:.2g} times the KL."
+        f"these has {number_text(times, '.2g')} times the KL."
     )
 
 
@@ -517,7 +518,7 @@ def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> 
         margins: The margin of each number; None: it was not tested.
     """
     if "exit_status" not in numbers:
-        verdict = "Not tested, as no margin is given, such as measure.margin.kl=0.01."
+        verdict = "Not tested, as no margin is given, such as margin.kl=0.01."
     elif not numbers["tokens"]:
         verdict = "Equivalent: the models are equal."
     else:

@@ -25,8 +25,8 @@ WITHOUT_NAME = ("noise", "changed")
 """The operations of tensors whose change no simple edit gives."""
 
 TRIED = (
-    " No simple edit recognised, such as scaling, rounding or low rank; measure.other=MODEL also "
-    "tests mixtures with that model."
+    " No simple edit recognised, such as scaling, rounding or low rank; other=MODEL also tests "
+    "mixtures with that model."
 )
 """What is said of such tensors."""
 
