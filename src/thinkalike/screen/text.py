@@ -79,10 +79,13 @@ def capitalised(text: str) -> str:
 def number_text(value: object, form: str) -> str:
     """Return a number in a format, without a sign if it rounds to 0: 0.00 and not -0.00.
 
-    A percentage has a space before its sign: "18 %". The number may be a cell of a table, whose
-    type pandas does not know.
+    A percentage has a space before its sign: "18 %". A large number has no exponent: 190 and not
+    1.9e+02. The number may be a cell of a table, whose type pandas does not know.
     """
     text = f"{value:{form}}".replace("%", " %")
+    if "e+" in text and form.endswith("g"):
+        sign = "+" * form.startswith("+")
+        text = f"{float(text):{sign},.0f}"
     rounds_to_zero = text.startswith("-") and not any(digit in text for digit in "123456789")
     if rounds_to_zero and "0" in text:
         return text[1:]
