@@ -25,6 +25,8 @@ from thinkalike.evaluation.forks import (
     learning_rate_for_norm,
     part_moves,
 )
+from thinkalike.instruments.diff.directions import rows_of_directions
+from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import worst_verdict
 from thinkalike.instruments.diff.screen import APART, _module_names, screen_lines
 from thinkalike.models.load import load_model
@@ -121,6 +123,30 @@ def test_of_many_parts_those_that_change_most_are_exchanged():
     assert [str(part) for part, each in found.items() if each.without is not None] == ["MLP 3"]
     assert all(each.entering is not None for each in found.values())
     assert len(found) == 5
+
+
+def test_states_of_first_tokens_do_not_decide_the_directions():
+    """A massive state that changes by a tenth changes more than all others together."""
+
+    def massive_first_token(module, factor=1.0):
+        module.pos.weight[0] = 3000.0 * factor * torch.ones(32).cumsum(0) / 32
+
+    def change(module):
+        massive_first_token(module, 1.1)
+        noise_in("layers.1.mlp", 1.0)(module)
+
+    base, changed = pair(change)
+    with torch.no_grad():
+        massive_first_token(base.module)
+    observed = Observations(base, changed, ROWS, len(ROWS), {})
+    batches = observed.read()
+    observed.parts = exchange_parts(base, changed, changed_parts(base, changed), batches, 4)
+    rows = directions_at(observed, batches)
+    assert {row["layer"] for row in rows} == {1}
+    assert {row["massive_states"] for row in rows} == {len(TOKENS)}
+    assert rows[0]["share_of_change"] < 0.9
+    with mock.patch("thinkalike.instruments.diff.directions.massive", return_value=None):
+        assert directions_at(observed, batches)[0]["share_of_change"] > 0.99, "control"
 
 
 def test_random_changes_are_as_large_and_undo_themselves():

@@ -8,7 +8,12 @@ import pytest
 
 from stores import made
 from thinkalike.config import MEASURES, instrument
-from thinkalike.instruments.diff.screen import effects_in_words, summary_sentence
+from thinkalike.instruments.diff.screen import (
+    effects_in_words,
+    onsets_in_words,
+    summary_sentence,
+    verdict_in_words,
+)
 from thinkalike.instruments.mlem.screen import largest_changes
 from thinkalike.instruments.ruler.screen import (
     NO_MORE_SIMILAR,
@@ -212,8 +217,8 @@ def test_a_spread_out_change_is_said_in_one_sentence():
     tokens = pd.DataFrame({"token": names, "factor": [9.0, 8.0, 7.0, 20.0], "q": [0.01, 0.01, 0.01, 0.5]})
     assert summary_sentence(changed([0.05, 0.18, -0.2], tokens)) == (
         "base → tuned: all 3 modules changed, in the median by 1 % of their norm; KL is 0.1 nats per token; the effect "
-        "is spread over modules: putting one module of the base back removes at most 18 % of the KL (MLP 1); largest "
-        "after 'pe', 'thor', ' Zel'; text: pydoc, 512 tokens."
+        "is spread over modules: putting any one module of the base back removes at most 18 % of the KL (MLP 1); "
+        "largest after 'pe', 'thor', ' Zel'; text: pydoc, 512 tokens."
     )
 
 
@@ -224,6 +229,36 @@ def test_a_spread_out_change_is_said_in_one_sentence():
 )  # fmt: skip
 def test_where_the_effect_lies(effects, words):
     assert words in summary_sentence(changed(effects))
+
+
+def test_the_largest_effect_is_that_of_modules_that_were_exchanged():
+    """Of many modules, only some are."""
+    some = "putting any one of the 2 exchanged modules of the base back"
+    assert f"{some} removes at most 18 % of the KL" in summary_sentence(changed([0.05, 0.18, math.nan]))
+    assert f"{some} into the changed model removes none" in summary_sentence(changed([-0.1, 0.001, math.nan]))
+
+
+def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all():
+    table = changed([0.1] * 12).details
+    table["onset"] = [0.3] + [0.001] * 10 + [0.0]
+    said_of_most = "At least 90 % of the differences between states begin in these modules, given equal input: MLP 0."
+    assert onsets_in_words(table) == said_of_most
+    table["onset"] = [0.3, 0.2] + [0.0] * 10
+    assert onsets_in_words(table) == "States begin to differ in these modules, given equal input: MLP 0 to 1."
+    table["onset"] = [0.5, 0.2] * 6
+    table["component"] = ["MLP", "attention"] * 6
+    table["layer"] = [layer * 3 for layer in range(12)]
+    in_many = (
+        "At least 90 % of the differences between states begin in 10 modules, given equal input, most of all in MLP 0 "
+        "(by 0.5 of their norm)."
+    )
+    assert onsets_in_words(table) == in_many
+
+
+@pytest.mark.parametrize(("unread", "which"), [(30.0, "them"), (4000.0, "a random sample of them")])
+def test_many_tokens_that_the_text_lacks_are_sampled(unread, which):
+    numbers = {"tokens": 9.0, "tokens_unread": unread, "tokens_changed": 5000.0, "unread_kl": 0.1}
+    assert f"differs; after {which}, inserted into the text, KL is 0.1." in verdict_in_words(numbers, {})
 
 
 def test_modules_that_only_fit_their_own_model_have_no_share_of_the_change():

@@ -335,3 +335,11 @@ def test_a_rounded_number_is_written_out(value, form, said):
 )
 def test_what_rounds_to_zero_has_no_sign(value, form, said):
     assert number_text(value, form) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "said"),
+    [(187.3, ".2g", "190"), (18730, "+.2g", "+19,000"), (0.00021, ".1g", "0.0002"), (18.7, ".2g", "19")],
+)
+def test_a_large_number_has_no_exponent(value, form, said):
+    assert number_text(value, form) == said

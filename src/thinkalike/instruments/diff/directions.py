@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.evaluation.changes import BatchStates
 from thinkalike.evaluation.exchanges import PartChanges
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.measures.changes import directions_of_change
+from thinkalike.measures.massive_rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part
 
@@ -29,7 +30,8 @@ def rows_of_directions(
 
     States are those after the block in which most of the change begins. There are no rows if
     states do not differ inside the blocks, or if the text is of one document: the directions of
-    two halves of the documents are compared, which gives their stability.
+    two halves of the documents are compared, which gives their stability. Massive states are left
+    out: a few of them, such as those of first tokens, would decide the directions of all.
 
     Args:
         observed: The observations of the two models.
@@ -42,6 +44,10 @@ def rows_of_directions(
     after = _states_after([batch.changed for batch in batches], part.layer)
     # Documents with even numbers are the first half, the others the second one.
     is_first_half = (observed.documents(observed.n_first_rows) % 2 == 0).to(before.device)
+    is_massive = _massive_states(before, after, [batch.base for batch in batches])
+    before = before[~is_massive]
+    after = after[~is_massive]
+    is_first_half = is_first_half[~is_massive]
     is_all_one_half = not is_first_half.any() or bool(is_first_half.all())
     if is_all_one_half or torch.equal(before, after):
         return []
@@ -60,6 +66,7 @@ def rows_of_directions(
                 "direction": index + 1,
                 "share_of_change": float(principal.share[index]),
                 "stability": float(principal.stability[index]),
+                "massive_states": int(is_massive.sum()),
                 "raises": raised,
                 "lowers": lowered,
             }
@@ -96,6 +103,33 @@ def _states_after(
     """
     # Entry 0 of a batch is before block 0.
     return torch.cat([states[layer + 1][:, :-1].flatten(0, 1) for states in batches])
+
+
+def _massive_states(
+    before: Float[Tensor, "n d"],
+    after: Float[Tensor, "n d"],
+    batches: Sequence[Sequence[Float[Tensor, "b t d"]]],
+) -> Bool[Tensor, " n"]:
+    """Return which states are massive in either model, beside others that differ.
+
+    Args:
+        before: The states of the base.
+        after: The same of the changed model.
+        batches: The states of each batch, whose rows begin with their first token.
+    """
+    nothing = torch.zeros(len(before), dtype=torch.bool, device=before.device)
+    begins = []
+    for states in batches:
+        is_first = torch.zeros(states[0].shape[:2], dtype=torch.bool)
+        is_first[:, 0] = True
+        begins.append(is_first[:, :-1].flatten())
+    outliers = massive([before, after], torch.cat(begins))
+    if outliers is None:
+        return nothing
+    outliers = outliers.to(before.device)
+    if torch.equal(before[~outliers], after[~outliers]):
+        return nothing
+    return outliers
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ class Differences(NamedTuple):
 class DiffInstrument(
     Instrument[AnalyzeConfig],
     kind="diff",
-    version=8,
+    version=9,
     reads=("model", "target", "data", "measure"),
 ):
     """Says what the change from `model` to `model@target` did."""

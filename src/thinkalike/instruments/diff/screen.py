@@ -12,13 +12,14 @@ from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import sentence_of_null_comparison
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
+from thinkalike.instruments.diff.unread_tokens import POSITIONS
 from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
 
 SHARE_NAMED = 0.9
-"""The modules that are named hold this share of the onsets of all modules."""
+"""The modules at which states begin to differ are those that hold this share of all onsets."""
 
 MOST_SHARES = 3
 """At most so many modules, outputs or tokens with the largest effects are named."""
@@ -70,7 +71,7 @@ def screen_lines(result: Result) -> Iterator[str]:
         yield f"Which weights? {weights_in_words(tables['weights'])}"
     if numbers["tokens"]:
         yield from _lines_of_text(result)
-    yield f"Equivalent? {_verdict_in_words(numbers, settings['margin'])}"
+    yield f"Equivalent? {verdict_in_words(numbers, settings['margin'])}"
 
 
 def _lines_of_text(result: Result) -> Iterator[str]:
@@ -156,11 +157,14 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
     changed = table[table["relative_weight_change"] != 0].dropna(subset="restoring_effect")
     if changed.empty:
         return "no module was exchanged"
+    one_module = "any one module"
+    if len(changed) < (table["relative_weight_change"] != 0).sum():
+        one_module = f"any one of the {len(changed)} exchanged modules"
     module_of_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
     largest_effect = module_of_largest["restoring_effect"]
     if largest_effect < LEAST_EFFECT:
         return (
-            "no single module explains it: putting any one module of the base back into the "
+            f"no single module explains it: putting {one_module} of the base back into the "
             "changed model removes none of the KL"
         )
     module = _module_names([module_of_largest])
@@ -171,8 +175,8 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
             "the KL"
         )
     return (
-        "the effect is spread over modules: putting one module of the base back removes at most "
-        f"{share} of the KL ({module})"
+        f"the effect is spread over modules: putting {one_module} of the base back removes at "
+        f"most {share} of the KL ({module})"
     )
 
 
@@ -240,7 +244,7 @@ def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
             None: there is no such control.
     """
     changed = table[table["relative_weight_change"] != 0]
-    sentences = [_onsets_in_words(changed)]
+    sentences = [onsets_in_words(changed)]
     effects = changed["mean_effect"].dropna().sort_values(ascending=False, kind="stable")
     if effects.empty:
         sentences.append("No prediction differs.")
@@ -296,7 +300,7 @@ def effects_in_words(
     )
 
 
-def _onsets_in_words(changed: pd.DataFrame) -> str:
+def onsets_in_words(changed: pd.DataFrame) -> str:
     """Return in which modules most of the change of states begins; "" if none is known.
 
     These are the modules with the largest onsets which together hold `SHARE_NAMED` of the sum. An
@@ -313,11 +317,15 @@ def _onsets_in_words(changed: pd.DataFrame) -> str:
         return ""
     names = _module_names([changed.loc[index] for index in sorted(indices)])
     n_ranges = 1 + names.count(",") + names.count(" and ")
+    what_begins = "States begin to differ"
+    if len(indices) < (onsets > 0).sum():
+        share = number_text(SHARE_NAMED, ".0%")
+        what_begins = f"At least {share} of the differences between states begin"
     if n_ranges <= MOST_RANGES:
-        return f"States begin to differ in these modules, given equal input: {names}."
+        return f"{what_begins} in these modules, given equal input: {names}."
     largest = changed.loc[indices[0]]
     return (
-        f"States begin to differ in {len(indices)} modules, given equal input, most of all in "
+        f"{what_begins} in {len(indices)} modules, given equal input, most of all in "
         f"{_module_names([largest])} (by {number_text(largest['onset'], '.2g')} of their norm)."
     )
 
@@ -502,10 +510,18 @@ def _directions_in_words(
         site = "the embedding"
     return (
         f"After {site}, one direction holds {number_text(first['share_of_change'], '.0%')} of the "
-        f"change of the states (cosine between the directions of two halves of the documents "
-        f"{first['stability']:.2f}); a step along it makes these tokens likelier: "
-        f"{first['raises']}; and these less likely: {first['lowers']}."
+        f"change of the states{_without_massive(first)} (cosine between the directions of two "
+        f"halves of the documents {first['stability']:.2f}); a step along it makes these tokens "
+        f"likelier: {first['raises']}; and these less likely: {first['lowers']}."
     )
+
+
+def _without_massive(direction: pd.Series) -> str:
+    """Return that massive states were left out, or ""; results of version 8 do not say."""
+    count = direction.get("massive_states", 0)
+    if not count:
+        return ""
+    return f", without {count:,.0f} massive one{'s' * (count != 1)}"
 
 
 def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
@@ -531,8 +547,11 @@ def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> 
         verdict = f"{overall} by two one-sided tests at 2.5 %: {', '.join(tests)}."
     if not numbers.get("tokens_unread"):
         return verdict
+    inserted = "them"
+    if numbers["tokens_unread"] > POSITIONS:
+        inserted = "a random sample of them"
     return (
         f"{verdict} The text lacks {numbers['tokens_unread']:,.0f} of the "
-        f"{numbers['tokens_changed']:,.0f} tokens whose embedding differs; after such tokens, "
+        f"{numbers['tokens_changed']:,.0f} tokens whose embedding differs; after {inserted}, "
         f"inserted into the text, KL is {_value_with_interval(numbers, 'unread_kl', '.3g')}."
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from thinkalike.instruments.diff.taught import FACTOR_SHOWN
+from thinkalike.screen import number_text
 
 RAISED_SHOWN = 12
 """At most so many tokens that rise are named."""
@@ -110,8 +111,10 @@ def _beside_random_change(shown: pd.DataFrame, numbers: Mapping[str, float]) -> 
         numbers: The headline numbers of the result, with the mean leads.
     """
     first = shown.sort_values("lead", ascending=False, kind="stable").iloc[0]
+    lead = number_text(numbers["lead"], ".2g")
+    lead_random = number_text(numbers["lead_random"], ".2g")
     return (
-        f"Each token of such text is on average {numbers['lead']:.2g} nats more likely under the "
-        f"changed model than under the base; with a random change of the same size, "
-        f"{numbers['lead_random']:.2g}, and it writes {first['beginning']} → {first['random']}."
+        f"Each token of such text is on average {lead} nats more likely under the changed model "
+        f"than under the base; with a random change of the same size, {lead_random}, and it "
+        f"writes {first['beginning']} → {first['random']}."
     )

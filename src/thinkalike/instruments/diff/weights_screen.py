@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from thinkalike.instruments.diff.ranges import blocks_in_words
+from thinkalike.screen import number_text
 
 MOST_OPERATIONS = 4
 """At most so many operations are named."""
@@ -24,10 +25,7 @@ MOST_FAR_BLOCKS = 2
 WITHOUT_NAME = ("noise", "changed")
 """The operations of tensors whose change no simple edit gives."""
 
-TRIED = (
-    " No simple edit recognised, such as scaling, rounding or low rank; other=MODEL also tests "
-    "mixtures with that model."
-)
+TRIED = " other=MODEL also tests mixtures with that model."
 """What is said of such tensors."""
 
 
@@ -91,7 +89,7 @@ def _operation_in_words(tensor: EditedTensor) -> str:
         "scaled by row": "scaled row by row",
         "scaled by column": "scaled column by column",
         "noise": "as by added noise",
-        "changed": "in no simple way",
+        "changed": "by no simple edit, such as scaling, rounding or low rank",
         "linear mixture": f"mixed in linearly, {amount:.4g} of it",
         "weighted sum": f"added {amount:.4g} times",
         "spherical mixture": f"mixed in spherically, {amount:.4g} of it",
@@ -143,11 +141,12 @@ def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     if spread_of_layer.empty:
         return ""
     median = spread_of_layer.median()
-    in_words = f", by {median:.2g} standard deviations of the weights"
+    in_words = f" moved by {number_text(median, '.2g')} standard deviations of the weights"
     if len(spread_of_layer) > 1:
         in_words += ", the median over blocks"
     is_far = spread_of_layer > FAR * median
     farthest_first = spread_of_layer[is_far].sort_values(ascending=False)
     for layer, spread in farthest_first[:MOST_FAR_BLOCKS].items():
-        in_words += f"; block {layer} {spread:.2g}, {spread / median:.1f} times that"
+        times = number_text(spread / median, ".1f")
+        in_words += f"; block {layer} {number_text(spread, '.2g')}, {times} times that"
     return in_words

@@ -174,7 +174,7 @@ def pairs_of_blocks(result: Result) -> pd.DataFrame:
     return result.details[result.details["target_layer"] != EMBEDDING_LAYER]
 
 
-def pairs_in_words(pairs: int) -> str:
+def block_pairs_in_words(pairs: int) -> str:
     """Return how many pairs of blocks there are, such as "900 pairs of blocks"."""
     return f"{pairs:,} pair{'s' * (pairs != 1)} of blocks"
 
@@ -257,7 +257,7 @@ def no_origin_in_words(
         source, target: The names of the models.
         all_runs: How many runs there are, with those that have an origin.
     """
-    pairs = pairs_in_words(len(pairs_of_blocks(result)))
+    pairs = block_pairs_in_words(len(pairs_of_blocks(result)))
     which = f"No block of {target} is"
     if len(runs) < all_runs:
         blocks = [number for run in runs for number in run.numbers]
@@ -286,7 +286,7 @@ def too_few_units_in_words(result: Result, run: BlockRun, target: str) -> str:
     return (
         f"{run.blocks.capitalize()} of {target} {verb} not tested: {units} {have} "
         f"{number_of_orders_in_words(units)}, too few for p < {ALPHA:g} over "
-        f"{pairs_in_words(len(pairs_of_blocks(result)))}."
+        f"{block_pairs_in_words(len(pairs_of_blocks(result)))}."
     )
 
 
@@ -340,7 +340,7 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
     heads = int(streams.get("heads", 0))
     if heads == 0:
         return
-    pairs = pairs_in_words(int(streams["pairs_of_heads"]))
+    pairs = block_pairs_in_words(int(streams["pairs_of_heads"]))
     if "heads" not in result.tables:
         yield (
             f"Attention heads are not tested: {heads} heads (or groups that share keys) have "
@@ -425,7 +425,7 @@ def show_family(result: Result) -> None:
     """
     relations = result.tables["relations"]
     names = list(dict.fromkeys([*relations["source"], *relations["target"]]))
-    pairs = pairs_in_words(int(result.scalars["pairs_of_blocks"]))
+    pairs = block_pairs_in_words(int(result.scalars["pairs_of_blocks"]))
     for column, what in (("shared_blocks", "Blocks"), ("same_stream", "A residual stream")):
         groups = groups_of_related_models(relations, names, column)
         groups_in_words = [", ".join(group) for group in groups]
