@@ -141,12 +141,12 @@ def test_states_of_first_tokens_do_not_decide_the_directions():
     observed = Observations(base, changed, ROWS, len(ROWS), {})
     batches = observed.read()
     observed.parts = exchange_parts(base, changed, changed_parts(base, changed), batches, 4)
-    rows = directions_at(observed, batches)
+    rows = rows_of_directions(observed, batches)
     assert {row["layer"] for row in rows} == {1}
     assert {row["massive_states"] for row in rows} == {len(TOKENS)}
     assert rows[0]["share_of_change"] < 0.9
     with mock.patch("thinkalike.instruments.diff.directions.massive", return_value=None):
-        assert directions_at(observed, batches)[0]["share_of_change"] > 0.99, "control"
+        assert rows_of_directions(observed, batches)[0]["share_of_change"] > 0.99, "control"
 
 
 def test_random_changes_are_as_large_and_undo_themselves():

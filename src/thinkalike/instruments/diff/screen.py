@@ -524,7 +524,7 @@ def _without_massive(direction: pd.Series) -> str:
     return f", without {count:,.0f} massive one{'s' * (count != 1)}"
 
 
-def _verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
+def verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:
     """Return in words whether the models are equivalent within each margin that was given.
 
     A sentence follows about tokens whose embedding differs and which the text lacks, if any.
