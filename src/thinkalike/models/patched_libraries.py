@@ -6,8 +6,11 @@ function of its library does.
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import cast
 
 from thinkalike.code_text import entries_added_to, is_of_user, is_own_class, names_in_library
 
@@ -26,6 +29,9 @@ OF_PASSES = (
     "mamba_ssm.",
     "causal_conv1d",
 )
+
+# The entries of each class and module at the last time, and the names of those that were replaced.
+_found: dict[str, tuple[list[object], list[str]]] = {}
 
 # Hooks that torch runs around the pass of every module.
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -47,24 +53,52 @@ def _patched_modules() -> Iterator[str]:
     """Yield the names of replaced functions, classes and methods in the libraries of models."""
     import torch
 
-    for name, _ in entries_added_to(torch.Tensor):
-        yield f"torch.Tensor.{name}"
+    yield from _replaced(torch.Tensor, "torch.Tensor")
     for library, module in list(sys.modules.items()):
         if library != "torch" and not library.startswith(OF_PASSES):
             continue
-        for name, value in list(vars(module).items()):
-            if not callable(value):
+        yield from _replaced(module, library)
+        for value in list(vars(module).values()):
+            # `isinstance` would make deprecated values of torch warn.
+            if not issubclass(type(value), type) or value.__module__ != library:
                 continue
-            if not issubclass(type(value), type):
-                if is_of_user(value) and name in names_in_library(library):
-                    yield f"{library}.{name}"
-            elif is_own_class(value):
-                if name in names_in_library(library):
-                    yield f"{library}.{name}"
-            elif value.__module__ == library and issubclass(value, torch.nn.Module):
+            if issubclass(value, torch.nn.Module):
                 # Its bases have modules of their own.
-                for method, _ in entries_added_to(value):
-                    yield f"{library}.{value.__qualname__}.{method}"
+                yield from _replaced(value, f"{library}.{value.__qualname__}")
+
+
+def _replaced(owner: type | ModuleType, owner_name: str) -> list[str]:
+    """Return the names of entries of a class or module of a library that were replaced.
+
+    They are looked for again only if the owner has other entries than at the last time.
+    """
+    entries = vars(owner)
+    values = list(entries.values())
+    if owner_name in _found:
+        earlier_values, names = _found[owner_name]
+        if len(earlier_values) == len(values) and all(map(operator.is_, earlier_values, values)):
+            return names
+    if isinstance(owner, ModuleType):
+        names = _replaced_in_module(owner_name, entries)
+    else:
+        names = [f"{owner_name}.{name}" for name, _ in entries_added_to(owner)]
+    _found[owner_name] = (values, names)
+    return names
+
+
+def _replaced_in_module(library: str, entries: Mapping[str, object]) -> list[str]:
+    """Return the names of functions and classes in a module that its library does not have.
+
+    A name that the code of the library does not use replaces nothing.
+    """
+    names = []
+    for name, value in list(entries.items()):
+        if not callable(value) or name not in names_in_library(library):
+            continue
+        is_class = issubclass(type(value), type)
+        if is_own_class(cast(type, value)) if is_class else is_of_user(value):
+            names.append(f"{library}.{name}")
+    return names
 
 
 def _global_code() -> Iterator[str]:
