@@ -263,7 +263,7 @@ def test_an_effect_of_transplanting_alone_is_a_share():
 def test_weights_that_were_trained_separately_are_said_to_be():
     seeds = changed([0.1, 0.2])
     assert "separately" not in summary_sentence(seeds)
-    seeds.details["relative_weight_change"] = 1.41
+    vars(seeds)["details"]["relative_weight_change"] = 1.41
     assert "in the median by 141 % of their norm, as far as weights that were trained separately;" in summary_sentence(
         seeds
     )
