@@ -168,7 +168,8 @@ class UnkeptResult(Result):
 
     def _read_table(self, name: str) -> pd.DataFrame:
         """Return the table that a file, such as table.csv, would have."""
-        return self.tables[name.removesuffix(".csv")]
+        tables: dict[str, pd.DataFrame] = vars(self)["tables"]
+        return tables[name.removesuffix(".csv")]
 
     @property
     def instrument(self) -> ResultInstrument:

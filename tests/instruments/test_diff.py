@@ -1,6 +1,7 @@
 """measure=diff: parts of models, changes planted in one part, verdicts, and what the screen says."""
 
 import contextlib
+import math
 import sys
 from copy import deepcopy
 from unittest import mock
@@ -15,7 +16,7 @@ from conftest import kill_and_resume, results_in
 from thinkalike.cli import as_analysis
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.evaluation.changes import compare_batches, perturbed
+from thinkalike.evaluation.changes import compare_batches, perturbed, token_distances
 from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
 from thinkalike.evaluation.forks import (
     PartMove,
@@ -29,6 +30,7 @@ from thinkalike.instruments.diff.directions import rows_of_directions
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import worst_verdict
 from thinkalike.instruments.diff.screen import APART, _module_names, screen_lines
+from thinkalike.instruments.diff.tables import _mean_distance
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms_of_change_and_base, parts_of
@@ -109,6 +111,31 @@ def test_a_change_of_one_part_is_found_there_and_nowhere_else(path, component, l
         assert found[each].alone.abs().max() < 1e-6
     distance = torch.cat([each.distance for each in changes], 1).mean(1)
     assert [place for place, value in enumerate(distance) if value > 1e-6] == list(range(layer + 1, 5))
+
+
+def test_tokens_whose_state_was_zero_are_left_out_of_relative_distances():
+    x = torch.randn(2, 4, 3)
+    y = 1.5 * x
+    x[0, 1] = 0
+    x[1, 2] = y[1, 2] = 0
+    distances = token_distances(x, y)
+    assert distances.isnan().nonzero().flatten().tolist() == [1, 5]
+    means = _mean_distance("distance", distances, torch.tensor([0, 0, 0, 1, 1, 1]))
+    assert means["distance"] == pytest.approx(0.5)
+    assert math.isnan(_mean_distance("distance", distances[[1]], torch.tensor([0]))["distance"])
+    y[0, 0] = math.nan
+    assert token_distances(x, y)[0] == math.inf, "control: a state that is not a number is not left out"
+
+
+def test_equal_outputs_of_a_head_have_no_effect():
+    base, changed = pair(noise_in("head", 0.001))
+    batches, changes = zip(*compare_batches(base, changed, ROWS, 8), strict=True)
+    whole = torch.cat([change.tokens.kl for change in changes])
+    outputs = exchange_outputs(base, changed, batches, 2)
+    assert {point.site for point in outputs} >= {"z"}
+    for exchange in outputs.values():
+        assert torch.equal(exchange.without, whole)
+        assert not exchange.alone.any()
 
 
 def test_of_many_parts_those_that_change_most_are_exchanged():

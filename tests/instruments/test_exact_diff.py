@@ -1,6 +1,7 @@
 """measure=diff before any pass: settings, ties, rows of tokens, and what was done to which weights."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -29,8 +30,8 @@ def base(tmp_path_factory):
 def changed(base, tmp_path):
     """Makes a copy of the base with other tensors and entries of its configuration."""
 
-    def make(change=lambda state: None, **settings):
-        folder = shutil.copytree(base, tmp_path / "changed")
+    def make(change=lambda state: None, name="changed", source=base, **settings):
+        folder = shutil.copytree(source, tmp_path / name)
         state = load_file(folder / "model.safetensors")
         change(state)
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -91,6 +92,45 @@ def test_heads_neurons_and_tokens_are_named(base, changed, change, words):
     found, tokens = said(base, changed(change))
     assert words in found
     assert (tokens == [70, 90]) == ("swapped" in words)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(1.000001, "scaled by 1.000001"), (0.99998, "scaled by 0.99998"), (1.5, "scaled by 1.5"), (-1, "scaled by -1")],
+)
+def test_a_factor_near_one_is_not_said_to_be_one(base, changed, factor, words):
+    def scaled(state):
+        state["transformer.h.1.mlp.c_fc.weight"] *= factor
+
+    assert f"({words})" in said(base, changed(scaled))[0]
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.01, "less than 5% zeroed"), (0.99, "more than 95% zeroed")])
+def test_some_zeros_are_neither_none_nor_all(base, changed, share, words):
+    def masked(state):
+        weight = state["transformer.h.1.mlp.c_fc.weight"]
+        weight[torch.rand(weight.shape, generator=torch.Generator().manual_seed(0)) < share] = 0
+
+    assert words in said(base, changed(masked))[0]
+
+
+def test_a_bias_that_was_zero_has_its_norm_and_no_share(base, changed, cli, text_files):
+    bias = "transformer.h.1.mlp.c_proj.bias"
+
+    def zeroed(state):
+        state[bias].zero_()
+
+    def trained(state):
+        state[bias] += torch.arange(32) / 32
+
+    at_start = changed(zeroed)
+    later = changed(trained, "later", at_start)
+    run = cli(*job(at_start, later, text_files))
+    assert run.status == 0, run.stderr
+    (row,) = run.result.tables["weights"].itertuples()
+    assert math.isnan(row.size)
+    assert row.norm_of_change == pytest.approx(float((torch.arange(32) / 32).norm()))
+    assert "mlp.c_proj.bias of block 1, now of norm 3.2 (all zero in the base)." in " ".join(run.stdout.split())
 
 
 def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):

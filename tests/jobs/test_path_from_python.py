@@ -194,3 +194,41 @@ def test_a_saved_result_is_whole_and_nothing_is_left_of_one_that_cannot_be_writt
     with pytest.raises(StoreError, match="cannot be saved"):
         result.save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_result_of_a_relative_store_is_read_after_the_working_folder_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = thinkalike.compare(STATES, OTHERS, store="results")
+    assert str(result).splitlines()[-1].startswith("results: results/cka/"), "as it was given"
+    other_folder = tmp_path / "elsewhere"
+    other_folder.mkdir()
+    result = thinkalike.compare(STATES, OTHERS, store="results")  # nothing of it was read so far
+    monkeypatch.chdir(other_folder)
+    assert len(result.table) == 1
+    assert result.arrays
+    assert result.plot() is not None
+    assert str(result).splitlines()[-1].startswith(f"results: {tmp_path / 'results'}/cka/")
+    assert len(result.save("copy").details) == 1
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_changing_what_a_result_gave_changes_nothing_of_it(tmp_path, is_stored):
+    result = thinkalike.compare(STATES, OTHERS, store=tmp_path if is_stored else None)
+    value = float(result.table["value"].iloc[0])
+    summary = result.summary
+    fingerprint = result.fingerprint()
+    for table in (result.table, result.details, *result.tables.values()):
+        table.loc[:, "value"] = 0.0
+    for array in result.arrays.values():
+        array[...] = 0
+    for numbers in (result.scalars, result.arrays, result.tables, result.settings, result.provenance, result.config):
+        numbers.clear()
+    result.files.clear()
+    result.config["measure"]["kernel"] = "changed"
+    result.provenance["models"][0]["name"] = "changed"
+    assert result.summary == summary
+    assert result.fingerprint() == fingerprint
+    for table in (result.table, result.details, result.tables["table"]):
+        assert table["value"].iloc[0] == value
+    assert result.arrays["value"].any()
+    assert result.save(tmp_path / "copy").fingerprint() == fingerprint

@@ -49,6 +49,32 @@ def test_the_divergence_of_equal_predictions_is_exactly_zero():
     assert divergence(logs, logs).tolist() == [0.0] * 20
 
 
+@pytest.mark.parametrize("size", [1e-1, 1e-3, 1e-5])
+def test_rounding_does_not_add_to_a_small_divergence(size):
+    logits = 3 * drawn(50, 5000).float()
+    changed = logits + size * drawn(50, 5000, seed=1).float()
+    p = logits.double().softmax(1)
+    q = changed.double().softmax(1)
+    expected = scipy.special.rel_entr(p.numpy(), q.numpy()).sum(1)
+    divergences = divergence(logits.log_softmax(1), changed.log_softmax(1))
+    assert divergences.double().numpy() == pytest.approx(expected, rel=0.02)
+
+
+def test_a_divergence_that_rounding_alone_makes_is_zero():
+    logits = 3 * drawn(50, 5000).float()
+    shifted = (logits + 3).log_softmax(1)  # the same predictions
+    assert not torch.equal(shifted, logits.log_softmax(1)), "control"
+    assert not divergence(logits.log_softmax(1), shifted).any()
+
+
+def test_the_divergence_of_predictions_far_apart_is_finite_and_exact():
+    before = torch.tensor([[0.0, 200.0, 5.0], [150.0, 0.0, 0.0]])
+    after = torch.tensor([[200.0, 0.0, 7.0], [0.0, 150.0, 0.0]])
+    logs = before.log_softmax(1), after.log_softmax(1)
+    assert divergence(*logs).tolist() == pytest.approx([200.0, 150.0])
+    assert divergence(torch.full((1, 2), math.nan), logs[0][:1, :2]).isnan().all(), "control"
+
+
 def test_a_random_change_keeps_norm_spectrum_and_entries():
     change = drawn(12, 7)
     moved = signed_permutation(change, torch.Generator().manual_seed(3))
@@ -299,6 +325,26 @@ def test_size_and_spread_are_those_of_the_entries(base):
     found = edit(base, changed)
     assert found.size == pytest.approx(float((changed - base).norm() / base.norm()), rel=1e-6)
     assert found.spread == pytest.approx(0.1 / float(base.std(correction=0)), rel=1e-5)
+
+
+def test_a_change_of_zeros_has_a_norm_and_no_relative_size():
+    change = edit(torch.zeros(32), torch.full((32,), 0.5))
+    assert math.isnan(change.size)
+    assert math.isnan(change.spread)
+    assert change.norm == pytest.approx(0.5 * 32**0.5)
+    smallest = torch.full((32,), 1e-45)
+    assert math.isfinite(edit(smallest, torch.full((32,), 3e38)).size), "control"
+
+
+def test_zeros_are_not_rounded_to_something_else():
+    values = torch.zeros(N, M)
+    values[::3, ::2] = 0.5
+    assert edit(torch.zeros(N, M), values).operation != "rounded"
+    before = random(N, M)
+    after = rounded(before, 4)
+    before[0] = 0
+    after[0] = 0
+    assert edit(before, after).operation == "rounded", "control"
 
 
 def test_equal_tensors_have_no_edit(base):

@@ -274,10 +274,31 @@ def test_modules_that_only_fit_their_own_model_have_no_share_of_the_change():
     )
 
 
+def test_exchanges_that_change_nothing_neither_lower_nor_raise_the_kl():
+    names = ["MLP 0", "MLP 1"]
+    nothing = changed([0.0, -1e-6]).details
+    assert effects_in_words("module", names, nothing, nothing) == (
+        "Putting one module of the base back into the changed model, or the reverse, does not change the KL."
+    )
+    assert effects_in_words("head", names, nothing, nothing, is_repeated=True) == (
+        "Exchanging one head does not change the KL."
+    )
+    some_raise = changed([0.0, -2.0]).details
+    assert effects_in_words("module", names, some_raise, some_raise).endswith(
+        "does not lower the KL but raises it: MLP 1 to 3 times what it is."
+    )
+
+
+def test_an_effect_of_transplanting_alone_is_a_share():
+    redundant = changed([0.0, 0.0]).details.assign(transplanting_effect=1.0, mean_effect=0.5)
+    sentence = effects_in_words("module", ["MLP 0", "MLP 1"], redundant, redundant)
+    assert sentence.endswith("(mean of both): MLP 0: 50 %, MLP 1: 50 %.")
+
+
 def test_weights_that_were_trained_separately_are_said_to_be():
     seeds = changed([0.1, 0.2])
     assert "separately" not in summary_sentence(seeds)
-    seeds.details["relative_weight_change"] = 1.41
+    vars(seeds)["details"]["relative_weight_change"] = 1.41
     assert "in the median by 141 % of their norm, as far as weights that were trained separately;" in summary_sentence(
         seeds
     )

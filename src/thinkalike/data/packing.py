@@ -8,7 +8,7 @@ report is packed again at the end without it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -276,14 +276,9 @@ def _check_enough_text(
     if is_fit_empty:
         lack = f"to fit on: not one row of {context} tokens"
     else:
-        left_out = [f"{counts['near_duplicates']} more nearly repeat one to fit on"]
-        copies = counts.get("duplicate_documents", 0)
-        if copies:
-            left_out.append(f"{copies} are copies of one before")
-        documents = counts["report_documents"]
         lack = (
-            f"for the report: {documents} documents ({', '.join(left_out)}), and an interval "
-            "needs two"
+            f"for the report: {_documents_in_words(counts, split, context)}, and an interval needs "
+            "two"
         )
     remedy = f"data.context={context}"
     if split.evaluation_share < 1:
@@ -291,6 +286,41 @@ def _check_enough_text(
     raise DataError(
         f"data={config.name} has too little text {lack}; give more text, or change {remedy}"
     )
+
+
+def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context: int) -> str:
+    """Return what became of the documents of a text of which too few are in the report.
+
+    Such as "of 4 documents, 3 are on the side to fit on, 1 is for the report".
+
+    Args:
+        counts: How much was read.
+        split: The documents, all of which were read.
+        context: How many tokens a row has.
+    """
+    copies = counts.get("duplicate_documents", 0)
+    repeats = counts["near_duplicates"]
+    kept = split.report_documents
+    if not split.is_settled:  # they were read before they were known to be near-duplicates
+        kept -= repeats
+    clauses = []
+    if copies:
+        clauses.append(f"{_are(copies)} empty or a copy of one before")
+    if split.fit_documents:
+        clauses.append(f"{_are(split.fit_documents)} on the side to fit on")
+    if repeats:
+        clauses.append(f"{_are(repeats)} left out as nearly the same as one to fit on")
+    clauses.append(f"{_are(kept)} for the report")
+    total = copies + split.fit_documents + repeats + kept
+    in_words = f"of {total} documents, {', '.join(clauses)}"
+    if counts["report_documents"] < kept:
+        in_words += f", {counts['report_documents']} in whole rows of {context} tokens"
+    return in_words
+
+
+def _are(number: int) -> str:
+    """Return a number with its verb: "1 is", "2 are"."""
+    return f"{number} {'is' if number == 1 else 'are'}"
 
 
 @dataclass(frozen=True)

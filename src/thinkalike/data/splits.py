@@ -66,6 +66,8 @@ class DocumentSplit:
 
     Attributes:
         counts: How many documents were left out so far, by reason.
+        fit_documents, report_documents: How many documents to fit on, and for the report, were
+            yielded so far.
         is_settled: Whether all documents of the report stay once they are yielded. Where a set of
             the hub is streamed they may not; `report_repeats` says which have to leave.
     """
@@ -78,6 +80,8 @@ class DocumentSplit:
         """
         self.config = config
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)
+        self.fit_documents = 0
+        self.report_documents = 0
         is_unseen = config.source in SOURCES_UNSEEN_BY_MINIS
         self._is_held_out = is_fitted or not is_unseen
         same_split = bool(config.same_split)
@@ -100,6 +104,10 @@ class DocumentSplit:
                 continue
             if not self.is_settled:
                 self._remember(document)
+            if document.is_for_report:
+                self.report_documents += 1
+            else:
+                self.fit_documents += 1
             yield document.text, document.is_for_report
 
     def _remember(self, document: _SplitDocument) -> None:

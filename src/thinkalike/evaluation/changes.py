@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,7 +45,7 @@ class Change(NamedTuple):
     """The most likely next token before and after the change."""
 
     distance: Float[Tensor, "l n"]
-    """‖y - x‖ / ‖x‖ of states before block 0 and after each block."""
+    """‖y - x‖ / ‖x‖ of states before block 0 and after each block; NaN where x is 0."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,15 @@ def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Flo
 
 
 def token_distances(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Float[Tensor, " n"]:
-    """Return ‖y - x‖ / ‖x‖ of the states of each token but the last of each row, on the CPU."""
+    """Return ‖y - x‖ / ‖x‖ of the states of each token but the last of each row, on the CPU.
+
+    It is NaN where x is 0, and ∞ where a state is not finite.
+    """
     flat_x = x[:, :-1].flatten(0, 1).double()
     flat_y = y[:, :-1].flatten(0, 1).to(x.device).double()
-    return relative_distance(flat_x, flat_y).cpu()
+    distances = relative_distance(flat_x, flat_y).nan_to_num(math.inf, posinf=math.inf)
+    is_zero = (flat_x == 0).all(1)
+    return distances.masked_fill(is_zero, math.nan).cpu()
 
 
 @contextlib.contextmanager

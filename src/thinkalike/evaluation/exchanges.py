@@ -222,11 +222,25 @@ class _OutputExchange:
         with self.base_sites.replaced(hook_point, output):
             return batch.kl(self.base, hook_point.layer, batch.base)
 
-    def kl_without(self, batch: BatchStates, hook_point: Place) -> Float[Tensor, " n"]:
-        """Return KL(base ‖ changed model with the base's output at a hook point) of each token."""
-        output = output_at(self.base, self.base_sites, hook_point, batch.base)
-        with self.changed_sites.replaced(hook_point, output):
-            return batch.kl(self.changed, hook_point.layer, batch.changed)
+    def kl_without_and_alone(
+        self, batch: BatchStates, hook_point: Place
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Return KL(base ‖ model) of each token for both models with the output of the other one.
+
+        The first is of the changed model with the base's output at the hook point, the second of
+        the base with the changed model's output. Equal outputs change nothing, and are not put in:
+        to replace that of a head takes arithmetic, whose rounding would count as an effect.
+        """
+        base_output = output_at(self.base, self.base_sites, hook_point, batch.base)
+        changed_output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
+        if _are_equal(base_output, changed_output):
+            kl = batch.kl(self.changed, self.changed.n_layers, batch.changed)
+            return kl, torch.zeros_like(kl)
+        with self.changed_sites.replaced(hook_point, base_output):
+            without = batch.kl(self.changed, hook_point.layer, batch.changed)
+        with self.base_sites.replaced(hook_point, changed_output):
+            alone = batch.kl(self.base, hook_point.layer, batch.base)
+        return without, alone
 
     def greatest(
         self, batch: BatchStates, hook_points: Sequence[Place], count: int
@@ -249,6 +263,11 @@ class _OutputExchange:
         """Return the indices of the blocks with this site, such as "mlp_out", in both models."""
         changed_layers = self.changed_sites.layers(site)
         return [layer for layer in self.base_sites.layers(site) if layer in changed_layers]
+
+
+def _are_equal(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors, which may be on different devices, have the same entries."""
+    return x.dtype == y.dtype and torch.equal(x, y.to(x.device))
 
 
 @torch.no_grad()
@@ -288,7 +307,7 @@ def exchange_outputs(
 
     changes = {}
     for hook_point in counted(exchanged_points, "output"):
-        without = [exchange.kl_without(batch, hook_point) for batch in batches]
-        alone = [exchange.kl_alone(batch, hook_point) for batch in batches]
-        changes[hook_point] = PartChanges(None, torch.cat(without), torch.cat(alone))
+        kl_of_batches = [exchange.kl_without_and_alone(batch, hook_point) for batch in batches]
+        without, alone = map(torch.cat, zip(*kl_of_batches, strict=True))
+        changes[hook_point] = PartChanges(None, without, alone)
     return changes

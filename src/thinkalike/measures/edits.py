@@ -95,7 +95,8 @@ class Edit:
 
     Attributes:
         operation: What was done.
-        size: ‖changed - base‖ / ‖base‖ over common entries, in [0, ∞).
+        size: ‖changed - base‖ / ‖base‖ over common entries, in [0, ∞); NaN for a base of zeros.
+        norm: ‖changed - base‖ over common entries; NaN where tensors have no entries in common.
         spread: The root mean square of the change over the rows or columns that differ, in
             standard deviations of the base; NaN for a constant base.
         axis: The axis of which only some indices differ; None if all do.
@@ -107,6 +108,7 @@ class Edit:
     operation: Operation
     size: float
     spread: float
+    norm: float
     axis: int | None = None
     indices: tuple[int, ...] = ()
     amount: float = math.nan
@@ -150,23 +152,31 @@ def edit(
 
     change = y.double() - x.double()
     deviation = float(base.double().std(correction=0))
-    size = math.inf  # of any change to a tensor of zeros
+    norm = float(change.norm())
+    size = math.nan  # nothing is a share of a norm of 0
     if base.any():
-        size = float(change.norm() / base.double().norm())
+        size = norm / float(base.double().norm())
     spread = math.nan
     if deviation > 0:
         spread = float(change.square().mean().sqrt()) / deviation
-    return replace(operation, size=size, spread=spread, axis=axis, indices=tuple(indices.tolist()))
+    return replace(
+        operation,
+        size=size,
+        spread=spread,
+        norm=norm,
+        axis=axis,
+        indices=tuple(indices.tolist()),
+    )
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit whose size, spread and axis are still missing; `edit` fills them in.
+    """Return an edit whose size, spread, norm and axis are still missing; `edit` fills them in.
 
     Args:
         operation: What was done.
         amount: The number that goes with the operation, see `Edit`; NaN: it has none.
     """
-    return Edit(operation, math.nan, math.nan, amount=amount)
+    return Edit(operation, math.nan, math.nan, math.nan, amount=amount)
 
 
 def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Tensor, " k"]]:
@@ -222,10 +232,10 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
         remaining = _matching_rows(rows, changed_rows)
         if remaining is not None:
             removed = set(range(len(rows))) - set(remaining.tolist())
-            return Edit("removed", 0.0, 0.0, axis, tuple(sorted(removed)))
+            return Edit("removed", 0.0, 0.0, 0.0, axis, tuple(sorted(removed)))
     elif torch.equal(rows, changed_rows[: len(rows)]):
         added = range(len(rows), len(changed_rows))
-        return Edit("added", 0.0, 0.0, axis, tuple(added))
+        return Edit("added", 0.0, 0.0, 0.0, axis, tuple(added))
     return _edit_of_unknown_size("resized")
 
 
@@ -423,8 +433,9 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
 
     Entries were rounded if within each row of y, or each block of a row (`BLOCK_WIDTHS`), they lie
     on a grid, that is, are whole multiples of one step apart, and x is within about a step of
-    them. None if they do not, if x was on a grid already, or for a vector or rows of fewer than 16
-    entries, which are too few to recognise a grid.
+    them. None if they do not, if x was on a grid already, or has equal entries in each row or
+    block, which rounding leaves equal, or for a vector or rows of fewer than 16 entries, which are
+    too few to recognise a grid.
 
     Args:
         x, y: The tensors before and after.
@@ -449,7 +460,8 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
         if is_rounded.double().mean() < ROUNDED_BLOCKS:
             continue
         _, levels_before = _steps(x_blocks, eps)
-        if levels_before.min() > MOST_LEVELS:  # x was not on a grid
+        is_varied = bool((x_blocks != x_blocks[:, :1]).any())
+        if is_varied and levels_before.min() > MOST_LEVELS:  # x was not on a grid
             # A few rows or blocks may have more levels by an outlier.
             typical_levels = levels[levels <= MOST_LEVELS].quantile(ROUNDED_BLOCKS)
             return max(math.ceil(math.log2(float(typical_levels))), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
+from thinkalike.store.copies import copied_property
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
     MANIFEST,
@@ -102,6 +104,8 @@ class ResultInstrument(Protocol):
 class Result:
     """A finished job, read from its folder; each file is read when it is first asked for.
 
+    Tables, arrays and settings are copies: changing them changes nothing of the result.
+
     `print(result)` is the screen of the job, and `result.summary` has its sentences.
     `result.table` begins with the rows that answer the question, `result.details` has all columns,
     and `result.plot()` draws the figure.
@@ -112,6 +116,23 @@ class Result:
     """
 
     folder: Path
+    """The folder of its files; a relative one is made absolute when the result is opened, so that
+    it can be read after the working folder of the process has changed."""
+
+    def __post_init__(self) -> None:
+        given = self.folder
+        object.__setattr__(self, "_given_folder", given)
+        object.__setattr__(self, "folder", given.absolute())
+
+    @property
+    def _shown_folder(self) -> Path:
+        """The folder as it was given, which may be relative to the present working folder."""
+        given: Path = self._given_folder  # type: ignore[attr-defined]
+        try:
+            is_same = given.absolute() == self.folder
+        except OSError:  # the working folder was removed
+            is_same = False
+        return given if is_same else self.folder
 
     @property
     def is_kept(self) -> bool:
@@ -121,7 +142,7 @@ class Result:
     @property
     def place(self) -> str:
         """The folder, by which error messages name the result."""
-        return str(self.folder)
+        return str(self._shown_folder)
 
     def __repr__(self) -> str:
         try:
@@ -134,7 +155,7 @@ class Result:
     def _place_in_words(self) -> str:
         """The folder of the result, or that it is not kept."""
         if self.is_kept:
-            return str(self.folder)
+            return str(self._shown_folder)
         return "not kept"
 
     @isolated()
@@ -147,7 +168,7 @@ class Result:
     @property
     def location(self) -> str:
         """Where the result is kept, as the last line of the screen says it."""
-        return f"results: {self.folder}"
+        return f"results: {self._shown_folder}"
 
     @property
     def summary(self) -> str:
@@ -219,14 +240,14 @@ class Result:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that entered the key: they can change numbers and are not the defaults."""
-        return with_present_names(self._record["settings"])
+        return copy.deepcopy(with_present_names(self._record["settings"]))
 
     @property
     def provenance(self) -> Provenance:
         """How it was made: versions, seed, models, fingerprints, memory, date, command line."""
-        return self._record["provenance"].copy()
+        return copy.deepcopy(self._record["provenance"])
 
-    @cached_property
+    @copied_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration; a part that the job does not read is None.
 
@@ -246,7 +267,7 @@ class Result:
             by_dotted_name(config)
             return with_present_names(config)
 
-    @cached_property
+    @copied_property
     def table(self) -> pd.DataFrame:
         """The table for a reader: at most fifteen columns, the most telling rows first.
 
@@ -258,14 +279,14 @@ class Result:
             table = self.instrument.ranked(table)
         return shortened(table)
 
-    @cached_property
+    @copied_property
     def details(self) -> pd.DataFrame:
         """The tidy table with all columns, its rows in the order in which they were computed."""
         if DETAILS in self.files:
             return self._read_table(DETAILS)
         return self._read_table(TABLE)
 
-    @cached_property
+    @copied_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables as they are stored, by name; the one that every result has is `table`."""
         tables = {}
@@ -305,7 +326,7 @@ class Result:
         """Return the table of a file, such as table.csv."""
         return self.columns_of(file_name).frame()
 
-    @cached_property
+    @copied_property
     def files(self) -> list[str]:
         """The names of the files beside result.json; those that the manifest names, if any."""
         if is_sealed(self.folder):
@@ -323,7 +344,7 @@ class Result:
             raise StoreError(f"{self.folder} has no {name}: its {MANIFEST} does not name it")
         return self.folder / name
 
-    @cached_property
+    @copied_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name; empty if the job wrote none."""
         if ARRAYS not in self.files:

@@ -25,6 +25,7 @@ COLUMNS = [
     "operation",
     "size",
     "spread",
+    "norm_of_change",
     "amount",
     "places",
 ]
@@ -77,6 +78,7 @@ def edits_of(
                 "operation": change.operation,
                 "size": change.size,
                 "spread": change.spread,
+                "norm_of_change": change.norm,
                 "amount": change.amount,
                 "places": location,
             }
@@ -128,6 +130,7 @@ def _removed_and_added(
                 "operation": operation,
                 "size": math.nan,
                 "spread": math.nan,
+                "norm_of_change": math.nan,
                 "amount": math.nan,
                 "places": "",
             }

@@ -35,9 +35,19 @@ EXIT_STATUS: Mapping[Verdict, int] = {"equivalent": 0, "not equivalent": 1, "und
 
 FROM_BEST_TO_WORST: tuple[Verdict, ...] = ("equivalent", "undecided", "not equivalent")
 
-BLANK = ("amount", "spread", "size", "head", "lead_random")
+BLANK = (
+    "amount",
+    "spread",
+    "size",
+    "norm_of_change",
+    "head",
+    "lead_random",
+    "distance",
+    "distance_low",
+    "distance_high",
+)
 """Columns that may have empty cells: some operations have no amount, some outputs no head, and
-some changes no random change to compare with."""
+some changes no random change to compare with. Nothing is relative to a norm of 0."""
 
 UNBOUNDED = (-math.inf, math.inf)
 
@@ -109,12 +119,12 @@ def _scalars_of_diff(
         "settings": float(len(observed.exact.get("settings", ()))),
         "nulls": float(len(observed.null.kl)),
     }
-    scalars |= _only_finite(observed.unread)
+    scalars |= _without_unbounded_ends(observed.unread)
     scalars |= observed.taught_numbers
     for name, values in _values_of_tokens(observed).items():
         bounds = BOUNDS.get(name, UNBOUNDED)
         mean = mean_over_documents(values, documents, bounds=bounds)
-        scalars |= _only_finite(interval_columns(name, mean))
+        scalars |= _without_unbounded_ends(interval_columns(name, mean))
 
     tokens_of_part = observed.rows.tokens[: observed.n_first_rows, :-1].numel()
     kl_of_part = kl[:tokens_of_part].mean()
@@ -152,9 +162,17 @@ def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
     }
 
 
-def _only_finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers that are finite, as the intervals of few documents have no ends."""
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+def _without_unbounded_ends(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers without the ends of intervals of few documents, which are not finite.
+
+    A value that is not finite stays, so that the result is refused.
+    """
+    kept = {}
+    for name, value in numbers.items():
+        is_end = name.endswith(("_low", "_high"))
+        if math.isfinite(value) or not is_end:
+            kept[name] = value
+    return kept
 
 
 def _numbers_beside_null(

@@ -266,8 +266,9 @@ def effects_in_words(
 ) -> str:
     """Return in words the effects of exchanging single modules, or outputs, between the models.
 
-    If putting back any of them raises the KL, as between models that were trained separately,
-    shares of the KL mean nothing, and the sentence says by how much it rises.
+    If putting back none of them lowers the KL, and some raise it, as between models that were
+    trained separately, shares of the KL mean nothing, and the sentence says by how much it rises.
+    If none of them changes the KL, as where models differ behind the last block alone, it says so.
 
     Args:
         what: "module", "output" or "head".
@@ -277,9 +278,18 @@ def effects_in_words(
         is_repeated: Whether a sentence of the same form came before, so that a shorter one is
             enough.
     """
-    if all_rows["restoring_effect"].max() < LEAST_EFFECT:
-        # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
-        kl_left = dict(zip(names, 1 - rows["restoring_effect"], strict=True))
+    effects = all_rows[["restoring_effect", "transplanting_effect"]].dropna()
+    if (effects.abs() < LEAST_EFFECT).all(axis=None):
+        beginning = f"Putting one {what} of the base back into the changed model, or the reverse,"
+        if is_repeated:
+            beginning = f"Exchanging one {what}"
+        return f"{beginning} does not change the KL."
+    kl_left = {}
+    for name, effect in zip(names, rows["restoring_effect"], strict=True):
+        if effect <= -LEAST_EFFECT:
+            # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
+            kl_left[name] = 1 - effect
+    if kl_left and all_rows["restoring_effect"].max() < LEAST_EFFECT:
         largest_first = sorted(kl_left.items(), key=lambda name_and_kl: -name_and_kl[1])
         rises = []
         for name, times in largest_first:

@@ -86,12 +86,12 @@ def _relative_change(observed: Observations, paths: tuple[str, ...]) -> float:
     """Return ‖changed - base‖ / ‖base‖ of the weights of the modules at some paths.
 
     It is NaN if no weight differs that both models have: the weights of an adapter have no
-    counterpart in the base. Where ‖base‖ is 0, it is ‖changed - base‖.
+    counterpart in the base. It is NaN, too, where ‖base‖ is 0.
     """
     norm_of_change, norm_of_base = norms_of_change_and_base(observed.base, observed.changed, paths)
-    if not norm_of_change:
+    if not norm_of_change or not norm_of_base:
         return math.nan
-    return norm_of_change / (norm_of_base or 1.0)
+    return norm_of_change / norm_of_base
 
 
 def _onset_and_effects(
@@ -111,8 +111,7 @@ def _onset_and_effects(
     """
     row: dict[str, float] = {}
     if changes.entering is not None:
-        entering = mean_over_documents(changes.entering, documents, bounds=BOUNDS["distance"])
-        row |= interval_columns("onset", entering)
+        row |= _mean_distance("onset", changes.entering, documents)
     total = kl.sum()
     if changes.without is None or changes.alone is None or not total:
         return row
@@ -151,10 +150,35 @@ def table_of_layers(observed: Observations) -> pd.DataFrame:
 
     x are the states of the base and y those of the changed model; the value is a mean over tokens.
     """
-    distance = torch.cat([change.distance for change in observed.changes], 1)  # (layers, n)
-    layers = list(range(-1, len(distance) - 1))
-    means = mean_over_documents(distance, observed.documents(), bounds=BOUNDS["distance"])
-    return pd.DataFrame({"layer": layers, **interval_columns("distance", means)})
+    distances = torch.cat([change.distance for change in observed.changes], 1)  # (layers, n)
+    documents = observed.documents()
+    rows = []
+    for layer, distances_of_layer in enumerate(distances, start=-1):
+        rows.append({"layer": layer, **_mean_distance("distance", distances_of_layer, documents)})
+    return pd.DataFrame(rows)
+
+
+def _mean_distance(
+    column: str, distances: Float[Tensor, " n"], documents: Int[Tensor, " n"]
+) -> dict[str, float]:
+    """Return the columns of the mean relative distance ‖y - x‖ / ‖x‖ and of its interval.
+
+    The mean is over tokens whose state x is not 0, as the embedding of a padding token may be: no
+    distance is relative to 0. It is NaN where all are 0.
+
+    Args:
+        column: The name of the column.
+        distances: The distance at each token; NaN where x is 0.
+        documents: The document of each token.
+    """
+    has_distance = ~distances.isnan()
+    if not has_distance.any():
+        return dict.fromkeys((column, f"{column}_low", f"{column}_high"), math.nan)
+    documents_with_distance = documents[has_distance].unique(return_inverse=True)[1]
+    mean = mean_over_documents(
+        distances[has_distance], documents_with_distance, bounds=BOUNDS["distance"]
+    )
+    return interval_columns(column, mean)
 
 
 def table_of_outputs(observed: Observations) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from thinkalike.instruments.diff.ranges import blocks_in_words
-from thinkalike.screen import number_text
+from thinkalike.screen import number_text, range_text
 
 MOST_OPERATIONS = 4
 """At most so many operations are named."""
@@ -25,6 +26,15 @@ MOST_FAR_BLOCKS = 2
 WITHOUT_NAME = ("noise", "changed")
 """The operations of tensors whose change no simple edit gives."""
 
+WITHOUT_SIZE = ("added", "removed", "resized")
+"""The operations for which the size of the change is not known."""
+
+MOST_DIGITS = 12
+"""A factor is written with at most so many digits."""
+
+LEAST_SHARE = 0.05
+"""A smaller share would be rounded to 0 %."""
+
 TRIED = " other=MODEL also tests mixtures with that model."
 """What is said of such tensors."""
 
@@ -35,9 +45,16 @@ class EditedTensor(NamedTuple):
     tensor: str
     layer: int
     operation: str
+    size: float
     spread: float
+    norm_of_change: float
     amount: float
     places: str
+
+    @property
+    def was_zero(self) -> bool:
+        """Whether all entries were 0 in the base, so that the change has no relative size."""
+        return math.isnan(self.size) and self.operation not in WITHOUT_SIZE
 
 
 def weights_in_words(table: pd.DataFrame) -> str:
@@ -49,7 +66,8 @@ def weights_in_words(table: pd.DataFrame) -> str:
         table: A row for each tensor that differs, with the operation that changed it.
     """
     tensors_by_operation: dict[str, list[EditedTensor]] = {}
-    for row in table[list(EditedTensor._fields)].itertuples(index=False):
+    # Tables of earlier versions have no column `norm_of_change`.
+    for row in table.reindex(columns=list(EditedTensor._fields)).itertuples(index=False):
         tensor = EditedTensor(*row)
         if not isinstance(tensor.places, str):  # NaN, in a table that was read from a file
             tensor = tensor._replace(places="")
@@ -69,7 +87,8 @@ def weights_in_words(table: pd.DataFrame) -> str:
     if remaining:
         in_words += f"; {remaining} more in weights.csv"
     in_words += "."
-    if table["operation"].isin(WITHOUT_NAME).any():
+    is_unrecognised = table["operation"].isin(WITHOUT_NAME) & table["size"].notna()
+    if is_unrecognised.any():
         in_words += TRIED
     return in_words
 
@@ -83,21 +102,43 @@ def _operation_in_words(tensor: EditedTensor) -> str:
     phrase_by_operation = {
         "low rank": f"changed by a matrix of rank {amount:.0f}",
         "rounded": f"rounded to {amount:.0f} bits",
-        "scaled": f"scaled by {amount:.4g}",
-        "masked": f"about {round(amount, 1):.0%} zeroed",
+        "scaled": f"scaled by {_amount_in_words(amount)}",
+        "masked": f"{_share_in_words(amount)} zeroed",
         "cast": f"rounded to {amount:.0f}-bit floats",
         "scaled by row": "scaled row by row",
         "scaled by column": "scaled column by column",
         "noise": "as by added noise",
         "changed": "by no simple edit, such as scaling, rounding or low rank",
-        "linear mixture": f"mixed in linearly, {amount:.4g} of it",
-        "weighted sum": f"added {amount:.4g} times",
-        "spherical mixture": f"mixed in spherically, {amount:.4g} of it",
+        "linear mixture": f"mixed in linearly, {_amount_in_words(amount)} of it",
+        "weighted sum": f"added {_amount_in_words(amount)} times",
+        "spherical mixture": f"mixed in spherically, {_amount_in_words(amount)} of it",
     }
     operation = phrase_by_operation.get(tensor.operation, tensor.operation)
+    if tensor.was_zero and tensor.operation in WITHOUT_NAME:
+        operation = "no longer zero" if tensor.places else "all zero in the base"
+    elif tensor.was_zero:
+        operation += ", from zeros in the base"
     if tensor.places:
         return f"({tensor.places} {operation})"
     return f"({operation})"
+
+
+def _amount_in_words(amount: float) -> str:
+    """Return a factor with four digits, or more if it would read 0, 1 or -1 without being it."""
+    for digits in range(4, MOST_DIGITS):
+        written = f"{amount:.{digits}g}"
+        if float(written) not in (0, 1, -1):
+            return written
+    return f"{amount:.{MOST_DIGITS}g}"
+
+
+def _share_in_words(share: float) -> str:
+    """Return a share in steps of 10 %, so that tensors with about the same one stand together."""
+    if 0 < share < LEAST_SHARE:
+        return f"less than {LEAST_SHARE:.0%}"
+    if 1 - LEAST_SHARE < share < 1:
+        return f"more than {1 - LEAST_SHARE:.0%}"
+    return f"about {round(share, 1):.0%}"
 
 
 def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
@@ -121,8 +162,19 @@ def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
     if len(names) > MOST_NAMES:
         in_words += f" and {len(names) - MOST_NAMES} more names"
     if tensors[0].operation in WITHOUT_NAME:
-        in_words += _distance_in_words(tensors)
+        if tensors[0].was_zero:
+            in_words += _norm_in_words(tensors)
+        else:
+            in_words += _distance_in_words(tensors)
     return in_words
+
+
+def _norm_in_words(tensors: Sequence[EditedTensor]) -> str:
+    """Return in words the norms of tensors that were zero; "" if they are not known."""
+    norms = [tensor.norm_of_change for tensor in tensors]
+    if math.isnan(min(norms)):
+        return ""
+    return f", now of norm {range_text(min(norms), max(norms), '.2g')}"
 
 
 def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:

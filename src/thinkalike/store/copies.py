@@ -1,0 +1,52 @@
+"""A property that is computed once, and of which each reader gets a copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+Value = TypeVar("Value")
+
+
+class copied_property(Generic[Value]):
+    """Caches a value, such as a table, and returns a deep copy of it each time.
+
+    So nobody who changes what they got changes what others read, or what is saved. Like
+    `functools.cached_property`, it keeps the value in the dictionary of the object, by its name.
+
+    >>> class Words:
+    ...     @copied_property
+    ...     def listed(self) -> list[str]:
+    ...         return ["a"]
+    >>> words = Words()
+    >>> words.listed.append("b")
+    >>> words.listed
+    ['a']
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]):
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> copied_property[Value]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> Value: ...
+
+    def __get__(self, instance: object | None, owner: type) -> copied_property[Value] | Value:
+        if instance is None:
+            return self
+        values = vars(instance)
+        if self._name not in values:
+            values[self._name] = self._compute(instance)
+        value: Value = copy.deepcopy(values[self._name])
+        return value
+
+    def __set__(self, instance: object, value: object) -> NoReturn:
+        """Raise an AttributeError; with this method, Python asks the property first."""
+        raise AttributeError(f"{self._name} cannot be replaced")
