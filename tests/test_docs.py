@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import cache
 from html import unescape
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -225,11 +226,11 @@ def test_every_public_name_is_in_the_reference():
 
 def test_notebooks_are_as_their_pages_say_and_hold_no_output():
     made = script("make_tutorials")
-    for folder in (made.TUTORIALS, made.QUESTIONS):
+    for folder in filter(Path.is_dir, (made.TUTORIALS, made.QUESTIONS)):
         on_pages = sorted(page.stem for page in folder.glob("*.md") if page.stem != "README")
         assert sorted(path.stem for path in (folder / "notebooks").glob("*.ipynb")) == on_pages
         assert [name for name, page in made.PAGES.items() if page.parent == folder] == on_pages
-        assert len(on_pages) > 5
+        assert len(on_pages) > 2
     for name, page in made.PAGES.items():
         cells = json.loads(made.notebook_file(page).read_text())["cells"]
         code = [cell for cell in cells if cell["cell_type"] == "code"]

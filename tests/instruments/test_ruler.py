@@ -266,7 +266,8 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     assert (table["low"] <= table["value"]).all()
     assert (table["r2_backward"] <= table["r2_backward_high"]).all()
     screen = " ".join(capsys.readouterr().out.split())
-    assert "These values predict copy3 from base. Predicting base from copy3, residual R² is" in screen
+    base, copy = result.details[["source", "target"]].iloc[0]
+    assert f"These values predict {copy} from {base}. Predicting {base} from {copy}, residual R² is" in screen
     assert "If word, position and earlier tokens are not regressed out, R² is" in screen
     assert result.instrument.label(result) == "residual R²"
 

@@ -277,8 +277,8 @@ def _check_enough_text(
         lack = f"to fit on: not one row of {context} tokens"
     else:
         lack = (
-            f"for the report: {_documents_in_words(counts, split, context)}, and an interval needs "
-            "two"
+            f"for the report: {_documents_in_words(counts, split, context)}, and an interval "
+            "needs two"
         )
     remedy = f"data.context={context}"
     if split.evaluation_share < 1:
