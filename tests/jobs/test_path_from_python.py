@@ -204,11 +204,11 @@ def test_a_result_of_a_relative_store_is_read_after_the_working_folder_changed(t
     other_folder.mkdir()
     result = thinkalike.compare(STATES, OTHERS, store="results")  # nothing of it was read so far
     monkeypatch.chdir(other_folder)
-    assert len(result.table) == 1
+    assert len(result.table) == 3
     assert result.arrays
     assert result.plot() is not None
     assert str(result).splitlines()[-1].startswith(f"results: {tmp_path / 'results'}/cka/")
-    assert len(result.save("copy").details) == 1
+    assert len(result.save("copy").details) == 3
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
@@ -231,4 +231,6 @@ def test_changing_what_a_result_gave_changes_nothing_of_it(tmp_path, is_stored):
     for table in (result.table, result.details, result.tables["table"]):
         assert table["value"].iloc[0] == value
     assert result.arrays["value"].any()
-    assert result.save(tmp_path / "copy").fingerprint() == fingerprint
+    saved = result.save(tmp_path / "copy")
+    assert saved.details["value"].iloc[0] == value
+    assert saved.arrays["value"].any()

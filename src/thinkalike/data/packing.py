@@ -276,10 +276,8 @@ def _check_enough_text(
     if is_fit_empty:
         lack = f"to fit on: not one row of {context} tokens"
     else:
-        lack = (
-            f"for the report: {_documents_in_words(counts, split, context)}, and an interval "
-            "needs two"
-        )
+        documents = _documents_in_words(counts, split, context)
+        lack = f"for the report: {documents}, and an interval needs two"
     remedy = f"data.context={context}"
     if split.evaluation_share < 1:
         remedy = f"data.evaluation_share={split.evaluation_share} or {remedy}"

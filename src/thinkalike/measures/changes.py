@@ -91,8 +91,8 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     for log_p, log_q in zip(p.split(rows_at_once), q.split(rows_at_once), strict=True):
         log_ratio = log_q - log_p
         probability = log_p.exp()
-        # q - p; the first form keeps its digits where p and q are close, and may overflow
-        # elsewhere
+        # q - p. The first form keeps its digits where p and q are close, and may overflow where
+        # they are not.
         is_close = log_ratio < 1
         difference = probability * torch.expm1(log_ratio.clamp(max=1))
         difference = torch.where(is_close, difference, log_q.exp() - probability)
