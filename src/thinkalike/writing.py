@@ -157,6 +157,8 @@ def write_prompts(
     else:
         rows = _rows_of_stimuli(stimuli)
     prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
+    if not prompts:
+        raise DataError("the text has no words, so that there are no prompts to write: give more text")
     file = Path(checked_path("path", path))
     write_prompt_file(file, prompts)
     return file

@@ -389,6 +389,7 @@ def harmed(rows, path: Path, old: str, new: str) -> Path:
         (".jsonl", '"One of our number"', "7.5", "row 4"),
         (".jsonl", '{"sentence1": "One', '{"sentence1: "One', "line 4"),
         (".tsv", "One of our number\t", "One of our number ", "line 5"),
+        (".tsv", "sentence2", "sentence1", "two columns sentence1"),
         (".tsv", "sentence2", "sentnce2", "sentence2"),
     ],
 )

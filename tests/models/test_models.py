@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import masking_utils
+from transformers import MixtralConfig, MixtralForCausalLM, masking_utils
 
 import hub
 import tiny
@@ -506,3 +506,23 @@ def test_a_module_has_its_modes_back_after_evaluation():
     with evaluation_mode(module):
         assert not any(submodule.training for submodule in module.modules())
     assert [submodule.training for submodule in module.modules()] == [True, True, False, False]
+
+
+def test_logits_are_not_what_comes_first_in_an_output():
+    """A mixture of experts may put the loss of its router before them."""
+    config = MixtralConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        vocab_size=len(tiny.tokenizer()),
+        max_position_embeddings=64,
+        output_router_logits=True,
+    )
+    module = MixtralForCausalLM(config).eval()
+    model = load_model(module, tiny.tokenizer())
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model.full(tokens), module(tokens).logits)

@@ -341,6 +341,23 @@ def test_files_of_vllm_give_the_numbers_of_the_model(root, prompts, tmp_path, va
     assert ours.scalars["documents"] == theirs.scalars["documents"] > 20
 
 
+def test_an_index_without_prompts_forgets_the_rows_of_one_with_them(root, prompts, tmp_path):
+    """Prompts give the rows another order than the names of the files do."""
+    folder = tmp_path / "vllm"
+    write_as_vllm(load_model(root / "a"), prompts, folder)
+    index_of_vllm(root, folder, prompts)
+    assert "rows" in json.loads((folder / "states.json").read_text()), "control"
+    index_of_vllm(root, folder, None)
+    assert "rows" not in json.loads((folder / "states.json").read_text())
+
+
+def test_prompts_of_no_text_are_not_written(root, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="no words, so that there are no prompts"):
+        ta.write_prompts(root / "a", tmp_path / "prompts.jsonl", texts=tmp_path / "empty.jsonl", words=100)
+    assert not (tmp_path / "prompts.jsonl").exists()
+
+
 def test_the_order_of_layers_and_the_tokenizer_are_in_the_key(root, prompts, tmp_path):
     """Both can be corrected while all files of states stay as they are."""
     folder = tmp_path / "vllm"

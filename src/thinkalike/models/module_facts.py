@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -254,9 +254,15 @@ def embedding_of(module: nn.Module) -> Tensor:
 
 
 def first_tensor(output: object) -> Tensor:
-    """Return a module's output if it is a tensor, or else the first member of the sequence."""
+    """Return a module's output if it is a tensor, or else the tensor that it is asked for.
+
+    These are the logits of an output that names them, since a loss or the loss of a router may
+    come before them, and the first member of any other sequence.
+    """
     if isinstance(output, Tensor):
         return output
+    if isinstance(output, Mapping) and "logits" in output:
+        return cast(Tensor, output["logits"])
     return cast(Sequence[Tensor], output)[0]
 
 

@@ -15,6 +15,10 @@ from thinkalike.models.cut_model import CutModel
 from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import config_of_text_model, first_tensor, sample_tokens
 
+# Entries of a configuration that ask a pass for more than its logits: keys and values of earlier
+# tokens, and the loss of the routers of all blocks, which a pass that ends early cannot give.
+ADDED_OUTPUTS = ("use_cache", "output_router_logits")
+
 # The rows and the tokens of the sample.
 SAMPLE_ROWS = 2
 SAMPLE_TOKENS = 3
@@ -35,16 +39,17 @@ class Survey(NamedTuple):
 def survey(model: CutModel) -> Survey:
     """Run a model on sample tokens, and return the width of its states and how blocks return them.
 
-    The configuration of the model is changed in place: `use_cache` is switched off, since nothing
-    is generated here that would need keys and values of earlier tokens.
+    The configuration of the model is changed in place: ADDED_OUTPUTS are switched off, since
+    nothing here reads them.
 
     Raises:
         ModelError: Blocks do not run one after the other and once each, or do not return states
             of one shape, alone or as the first member of a tuple or list.
     """
     for config in (getattr(model.module, "config", None), config_of_text_model(model.module)):
-        if config is not None and hasattr(config, "use_cache"):
-            config.use_cache = False
+        for name in ADDED_OUTPUTS:
+            if config is not None and getattr(config, name, False):
+                setattr(config, name, False)
     order, outputs = _outputs_of_blocks(model)
     _check_order(model, order)
     unknown_types = set()

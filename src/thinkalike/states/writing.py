@@ -373,7 +373,10 @@ def index_folder(
     if rows is not None:
         _write_rows(folder, rows)
     rows_entry = None
-    if (folder / ROWS).is_file():
+    # Without prompts the order of rows is that of the names of vLLM's files, which a file of rows
+    # that an earlier call left cannot know.
+    is_row_file_of_these = rows is not None or not is_of_vllm
+    if is_row_file_of_these and (folder / ROWS).is_file():
         rows_entry = _file_entry(folder, ROWS)
     dtype = _stored_dtype(first_arrays, layout)
     entries = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -103,11 +104,14 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
     Empty lines are skipped.
 
     Raises:
-        DataError: A row has another number of cells than the header.
+        DataError: A row has another number of cells than the header, or two columns have one name.
     """
     # `splitlines` would also cut at U+2028.
     lines = whole_text(path).split("\n")
     header = lines[0].split("\t")
+    repeated = [name for name, count in Counter(header).items() if count > 1]
+    if repeated:
+        raise DataError(f"{path} has two columns {repeated[0]}; leave one of them out")
     for number, line in enumerate(lines[1:], 2):
         if line == "":
             continue
