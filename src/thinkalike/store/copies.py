@@ -8,6 +8,25 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 
 Value = TypeVar("Value")
 
+# The types of values that nobody can change.
+UNCHANGEABLE = frozenset({str, int, float, bool, type(None)})
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a value with nothing in it that is the original's and can be changed.
+
+    Dictionaries and lists are copied here, as `deepcopy` looks up each object in them, which takes
+    most of the time of a list of thousands of results.
+    """
+    kind = type(value)
+    if kind in UNCHANGEABLE:
+        return value
+    if kind is dict:
+        return {key: copied(entry) for key, entry in value.items()}
+    if kind is list:
+        return [copied(entry) for entry in value]
+    return copy.deepcopy(value)
+
 
 class copied_property(Generic[Value]):
     """Caches a value, such as a table, and returns a deep copy of it each time.
@@ -44,7 +63,7 @@ class copied_property(Generic[Value]):
         values = vars(instance)
         if self._name not in values:
             values[self._name] = self._compute(instance)
-        value: Value = copy.deepcopy(values[self._name])
+        value: Value = copied(values[self._name])
         return value
 
     def __set__(self, instance: object, value: object) -> NoReturn:

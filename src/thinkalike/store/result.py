@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
-from thinkalike.store.copies import copied_property
+from thinkalike.store.copies import copied, copied_property
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
     MANIFEST,
@@ -240,12 +239,12 @@ class Result:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that entered the key: they can change numbers and are not the defaults."""
-        return copy.deepcopy(with_present_names(self._record["settings"]))
+        return copied(with_present_names(self._record["settings"]))
 
     @property
     def provenance(self) -> Provenance:
         """How it was made: versions, seed, models, fingerprints, memory, date, command line."""
-        return copy.deepcopy(self._record["provenance"])
+        return copied(self._record["provenance"])
 
     @copied_property
     def config(self) -> dict[str, Any]:
