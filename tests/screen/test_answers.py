@@ -9,6 +9,7 @@ import pytest
 from stores import made
 from thinkalike.config import MEASURES, instrument
 from thinkalike.instruments.diff.screen import (
+    directions_in_words,
     effects_in_words,
     onsets_in_words,
     summary_sentence,
@@ -253,6 +254,19 @@ def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all()
         "(by 0.5 of their norm)."
     )
     assert onsets_in_words(table) == in_many
+
+
+@pytest.mark.parametrize(
+    ("massive", "words"),
+    [({"massive_states": 8}, "change of the states, without 8 massive ones (cosine"),
+     ({"massive_states": 1}, "change of the states, without 1 massive one (cosine"),
+     ({"massive_states": 0}, "change of the states (cosine"),
+     ({}, "change of the states (cosine")],
+)  # fmt: skip
+def test_directions_say_that_massive_states_were_left_out(massive, words):
+    row = {"layer": 24, "share_of_change": 0.432, "stability": 0.99, "raises": "' a'", "lowers": "' b'", **massive}
+    table = pd.DataFrame([row, row])
+    assert words in directions_in_words(table, changed([0.1]).details, {})
 
 
 @pytest.mark.parametrize(("unread", "which"), [(30.0, "them"), (4000.0, "a random sample of them")])

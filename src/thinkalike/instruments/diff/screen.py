@@ -97,7 +97,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "words" in tables:
         yield f"On which words? {_contrasts_in_words(tables['words'], numbers)}"
     if numbers["modules"]:
-        directions = _directions_in_words(tables.get("directions"), result.details, numbers)
+        directions = directions_in_words(tables.get("directions"), result.details, numbers)
         yield f"In which directions? {directions}"
     yield from lines_of_what_was_taught(tables, numbers)
 
@@ -497,7 +497,7 @@ def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
     return f"{contrast}; more than the null and the remaining words change {', '.join(words)}."
 
 
-def _directions_in_words(
+def directions_in_words(
     directions: pd.DataFrame | None, modules: pd.DataFrame, numbers: Numbers
 ) -> str:
     """Return in words what the first principal direction of the change of states does.
@@ -528,7 +528,7 @@ def _directions_in_words(
 
 def _without_massive(direction: pd.Series) -> str:
     """Return that massive states were left out, or ""; results of version 8 do not say."""
-    count = direction.get("massive_states", 0)
+    count = int(direction.get("massive_states", 0))
     if not count:
         return ""
     return f", without {count:,.0f} massive one{'s' * (count != 1)}"
