@@ -70,8 +70,11 @@ FILE_OF_COMMIT = re.compile(r"/(?P<repository>[^/]+/[^/]+)/resolve/(?P<commit>[0
 GATED = "GatedRepo"
 SET_TOKEN = "set HF_TOKEN to the token of an account that may read it"
 
-# the files that the hub lists, by commit
-_listed_files: dict[str, frozenset[str]] = {}
+# codes of the hub of which its library makes errors that no other library passes over
+OF_REPOSITORY = ("RepoNotFound", "RevisionNotFound")
+
+# the files that the hub lists, by repository and commit
+_listed_files: dict[tuple[str, str], frozenset[str]] = {}
 
 # What the hub's library says of downloads that failed. Its remedies are arguments of its own.
 WRONG_SIZE = re.compile(r"file should be of size (?P<stated>\S+) but has size (?P<received>\S+) \((?P<file>.*)\)")
@@ -246,10 +249,14 @@ def _check_is_given(response: httpx2.Response) -> None:
     asked = FILE_OF_COMMIT.search(response.request.url.path)
     status = response.status_code
     is_refusal = response.is_client_error and status not in (*BUSY, RANGE_NOT_SATISFIABLE)
-    if asked is None or not is_refusal or asked["file"] not in _listed_files.get(asked["commit"], ()):
+    if asked is None or not is_refusal:
         return
     repository = asked["repository"]
-    if response.headers.get("X-Error-Code") == GATED:
+    code = response.headers.get("X-Error-Code")
+    is_listed = asked["file"] in _listed_files.get((repository, asked["commit"]), ())
+    if not is_listed or code in OF_REPOSITORY:
+        return
+    if code == GATED:
         raise ModelError(_message_of_gate(repository))
     raise ModelError(_message_of_status(status, f"{asked['file']} of {repository}"))
 
@@ -407,7 +414,8 @@ def resolved(kind: RepositoryKind, repository: str, revision: str | None) -> Com
     if sha != revision:
         _remember_branch(kind, repository, revision)
     files = tuple(sibling.rfilename for sibling in info.siblings or [])
-    _listed_files[sha] = frozenset(files)
+    for name in {repository, info.id}:
+        _listed_files[name, sha] = frozenset(files)
     return Commit(sha, files, repository=info.id)
 
 

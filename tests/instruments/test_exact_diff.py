@@ -204,7 +204,7 @@ def test_a_mixture_names_the_model_that_was_mixed_in(base):
     assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table)
     without = weights_in_words(edits_of(first, second)[0])
     assert "mixed" not in without, "control"
-    assert "; other=MODEL also tests mixtures with that model." in without
+    assert "). other=MODEL also tests mixtures with that model." in without
 
 
 def test_rows_that_one_model_lacks_are_left_out(base, changed, cli, text_files):

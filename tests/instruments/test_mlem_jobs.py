@@ -331,10 +331,11 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_pa
     alone = cli("analyze.py", *asked, f"store={tmp_path}/alone")
     assert "massive activations" not in alone.stderr
     value = {"mlem": "importance", "rsa": "value"}[kind]
-    with_massive = done.result.details.pop("including_massive_activations")
+    details = done.result.details
+    with_massive = details.pop("including_massive_activations")
     np.testing.assert_allclose(with_massive, every.result.details[value], atol=1e-6)
-    assert (with_massive - done.result.details[value]).abs().max() > 0.1
-    pd.testing.assert_frame_equal(done.result.details, alone.result.details)
+    assert (with_massive - details[value]).abs().max() > 0.1
+    pd.testing.assert_frame_equal(details, alone.result.details)
     assert done.result.provenance["stimuli"] == alone.result.provenance["stimuli"]
 
 
