@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 UNCHANGEABLE = frozenset({str, int, float, bool, type(None)})
 
 
-def copied(value: Any) -> Any:
+def copy_of_value(value: Any) -> Any:
     """Return a copy of a value with nothing in it that is the original's and can be changed.
 
     Dictionaries and lists are copied here, as `deepcopy` looks up each object in them, which takes
@@ -22,9 +22,9 @@ def copied(value: Any) -> Any:
     if kind in UNCHANGEABLE:
         return value
     if kind is dict:
-        return {key: copied(entry) for key, entry in value.items()}
+        return {key: copy_of_value(entry) for key, entry in value.items()}
     if kind is list:
-        return [copied(entry) for entry in value]
+        return [copy_of_value(entry) for entry in value]
     return copy.deepcopy(value)
 
 
@@ -63,7 +63,7 @@ class copied_property(Generic[Value]):
         values = vars(instance)
         if self._name not in values:
             values[self._name] = self._compute(instance)
-        value: Value = copied(values[self._name])
+        value: Value = copy_of_value(values[self._name])
         return value
 
     def __set__(self, instance: object, value: object) -> NoReturn:

@@ -29,7 +29,7 @@ from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
-from thinkalike.store.copies import copied, copied_property
+from thinkalike.store.copies import copied_property, copy_of_value
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
     MANIFEST,
@@ -239,12 +239,12 @@ class Result:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that entered the key: they can change numbers and are not the defaults."""
-        return copied(with_present_names(self._record["settings"]))
+        return copy_of_value(with_present_names(self._record["settings"]))
 
     @property
     def provenance(self) -> Provenance:
         """How it was made: versions, seed, models, fingerprints, memory, date, command line."""
-        return copied(self._record["provenance"])
+        return copy_of_value(self._record["provenance"])
 
     @copied_property
     def config(self) -> dict[str, Any]:
