@@ -311,6 +311,16 @@ def test_a_file_that_the_hub_lists_and_does_not_give_is_not_replaced_by_another(
     assert re.search(rf"{name} of someone/m|{name} at revision", line_of(lambda: load_model(MODEL)))
 
 
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", WEIGHTS])
+def test_a_file_that_a_busy_hub_does_not_give_is_not_missing(name, status, served, root):
+    folder = root / "someone" / "m"
+    weights = load_file(folder / WEIGHTS)
+    torch.save({key: 1.3 * weight for key, weight in weights.items()}, folder / "pytorch_model.bin")
+    served({name: Fault(status=status)})
+    assert "someone/m" in line_of(lambda: load_model(MODEL))
+
+
 MOVED = "f" * 40
 
 

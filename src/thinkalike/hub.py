@@ -131,6 +131,8 @@ def _sending_steadily() -> Iterator[None]:
         session.event_hooks = earlier_hooks
     if watch.refusals:
         raise watch.refusals[0]
+    for message in watch.busy_files.values():
+        raise ModelError(message)  # its library gave up, and another one took it for missing
 
 
 class _Watch:
@@ -139,11 +141,14 @@ class _Watch:
     Attributes:
         refusals: The errors of answers that were refused; after one, nothing more is asked.
         progress: By address, how far the file has come that is being downloaded.
+        busy_files: By path, what to say of a listed file whose last answer was that the hub is
+            busy.
     """
 
     def __init__(self) -> None:
         self.refusals: list[ModelError] = []
         self.progress: dict[str, _Progress] = {}
+        self.busy_files: dict[str, str] = {}
 
     def ask(self, request: httpx2.Request) -> None:
         """Check that a question makes sense after the answers to earlier ones."""
@@ -175,6 +180,7 @@ class _Watch:
         try:
             _check_answer(response)
             _check_is_given(response)
+            self.note_busy_file(response)
         except ModelError as error:
             self.refusals.append(error)
             raise
@@ -192,6 +198,15 @@ class _Watch:
 
         # Files go to the disk by chunks; all else is read by this function.
         response.read = read  # type: ignore[method-assign]
+
+    def note_busy_file(self, response: httpx2.Response) -> None:
+        """Note whether the last answer for a listed file was that the hub is busy."""
+        path = response.request.url.path
+        asked = FILE_OF_COMMIT.search(path)
+        self.busy_files.pop(path, None)
+        if asked is not None and response.status_code in BUSY and _is_listed(asked):
+            file = f"{asked['file']} of {asked['repository']}"
+            self.busy_files[path] = _message_of_status(response.status_code, file)
 
     def refuse(self, message: str) -> ModelError:
         """Return the error of an answer whose content is refused."""
@@ -239,6 +254,11 @@ def _check_answer(response: httpx2.Response) -> None:
             raise ModelError(too_large(address, int(size)))
 
 
+def _is_listed(asked: re.Match[str]) -> bool:
+    """Return whether the hub lists a file, of a match of FILE_OF_COMMIT, for its commit."""
+    return asked["file"] in _listed_files.get((asked["repository"], asked["commit"]), ())
+
+
 def _check_is_given(response: httpx2.Response) -> None:
     """Raise a ModelError if the hub does not give a file that it lists for the commit.
 
@@ -253,8 +273,7 @@ def _check_is_given(response: httpx2.Response) -> None:
         return
     repository = asked["repository"]
     code = response.headers.get("X-Error-Code")
-    is_listed = asked["file"] in _listed_files.get((repository, asked["commit"]), ())
-    if not is_listed or code in OF_REPOSITORY:
+    if not _is_listed(asked) or code in OF_REPOSITORY:
         return
     if code == GATED:
         raise ModelError(_message_of_gate(repository))
