@@ -46,7 +46,7 @@ REASONS = {
         forks._largest_squared_singular_value changes.token_distances changes.kl
         frozen._run batches.pool features.differences
         changes.signed_permutation changes._signs_along
-        parts.moved batches._batch batches._residuals batches.residuals_of batches.select
+        parts.weights_changed batches._batch batches._residuals batches.residuals_of batches.select
         batches.run word_states.states_of_words word_states._states_at stimuli.states_of_stimuli
         massive_rows.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
