@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,10 @@ def square_matrix(
 def draw_tree(axes: Axes, shared: np.ndarray, p_values: np.ndarray, names: list[str]) -> None:
     """Draw the average-linkage tree of 1 - share, with a p-value at each joint below 1."""
     joints = linkage(squareform(1 - shared, checks=False), "average")
-    tree = dendrogram(joints, labels=names, orientation="right", ax=axes, color_threshold=0)
+    with warnings.catch_warnings():
+        # Joints that are all at 0 give limits that are equal; limits are set below.
+        warnings.filterwarnings("ignore", "Attempting to set identical", UserWarning)
+        tree = dendrogram(joints, labels=names, orientation="right", ax=axes, color_threshold=0)
     axes.tick_params(axis="y", labelsize=SMALL)
     farthest = max(float(joints[:, 2].max()), LEAST_HEIGHT)
     axes.set(xlabel="1 − share of units in place", xlim=(1.3 * farthest, -0.02 * farthest))

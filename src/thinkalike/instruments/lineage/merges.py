@@ -13,6 +13,7 @@ from torch import Tensor
 from thinkalike.instruments.lineage.comparison import ALPHA, Comparison
 from thinkalike.measures.merges import LEAST_WEIGHT, fit_merge
 from thinkalike.models.units import UnitModel, Units
+from thinkalike.screen import number_text
 
 
 def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
@@ -159,5 +160,8 @@ def _parents_of_run_in_words(
         return f"{blocks} from {parents[0]}, unchanged"
     weights = of_run.groupby("source")["weight"].mean()
     mean = " + ".join(f"{weights[parent]:.2f} {parent}" for parent in parents)
-    explained = of_run["explained"].min()
-    return f"{blocks} {mean} (explains at least {explained:.1%} of the distance from the nearest)"
+    explained = number_text(of_run["explained"].min(), ".1%")
+    return (
+        f"{blocks} {mean} (explains at least {explained} of the squared distance from the nearest "
+        "parent)"
+    )
