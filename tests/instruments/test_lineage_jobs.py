@@ -6,6 +6,7 @@ import math
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ import thinkalike
 import tiny
 import tuned_minis
 from pages import script
+from stores import made
 from thinkalike.cli import as_analysis
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments.lineage.comparison import (
@@ -24,7 +26,7 @@ from thinkalike.instruments.lineage.comparison import (
     table_of_pairs,
 )
 from thinkalike.instruments.lineage.family import groups_of_related_models
-from thinkalike.instruments.lineage.screen import runs_of_blocks, with_tested
+from thinkalike.instruments.lineage.screen import runs_of_blocks, streams_in_words, with_tested
 from thinkalike.measures.lineage import compare_units
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.units import LoadedWeights, open_units, unit_model
@@ -341,6 +343,14 @@ def test_the_blocks_of_an_albert_are_one(cli, tmp_path):
     assert "over 1 pair of blocks." in said
     assert "as they are stored, as an embedding has another width than its stream (300 tokens are shared)." in said
     assert "No block of other is shown to come" in on_screen(cli, one, other, tmp_path / "store")
+
+
+def test_a_result_of_version_1_does_not_say_why_weights_are_compared_as_stored():
+    streams = pd.DataFrame([{"source": "model", "target": "model", "basis": "as stored", "tokens": 300}])
+    result = made(pd.DataFrame(), {}, {}, config={}, streams=streams)
+    assert streams_in_words(result, "model", "model") == (
+        "Weights are compared as they are stored, as embeddings cannot align them (300 tokens are shared)."
+    )
 
 
 def test_two_models_of_mamba(cli, tmp_path):

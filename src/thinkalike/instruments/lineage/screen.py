@@ -398,10 +398,9 @@ def streams_in_words(result: Result, source: str, target: str) -> str:
     streams = result.tables["streams"].iloc[0]
     tokens = f"{streams['tokens']:,} tokens"
     if streams["basis"] == "as stored":
-        return (
-            f"Weights are compared as they are stored, as {streams['reason']} ({tokens} are "
-            "shared)."
-        )
+        # Results of version 1 do not say the reason.
+        reason = streams.get("reason", "embeddings cannot align them")
+        return f"Weights are compared as they are stored, as {reason} ({tokens} are shared)."
     row = result.details[result.details["target_layer"] == EMBEDDING_LAYER].iloc[0]
     coordinates = f"{units_in_place_in_words(row)} coordinates {in_place_or_in_order(row)}"
     evidence = f"{coordinates}, {p_in_words(row['p'])}"
