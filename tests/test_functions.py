@@ -853,6 +853,39 @@ def test_a_function_of_your_own_is_a_measure():
     assert same.to_numpy() == pytest.approx(1.0)
 
 
+def test_a_function_may_change_what_it_gets_in_place():
+    def in_place(x, y):
+        return float(x.abs_().mean() + y.pow_(2).mean())
+
+    def out_of_place(x, y):
+        return float(x.abs().mean() + y.pow(2).mean())
+
+    changing = thinkalike.compare(STATES, OTHERS, measure=in_place)
+    leaving = thinkalike.compare(STATES, OTHERS, measure=out_of_place)
+    pd.testing.assert_frame_equal(changing.details, leaving.details)
+
+
+@pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
+def test_files_of_one_name_in_two_folders_are_two_models(measure, tmp_path):
+    arrays = {"a": STATES, "b": OTHERS}
+    paths = []
+    for folder, states in arrays.items():
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "acts.npz")
+        np.savez(paths[-1], **{folder: np.asarray(states)})
+    result = thinkalike.compare(*paths, measure=measure)
+    assert set(result.details["source"]) | set(result.details["target"]) == {"a/acts.npz", "b/acts.npz"}
+
+    itself = thinkalike.compare(paths[0], str(paths[0]), measure=measure)
+    assert set(itself.details["source"]) == {"acts"}
+
+
+def test_arrays_beside_a_file_that_is_called_like_them(tmp_path):
+    np.save(tmp_path / "arrays.npy", np.asarray(STATES))
+    result = thinkalike.compare(tmp_path / "arrays.npy", OTHERS)
+    assert result.details["source"].nunique() == 2
+
+
 class _OfMyLibrary(Exception):
     """An error whose message has several lines."""
 

@@ -95,7 +95,8 @@ def states_given(side: object, argument: str, number: int, has_stimuli: bool) ->
             return GivenStates(os.fspath(side))
         contents = contents_of_path(Path(side))
         ids = _ids_of(contents, os.fspath(side))
-        return _in_memory(contents.arrays.items(), Path(side).stem, argument, ids)
+        name_in_tables = Path(side).stem
+        return _in_memory(contents.arrays.items(), name_in_tables, argument, ids, path=os.fspath(side))
 
     name_in_tables = "arrays" if number == 1 else f"arrays{number}"
     if type(side).__name__ == CACHE:
@@ -115,12 +116,14 @@ def _in_memory(
     argument: str,
     ids: Sequence[str] | None = None,
     is_list: bool = False,
+    path: str | None = None,
 ) -> GivenStates:
     """Return arrays by the names of layers.
 
     Args:
         layers: The name and the states of each.
         is_list: Whether the names are the numbers of a list.
+        path: The file or folder that they were read from.
     """
     tensors: dict[str, Tensor] = {}
     for name, states in layers:
@@ -137,7 +140,7 @@ def _in_memory(
     if are_of_texts:
         positions = _common_positions(tensors, argument)
         tensors = {name: _tokens_as_rows(states) for name, states in tensors.items()}
-    return GivenStates(RecordedArrays(name_in_tables, argument, tensors), positions, ids)
+    return GivenStates(RecordedArrays(name_in_tables, argument, tensors, path), positions, ids)
 
 
 def _entries_after_blocks(cache: object, argument: str) -> dict[str, object]:

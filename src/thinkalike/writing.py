@@ -20,7 +20,7 @@ from thinkalike.arguments import Count, check_whole_numbers, checks_arguments, s
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import Site
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import ConfigError, DataError, checked_path
+from thinkalike.errors import ConfigError, DataError, checked_path, in_home
 from thinkalike.global_state import isolated
 from thinkalike.inputs import Model, StimulusTable, Text, as_frozen_model, stimuli_config, text_config
 from thinkalike.models.assembly import at_sites
@@ -115,7 +115,7 @@ def write_states(
         rows = _rows_of_text(texts, source, words, context, field, group)
     else:
         rows = _rows_of_stimuli(stimuli)
-    path = Path(checked_path("folder", folder))
+    path = in_home(checked_path("folder", folder))
     write_folder(path, source, rows, hook_points, file_dtype)
     return path
 
@@ -159,7 +159,7 @@ def write_prompts(
     prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
     if not prompts:
         raise DataError("the text has no words, so that there are no prompts to write: give more text")
-    file = Path(checked_path("path", path))
+    file = in_home(checked_path("path", path))
     write_prompt_file(file, prompts)
     return file
 
@@ -200,7 +200,7 @@ def index_states(
     Traceback (most recent call last):
     thinkalike.errors.ConfigError: ...
     """
-    states_folder = Path(checked_path("folder", folder))
+    states_folder = in_home(checked_path("folder", folder))
     if layers is not None:
         check_whole_numbers("layers", layers, fewest=1)
     if isinstance(documents, str | bytes):
@@ -212,7 +212,7 @@ def index_states(
         known_tokenizer = tokenizer
     sent_prompts = None
     if prompts is not None:
-        sent_prompts = read_prompt_file(Path(checked_path("prompts", prompts)))
+        sent_prompts = read_prompt_file(in_home(checked_path("prompts", prompts)))
     index_folder(
         states_folder,
         model=model,

@@ -31,6 +31,7 @@ from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import worst_verdict
 from thinkalike.instruments.diff.screen import APART, _module_names, screen_lines
 from thinkalike.instruments.diff.tables import _mean_distance
+from thinkalike.measures.changes import kl_of_rounding
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms_of_change_and_base, parts_of
@@ -605,6 +606,29 @@ def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     assert (result.table["relative_weight_change"] > 0).all()
     has_null = "null_low" in result.scalars
     assert has_null != is_reversed, "weights of bfloat16 hold no change as small as that"
+
+
+def test_shares_of_a_kl_that_is_rounding_are_not_told():
+    """Adding a constant to the stream changes no prediction, as each LayerNorm removes it."""
+    model = load_model("neox-4l-mini")
+    shifted = deepcopy(model.module)
+    with torch.no_grad():
+        shifted.gpt_neox.layers[0].mlp.dense_4h_to_h.bias.add_(0.2)
+    result = thinkalike.diff(
+        model,
+        load_model(shifted, model.tokenizer, "shifted"),
+        texts="grammar",
+        tokens=512,
+        tokens_per_part=128,
+        taught=False,
+    )
+    assert result.scalars["kl"] < kl_of_rounding()
+    changed = result.details.query("relative_weight_change > 0")
+    assert changed["restoring_effect"].isna().all()
+    said = " ".join(str(result).split())
+    assert "1 of 15 modules changed" in said
+    assert "Share of the KL" not in said
+    assert "outputs?" not in said
 
 
 @pytest.mark.parametrize(

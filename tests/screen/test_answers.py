@@ -309,6 +309,15 @@ def test_an_effect_of_transplanting_alone_is_a_share():
     assert sentence.endswith("(mean of both): MLP 0: 50 %, MLP 1: 50 %.")
 
 
+def test_a_kl_that_rises_by_less_than_the_digits_shown_is_not_said_to_rise():
+    slightly = pd.DataFrame(
+        {"restoring_effect": [-0.01, -0.6], "transplanting_effect": [0.1, 0.1], "mean_effect": [0.05, -0.25]}
+    )
+    sentence = effects_in_words("head", ["head 3.0", "head 3.1"], slightly, slightly)
+    assert "head 3.1 to 1.6 times what it is" in sentence
+    assert "head 3.0" not in sentence
+
+
 def test_weights_that_were_trained_separately_are_said_to_be():
     seeds = changed([0.1, 0.2])
     assert "separately" not in summary_sentence(seeds)

@@ -745,6 +745,18 @@ def test_write_states_refuses_arguments_of_other_types(arguments, tmp_path):
     assert not (tmp_path / "states").exists()
 
 
+def test_a_path_in_the_home_folder_is_written_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    texts = ["A cat sat here."] * 5
+    ta.write_states("gelu-3l-mini", "~/states", texts=texts, words=5, layers=[0])
+    ta.write_prompts("gelu-3l-mini", "~/prompts.jsonl", texts=texts, words=5)
+    assert (tmp_path / "home" / "states").is_dir()
+    assert (tmp_path / "home" / "prompts.jsonl").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 NO_PROMPTS = {"binary": b"\xff\xfe\x00", "nested ids": b'{"prompt_token_ids": [[1]], "document": 0, "text": "x"}\n'}
 
 

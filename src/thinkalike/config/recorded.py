@@ -22,12 +22,16 @@ class RecordedArrays:
         argument: What errors call them, such as source or models[0].
         layers: The states of each layer by its name, all (stimuli, width); or one array
             (layers, stimuli, width).
+        path: The file or folder that the arrays were read from; None: they were in memory.
     """
 
-    def __init__(self, name: str, argument: str, layers: Mapping[str, Tensor]):
+    def __init__(
+        self, name: str, argument: str, layers: Mapping[str, Tensor], path: str | None = None
+    ):
         self.name = name
         self.argument = argument
         self.layers = layers
+        self.path = path
 
     def __repr__(self) -> str:
         return self.argument

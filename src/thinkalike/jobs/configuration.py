@@ -115,13 +115,17 @@ class _Sides:
         A side that is given twice is recorded once.
         """
         models: dict[str, Model] = {}
-        states: dict[int, tuple[str, object]] = {}  # by identity, with the first of their names
+        # By their identity or their path, with the first of their names.
+        states: dict[int | str, tuple[str, object]] = {}
         sides = job.sides()
         for name, side in sides.items():
             if is_model(side):
                 models[name] = side
             else:
-                states.setdefault(id(side), (name, side))
+                identity: int | str = id(side)
+                if isinstance(side, str | os.PathLike):
+                    identity = os.path.realpath(os.fspath(side))
+                states.setdefault(identity, (name, side))
         has_stimuli = job.stimuli_given is not None
         in_order = []
         for number, (name, side) in enumerate(states.values(), 1):

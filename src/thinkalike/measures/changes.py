@@ -81,7 +81,7 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     It is computed as Σ (q - p - p (log q - log p)), which is equal, as p and q both sum to 1. No
     term of that sum is negative, so that nothing cancels: in float32, the terms of the first sum
     leave about 1e-7 nats of rounding, and these less than 1e-12. It is 0 where it is no more than
-    log-probabilities differ by that were rounded, (`ROUNDING_STEPS` · eps)².
+    `kl_of_rounding`.
 
     Args:
         p, q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
@@ -98,8 +98,15 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
         difference = torch.where(is_close, difference, log_q.exp() - probability)
         sums.append((difference - probability * log_ratio).sum(1))
     divergences = torch.cat(sums)
-    rounding = (ROUNDING_STEPS * torch.finfo(p.dtype).eps) ** 2
-    return divergences.masked_fill(divergences <= rounding, 0)
+    return divergences.masked_fill(divergences <= kl_of_rounding(p.dtype), 0)
+
+
+def kl_of_rounding(dtype: torch.dtype = torch.float32) -> float:
+    """Return the KL in nats up to which log-probabilities of a dtype differ by rounding alone.
+
+    For float32 it is 9e-13.
+    """
+    return (ROUNDING_STEPS * torch.finfo(dtype).eps) ** 2
 
 
 def signed_permutation(

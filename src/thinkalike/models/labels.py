@@ -44,6 +44,8 @@ def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
 
     A recording is a file or an array of states, and is named after its file. If two names are then
     equal, each file is named by the end of its path, as long as is needed to tell all files apart.
+    A recording in memory that still has the name of another side gets its place in the list, such
+    as "arrays (2)".
 
     Args:
         sides: Models, the paths of recordings, or recordings in memory.
@@ -58,11 +60,23 @@ def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
             names.append(recording_name(side))
     if len(set(names)) == len(names):
         return names
-    end_of_path = _shortest_distinct_paths({Path(side) for side in sides if isinstance(side, str)})
+    paths = [_path_of_recording(side) for side in sides]
+    end_of_path = _shortest_distinct_paths({path for path in paths if path is not None})
+    for index, path in enumerate(paths):
+        if path is not None:
+            names[index] = end_of_path[path]
     for index, side in enumerate(sides):
-        if isinstance(side, str):
-            names[index] = end_of_path[Path(side)]
+        is_in_memory = isinstance(side, RecordedArrays) and side.path is None
+        if is_in_memory and names.count(names[index]) > 1:
+            names[index] = f"{names[index]} ({index + 1})"
     return names
+
+
+def _path_of_recording(side: str | RecordedArrays | ModelConfig) -> Path | None:
+    """Return the file or folder of recorded states; None for a model and for arrays in memory."""
+    if isinstance(side, RecordedArrays):
+        return None if side.path is None else Path(side.path)
+    return Path(side) if isinstance(side, str) else None
 
 
 def recording_name(recording: str | RecordedArrays) -> str:

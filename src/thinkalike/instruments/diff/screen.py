@@ -15,6 +15,7 @@ from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
 from thinkalike.instruments.diff.unread_tokens import POSITIONS
 from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.instruments.text_name import name_of_text
+from thinkalike.measures.changes import kl_of_rounding
 from thinkalike.screen import number_of_documents, number_text, span
 from thinkalike.store import Result
 
@@ -87,7 +88,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if numbers["modules"]:
         p = numbers.get("p_of_farthest_module")
         yield f"Where? {_onsets_and_effects_in_words(result.details, p)}"
-    if len(tables.get("outputs", ())):
+    if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
         outputs = _outputs_in_words(tables["outputs"], follows_modules)
         yield f"Through which outputs? {outputs}"
@@ -118,7 +119,13 @@ def summary_sentence(result: Result) -> str:
     if not numbers["kl"]:
         return f"{what_changed}, and no prediction differs; {text}."
 
-    clauses = [what_changed, f"KL is {number_text(numbers['kl'], '.3g')} nats per token"]
+    kl_in_words = f"KL is {number_text(numbers['kl'], '.3g')} nats per token"
+    if numbers["kl"] <= kl_of_rounding():
+        return (
+            f"{what_changed}, and predictions differ by no more than rounding ({kl_in_words}); "
+            f"{text}."
+        )
+    clauses = [what_changed, kl_in_words]
     if numbers["modules"]:
         clauses.append(_spread_of_effect(result.details))
     clauses += _most_affected_tokens(result.tables)
@@ -247,7 +254,7 @@ def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
     sentences = [onsets_in_words(changed)]
     effects = changed["mean_effect"].dropna().sort_values(ascending=False, kind="stable")
     if effects.empty:
-        sentences.append("No prediction differs.")
+        sentences.append("No prediction differs by more than rounding.")
     else:
         named = changed.loc[effects.index[:MOST_SHARES]]
         names = [_module_names([row]) for _, row in named.iterrows()]
@@ -286,8 +293,9 @@ def effects_in_words(
         return f"{beginning} does not change the KL."
     kl_left = {}
     for name, effect in zip(names, rows["restoring_effect"], strict=True):
-        if effect <= -LEAST_EFFECT:
-            # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
+        # The effect is the share of the KL that disappears: one of -2 leaves 3 times the KL.
+        times = number_text(1 - effect, ".2g")
+        if effect < 0 and times != "1":
             kl_left[name] = 1 - effect
     if kl_left and all_rows["restoring_effect"].max() < LEAST_EFFECT:
         largest_first = sorted(kl_left.items(), key=lambda name_and_kl: -name_and_kl[1])

@@ -16,7 +16,12 @@ from thinkalike.evaluation.document_means import mean_over_documents
 from thinkalike.evaluation.exchanges import PartChanges
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.measures.bootstrap import bootstrap_interval, sum_by_document
-from thinkalike.measures.changes import above_null, excess, false_discovery_rates
+from thinkalike.measures.changes import (
+    above_null,
+    excess,
+    false_discovery_rates,
+    kl_of_rounding,
+)
 from thinkalike.measures.estimates import SCORE_ROUNDING, Estimate, interval_around
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.frozen import FrozenModel
@@ -102,7 +107,7 @@ def _onset_and_effects(
     `restoring_effect` is the share that disappears when the base's module is put into the changed
     model, and `transplanting_effect` the share that appears when the changed module is put into
     the base. `mean_effect` is their mean (the Shapley value of two players). The shares are left
-    out where the module was not exchanged, or where no prediction differs.
+    out where the module was not exchanged, or where predictions differ by rounding alone.
 
     Args:
         changes: What the exchange of the module does at each token.
@@ -112,9 +117,9 @@ def _onset_and_effects(
     row: dict[str, float] = {}
     if changes.entering is not None:
         row |= _mean_distance("onset", changes.entering, documents)
-    total = kl.sum()
-    if changes.without is None or changes.alone is None or not total:
+    if changes.without is None or changes.alone is None or kl.mean() <= kl_of_rounding():
         return row
+    total = kl.sum()
     without = changes.without.double()
     alone = changes.alone.double()
     row["restoring_effect"] = float(1 - without.sum() / total)

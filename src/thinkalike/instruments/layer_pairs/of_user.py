@@ -58,11 +58,13 @@ class OfFunction(LayerMeasure[Tensor]):
     ) -> Float[Tensor, ""]:
         """Call the function with the states of two layers, and return its value in float64.
 
+        The function gets copies, because it may change them in place.
+
         Raises:
             PluginError: The function raises an exception, or does not return one number.
         """
         with plugins.blaming(f"measure {self.kind}"):
-            value = self.function(first, second)
+            value = self.function(first.clone(), second.clone())
         try:
             return torch.as_tensor(value, dtype=torch.float64).reshape(())
         except (TypeError, ValueError, RuntimeError) as error:
