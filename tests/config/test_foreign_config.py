@@ -712,6 +712,13 @@ NAMES_FILE = {  # files; words; the file that the message begins with, and what 
         "mine",
         "begins with defaults: [train, _self_]",
     ),
+    "no defaults, and a group": ({"mine": "seed: 1"}, ["model=x"], "mine", "begins with defaults: [train, _self_]"),
+    "no defaults, and a second model": (
+        {"mine": "model: {name: x}"},
+        ["model@target=x"],
+        "mine",
+        "begins with defaults: [train, _self_]",
+    ),
     "no defaults, and a group of Hydra's": (
         {"mine": "seed: 1"},
         ["hydra/callbacks=x"],
