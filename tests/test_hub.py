@@ -19,7 +19,8 @@ import hub
 import tiny
 from hub import Fault
 from thinkalike import hub as requests
-from thinkalike.config import ModelConfig
+from thinkalike.config import DataConfig, ModelConfig
+from thinkalike.data.documents import documents_of
 from thinkalike.data.sources import commit_of
 from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -319,6 +320,54 @@ def test_a_file_that_a_busy_hub_does_not_give_is_not_missing(name, status, serve
     torch.save({key: 1.3 * weight for key, weight in weights.items()}, folder / "pytorch_model.bin")
     served({name: Fault(status=status)})
     assert "someone/m" in line_of(lambda: load_model(MODEL))
+
+
+@pytest.fixture
+def clock(pauses, monkeypatch):
+    """Let the pauses, which nobody waits for, count as time."""
+    monkeypatch.setattr(requests, "monotonic", lambda: time.monotonic() + sum(pauses))
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [(WEIGHTS, 500), ("config.json", 503), ("tokenizer_config.json", 429), ("tokenizer", 503), ("resolve", 500)],
+)
+def test_a_file_of_a_busy_hub_is_waited_for_half_a_minute_at_most(name, status, served, pauses, clock):
+    served({name: Fault(status=status)})
+    line = line_of(lambda: load_model(MODEL))
+    assert re.search(rf"the hub answers {status} \(.*\) for \S+ of someone/m; try again later", line)
+    assert "no tokenizer" not in line
+    assert sum(pauses) <= 30
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json"])
+def test_a_hub_that_is_busy_for_some_seconds_is_not_given_up(name, served, pauses, clock):
+    served({name: Fault(status=503, times=4)})
+    assert load_model(MODEL).revision == hub.COMMIT
+    assert sum(pauses) > 5, "control"
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "300"}, {"ratelimit": '"api";r=0;t=300'}], ids=str)
+def test_a_hub_that_asks_to_wait_for_minutes_is_not_waited_for(headers, served, pauses, clock):
+    served({WEIGHTS: Fault(status=429, states=headers)})
+    assert "the hub answers 429 (Too Many Requests) for model.safetensors" in line_of(lambda: load_model(MODEL))
+    assert sum(pauses) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"states": {"Content-Length": str(10**6)}}, r"train.jsonl of \S+ was interrupted after \d+ bytes"),
+        ({"status": 503}, r"the hub answers 503 .* for train.jsonl of someone/set"),
+    ],
+)
+def test_a_data_set_that_does_not_come_further_is_given_up(fault, words, served, pauses, clock, monkeypatch):
+    monkeypatch.setattr("datasets.utils.file_utils.time", SimpleNamespace(sleep=pauses.append, time=time.time))
+    served({"train.jsonl": Fault(**fault)})
+    config = DataConfig(name="set", source="hub", hub_id="someone/set", hub_files=["train.jsonl"], field="text")
+    line = line_of(lambda: list(documents_of(config)), DataError)
+    assert re.search(words, line)
+    assert sum(pauses) <= 30
 
 
 MOVED = "f" * 40

@@ -140,6 +140,18 @@ def test_a_plugin_measure_may_be_asymmetric(files, cli, small_stitching):
     assert there * there.T == pytest.approx(1, abs=0.05)  # a mean of ratios is not quite a ratio
 
 
+def test_an_asymmetric_measure_is_read_in_bits_in_both_directions(files, cli, small_stitching):
+    share = "share = MeasurePlugin(lambda X, Y: X.norm() / (X.norm() + Y.norm()))"
+    (files / "share.py").write_text(f"from thinkalike.plugins import *\n{share}")
+    words = [word for word in small_stitching if not word.startswith(("stitch.", "data.evaluation_tokens"))]
+    result = cli("analyze.py", "measure=share.py:share", "ruler=bits", *WORDS, *words).result
+    for name in ("equivalent_bits", "calibration_points"):
+        table = result.tables[name]
+        assert (table["value_forward"] + table["value_backward"]).to_numpy() == pytest.approx(1)
+        assert table["value"].to_numpy() == pytest.approx(0.5)
+    assert (table["value_forward"] - 0.5).abs().max() > 0.01, "control"
+
+
 @pytest.mark.slow
 def test_workers_of_a_sweep_load_the_plugin(files, cli, small_stitching):
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]

@@ -9,6 +9,7 @@ from torch import nn
 from conftest import composed
 from thinkalike import forecast, timing
 from thinkalike.instruments import of_stimuli
+from thinkalike.instruments.layer_pairs.forecast import ROUNDED_COPIES
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import pass_times, shapes
 from thinkalike.models.operations import Operations
@@ -158,6 +159,15 @@ def test_a_step_of_a_measure_of_stimuli_is_what_its_job_computes(measure):
     config = composed(*words, entry="analyze")
     kind = instrument_of(config)
     assert kind.seconds_beside_passes(config, kind.shapes_of(config)) > 0
+
+
+def test_bit_widths_take_a_pass_of_the_model_of_each_rounded_copy_and_of_the_untrained_one():
+    words = ["measure=cka", "measure.batches=1", "model=gpt2-mini", "ruler=bits"]
+    config = composed(*words, entry="analyze")
+    kind = instrument_of(config)
+    across, readings = kind.model_passes(config, kind.shapes_of(config))
+    assert readings.phase == "readings"
+    assert readings.tokens == across.tokens * (1 + ROUNDED_COPIES + 1)
 
 
 def test_a_forecast_is_start_loading_passes_and_work(monkeypatch):

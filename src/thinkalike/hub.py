@@ -43,6 +43,9 @@ PATIENCE = 20.0
 LEAST_RATE = 2000.0
 # So many seconds after a file has last come further, it is not asked for again.
 LONGEST_STANDSTILL = 15.0
+# So many seconds after the hub was first busy for a file, it is not asked for it again. Its library
+# alone would ask for half a minute, and other libraries would then begin anew.
+LONGEST_BUSY = 14.0
 # of an answer that is no file: what the hub says of 100,000 files takes a third of it
 LARGEST_ANSWER = 2**25
 SHA256 = re.compile(r"[0-9a-f]{64}")  # names of cached files whose digest the hub states
@@ -65,6 +68,9 @@ RESUMED_FROM = re.compile(r"bytes (?P<start>\d+)-")
 
 # A file of a certain commit, in the address of a request.
 FILE_OF_COMMIT = re.compile(r"/(?P<repository>[^/]+/[^/]+)/resolve/(?P<commit>[0-9a-f]{40})/(?P<file>.+)")
+
+# A file of any revision, such as main.
+FILE_OF_REVISION = re.compile(r"/(?P<repository>[^/]+/[^/]+)/resolve/[^/]+/(?P<file>.+)")
 
 # the code of the hub for a repository whose terms must be accepted
 GATED = "GatedRepo"
@@ -103,7 +109,7 @@ class Commit(NamedTuple):
 
 
 @contextlib.contextmanager
-def _sending_steadily() -> Iterator[None]:
+def sending_steadily() -> Iterator[None]:
     """End downloads of the hub's library that would take for ever, while this is open.
 
     The library limits the time between two bytes, and not the time of all bytes. It also makes
@@ -141,6 +147,7 @@ class _Watch:
     Attributes:
         refusals: The errors of answers that were refused; after one, nothing more is asked.
         progress: By address, how far the file has come that is being downloaded.
+        busy_since: By path, when the hub was first busy for a file that it has not given since.
         busy_files: By path, what to say of a listed file whose last answer was that the hub is
             busy.
     """
@@ -148,6 +155,7 @@ class _Watch:
     def __init__(self) -> None:
         self.refusals: list[ModelError] = []
         self.progress: dict[str, _Progress] = {}
+        self.busy_since: dict[str, float] = {}
         self.busy_files: dict[str, str] = {}
 
     def ask(self, request: httpx2.Request) -> None:
@@ -200,13 +208,29 @@ class _Watch:
         response.read = read  # type: ignore[method-assign]
 
     def note_busy_file(self, response: httpx2.Response) -> None:
-        """Note whether the last answer for a listed file was that the hub is busy."""
+        """Note whether the last answer for a file was that the hub is busy.
+
+        Raises:
+            ModelError: The hub has been busy for too long, or asks to wait for too long.
+        """
         path = response.request.url.path
         asked = FILE_OF_COMMIT.search(path)
         self.busy_files.pop(path, None)
-        if asked is not None and response.status_code in BUSY and _is_listed(asked):
-            file = f"{asked['file']} of {asked['repository']}"
-            self.busy_files[path] = _message_of_status(response.status_code, file)
+        is_of_file = not path.startswith("/api/")  # such questions are for `patiently`
+        if response.status_code not in BUSY or not is_of_file:
+            self.busy_since.pop(path, None)
+            return
+        file = _file_of_host(_address(response.request))  # where the hub redirects to
+        of_revision = FILE_OF_REVISION.search(path)
+        if of_revision is not None:
+            file = f"{of_revision['file']} of {of_revision['repository']}"
+        message = _message_of_status(response.status_code, file)
+        now = monotonic()
+        busy_since = self.busy_since.setdefault(path, now)
+        if now + _pause_asked_for(response) > busy_since + LONGEST_BUSY:
+            raise ModelError(message)
+        if asked is not None and _is_listed(asked):
+            self.busy_files[path] = message
 
     def refuse(self, message: str) -> ModelError:
         """Return the error of an answer whose content is refused."""
@@ -252,6 +276,17 @@ def _check_answer(response: httpx2.Response) -> None:
         size = response.headers.get(header, "")
         if most is not None and size.isdecimal() and int(size) > most:
             raise ModelError(too_large(address, int(size)))
+
+
+def _pause_asked_for(response: httpx2.Response) -> float:
+    """Return for how many seconds a busy hub asks not to be asked again; 0 if it does not say."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    limit = parse_ratelimit_headers(response.headers)
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    stated = response.headers.get("Retry-After", "")
+    return float(stated) if stated.isdecimal() else 0.0
 
 
 def _is_listed(asked: re.Match[str]) -> bool:
@@ -395,7 +430,7 @@ class _SteadyStream(httpx2.SyncByteStream):
 
 
 @functools.cache
-@_sending_steadily()
+@sending_steadily()
 def resolved(kind: RepositoryKind, repository: str, revision: str | None) -> Commit:
     """Return the commit that a revision stands for: the hub's answer, or that of a cached copy.
 
@@ -501,7 +536,7 @@ def reading(kind: str, repository: str, commit: str) -> Iterator[None]:
         httpx2.ReadError: the hub sends hardly any bytes.
     """
     try:
-        with _sending_steadily():
+        with sending_steadily():
             yield
     except Exception as error:  # often of a library that could not read the altered file
         altered = _altered(kind, repository, commit)

@@ -232,6 +232,12 @@ UNREAD = [  # the key is the first override
     ("train", ["stitch.lr=0.1", "stitch=least_squares"]),
     ("train", ["stitch.momentum=0.5", "stitch.optimizer=adam"]),
     ("train", ["data.sentences=5"]),
+    *(("analyze", [f"{setting}=16", "measure=lineage"]) for setting in ("model.context", "target.context")),
+    ("analyze", ["model.bos=true", "model=gelu-3l-mini", "measure=lineage"]),
+    *(
+        ("analyze", ["data.same_split=true", f"measure={kind}", "data=text", "data.files=[x.txt]"])
+        for kind in ("loss", "cka", "ruler", "diff")
+    ),
     *(("analyze", ["data.fit_tokens=500", f"measure={kind}"]) for kind in ("loss", "cka", "r2", "ruler", "diff")),
     *(
         ("train", [setting, f"stitch={kind}"])
@@ -240,6 +246,13 @@ UNREAD = [  # the key is the first override
     ),
 ]
 READ = [
+    # The report of a text that the minis have read loses what repeats the rest.
+    ("analyze", ["data.same_split=true", "measure=cka", "data=stdlib"]),
+    (
+        "analyze",
+        ["data.same_split=true", "data=text", "data.files=[x.txt]", "measure=diff", "measure.null=continued_training"],
+    ),
+    ("analyze", ["model.dtype=bfloat16", "measure=lineage"]),
     ("analyze", ["data.fit_tokens=500", "measure=diff", "measure.null=continued_training"]),
     ("train", ["trainer.matmul=high", "stitch=linear"]),
     ("train", ["trainer.memory=8GB", "stitch=least_squares"]),

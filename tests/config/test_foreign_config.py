@@ -453,6 +453,14 @@ def test_each_setting_of_a_list_of_models_is_read(models, said, cli):
     assert cli("analyze.py", "measure=cka", allowed, "dry_run=true").status == 0
 
 
+def test_settings_of_listed_models_are_those_that_the_measure_of_the_list_reads(cli):
+    """That of lineage compares weights, and no states of text."""
+    models = "models=[{model: gelu-3l-mini, context: 16}, solu-3l-mini]"
+    said = cli("analyze.py", "measure=lineage", models, "dry_run=true").error
+    assert "context of gelu-3l-mini has no effect on lineage" in said
+    assert cli("analyze.py", "measure=cka", models, "dry_run=true").status == 0, "control"
+
+
 @pytest.mark.parametrize(("entry", "begins"), [("analyze", "train"), ("train", "analyze")])
 def test_a_file_of_the_other_command_is_refused(entry, begins, cli):
     folder_of(cli, {"mine": f"defaults: [{begins}, _self_]"})
@@ -709,6 +717,13 @@ NAMES_FILE = {  # files; words; the file that the message begins with, and what 
     "no defaults, and an addition": (
         {"mine": "seed: 1"},
         ["+store=x"],
+        "mine",
+        "begins with defaults: [train, _self_]",
+    ),
+    "no defaults, and a group": ({"mine": "seed: 1"}, ["model=x"], "mine", "begins with defaults: [train, _self_]"),
+    "no defaults, and a second model": (
+        {"mine": "model: {name: x}"},
+        ["model@target=x"],
         "mine",
         "begins with defaults: [train, _self_]",
     ),

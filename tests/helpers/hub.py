@@ -32,7 +32,7 @@ class Fault:
         pause: seconds before each byte of a file.
         altered: whether the content of a file is not the one that its ETag states.
         answer: the body of an answer of the API, with its headers, in place of the true one.
-        states: headers of a file, or facts of a repository, in place of the true ones.
+        states: headers of a file or of a refusal, or facts of a repository, in place of the true ones.
     """
 
     status: int | None = None
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._fault()
         time.sleep(fault.silence)
         if fault.status:
-            return self._missing(fault.code, fault.status)
+            return self._missing(fault.code, fault.status, fault.states)
         if fault.answer is not None:
             content, headers = fault.answer
             return self._send(200, {"Content-Type": "application/json", **headers}, content)
@@ -193,9 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, value: object) -> None:
         self._say(200, {"Content-Type": "application/json"}, json.dumps(value))
 
-    def _missing(self, code: str, status: int = 404) -> None:
+    def _missing(self, code: str, status: int = 404, states: dict[str, Any] | None = None) -> None:
         # the commit lets the client remember that there is no such file
-        self._say(status, {"X-Error-Code": code, "X-Repo-Commit": self.commit}, "")
+        self._say(status, {"X-Error-Code": code, "X-Repo-Commit": self.commit, **(states or {})}, "")
 
     def _say(self, status: int, headers: dict[str, str], body: str) -> None:
         self._send(status, headers, body.encode())

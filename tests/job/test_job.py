@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from thinkalike.config import (
     TrainerConfig,
     measure_schema,
 )
-from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
+from thinkalike.errors import ConfigError, DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Outcome, Work
 from thinkalike.job.gathered_warnings import GatheredWarnings
@@ -83,6 +83,14 @@ def test_a_stored_result_that_lacks_what_is_shown_is_one_line(harm, tmp_path, ca
     seal(folder)
     with pytest.raises(ResultError, match=r"lacks what toy shows .*force=true\Z"):
         perform(Wordy(), config(tmp_path))
+
+
+def test_a_dry_run_has_no_result(tmp_path):
+    toy = Toy()
+    with pytest.raises(ConfigError, match="dry_run=true computes no result"):
+        perform(toy, replace(config(tmp_path), dry_run=True))
+    assert toy.calls == []
+    assert not (tmp_path / "toy").exists()
 
 
 def test_force_ignores_the_state_of_an_interrupted_run(tmp_path):

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import math
 import pickle
+from fractions import Fraction
 
 import pytest
 import scipy.spatial.distance
@@ -135,6 +137,83 @@ def test_leverage_is_the_share_of_the_farthest_row(device):
     same(leverage(x.to(device)), k.max() / k.sum())
     assert leverage(massive(x, 1e4)) > 0.97
     assert leverage(x.bfloat16()).dtype == torch.float32
+
+
+def exact_cka(x, y):
+    """Return the unbiased CKA in rational numbers, which do not round."""
+
+    def off_diagonal(features):
+        rows = [[Fraction(value) for value in row] for row in features.tolist()]
+        return [[sum(a * b for a, b in zip(u, v, strict=True)) if u is not v else 0 for u in rows] for v in rows]
+
+    def hsic(K, L):
+        n = len(K)
+        products = sum(a * b for rows in zip(K, L, strict=True) for a, b in zip(*rows, strict=True))
+        sums = [sum(row) for row in K], [sum(row) for row in L]
+        of_sums = sum(a * b for a, b in zip(*sums, strict=True))
+        return products - 2 * of_sums / Fraction(n - 2) + sum(sums[0]) * sum(sums[1]) / Fraction((n - 1) * (n - 2))
+
+    K, L = off_diagonal(x), off_diagonal(y)
+    square = hsic(K, L) ** 2 / (hsic(K, K) * hsic(L, L))
+    return math.copysign(math.sqrt(square), hsic(K, L))
+
+
+# A row massive in one direction; rows in directions of their own; two rows of very different size.
+MASSIVE_ROWS = {
+    "one": lambda x, size: x[3, 2:3].fill_(size),
+    "orthogonal": lambda x, size: x[:3, :3].diagonal().add_(size),
+    "two sizes": lambda x, size: (x[3, 2:3].fill_(size), x[5, 1:2].fill_(size**0.5)),
+}
+
+
+@pytest.mark.parametrize("rows", MASSIVE_ROWS)
+@pytest.mark.parametrize("size", [1e6, 1e10, 1e12, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_rows_of_any_size_have_the_exact_cka_or_are_refused(dtype, size, rows, device):
+    x, y = layers(14, 5, 4, dtype=dtype)
+    MASSIVE_ROWS[rows](x, size)
+    expected = exact_cka(x, y)
+    by_token = CKA(1, 1, conditional_on="token")
+    token = torch.zeros(14, dtype=torch.long, device=device)
+    ways = {
+        "one-shot": lambda x, y: cka(x, y),
+        "with a gradient": lambda x, y: cka(x.clone().requires_grad_(), y).detach(),
+        "within one group": lambda x, y: by_token.update([x], [y], groups=token) or by_token.compute().as_found[0, 0],
+    }
+    refused = []
+    for way, value in ways.items():
+        try:
+            found = value(x.to(device), y.to(device))
+        except ValueError as error:
+            refused.append(f"{way}: {error}")
+        else:
+            assert abs(found.item() - expected) < 1e-3, way
+    assert all(f"or too little for {dtype}" in line for line in refused)
+    # Beside one massive row nothing is lost up to the square root of the greatest number.
+    assert not refused or rows == "orthogonal" or (dtype == torch.float32 and size > 1e18)
+
+
+def test_leaving_out_a_massive_row_leaves_all_digits_of_the_others(device):
+    for dtype, size in ((torch.float32, 1e8), (F64, 1e30)):
+        x, y = layers(14, 5, 4, dtype=dtype)
+        x[3, 2] = size
+        sides = [z.to(device) for z in (x, y)]
+        measure = CKAMeasure(is_relative=True)
+        prepared = measure.prepared(sides, ["x", "y"])
+        pairs = ModelPairs([[0], [1]], [(0, 0), (0, 1), (1, 1)])
+        hsics = measure.compare_without_parts(prepared, pairs, [4, 10])
+        found = hsics[0, 1][1] / (hsics[0, 0][1] * hsics[1, 1][1]).sqrt()
+        assert abs(found.item() - exact_cka(x[4:], y[4:])) < 1e-4
+
+
+def test_products_of_features_refuse_what_their_diagonal_hides(monkeypatch):
+    x, y = layers(14, 5, 4)
+    x[3, 2] = 1e5
+    monkeypatch.setattr(gram_statistics, "FEWEST_ROWS_FOR_FEATURE_PRODUCTS", 8)
+    assert abs(cka(x, y).item() - exact_cka(x, y)) < 1e-4, "control"
+    x[3, 2] = 1e12
+    with pytest.raises(ValueError, match=r"or too little for torch\.float64"):
+        cka(x, y)
 
 
 @pytest.mark.parametrize(

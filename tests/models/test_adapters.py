@@ -357,3 +357,26 @@ def test_an_adapter_of_whole_numbers_is_refused(adapter):
     save_file(weights | {name: (100 * weights[name]).long()}, path, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=f"{name} is stored as int64"):
         load_model(adapter)
+
+
+def test_indices_of_an_adapter_are_not_quantised_weights(base, tmp_path):
+    whole = write_adapter(base, tmp_path / "tuned", kind=peft.ShiraConfig(r=2, target_modules=["q_proj"]))
+    with torch.no_grad():
+        for name, weight in whole.named_parameters():
+            if "shira_weight" in name:
+                weight.normal_(std=0.1)
+    whole.save_pretrained(tmp_path / "tuned")
+    stored = load_file(tmp_path / "tuned" / "adapter_model.safetensors")
+    assert any(tensor.dtype == torch.int32 for tensor in stored.values()), "control"
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 8))
+    logits = load_model(tmp_path / "tuned").full(tokens)
+    torch.testing.assert_close(logits, whole(tokens).logits, atol=1e-3, rtol=1e-5)
+    assert (logits - load_model(base).full(tokens)).abs().max() > 1e-2, "control"
+
+
+def test_weights_that_are_whole_only_since_they_are_large_are_not_called_rounded(base, tmp_path):
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_alpha=1e30)
+    whole = write_adapter(base, tmp_path / "tuned", kind=settings)
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 8))
+    logits = load_model(tmp_path / "tuned").full(tokens)
+    torch.testing.assert_close(logits, whole(tokens).logits, atol=1e-3, rtol=1e-5)

@@ -28,7 +28,17 @@ from thinkalike.listing.frames import FIXED_COLUMNS
 from thinkalike.measures import bootstrap_interval, fold_interval
 from thinkalike.processes import locked
 from thinkalike.report.reports import gather, report_of
-from thinkalike.store import Headline, Result, StoredJob, first_scalar, newest_state, read_state, seal, write_state
+from thinkalike.store import (
+    Headline,
+    Result,
+    StoredJob,
+    copies,
+    first_scalar,
+    newest_state,
+    read_state,
+    seal,
+    write_state,
+)
 
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
 
@@ -53,6 +63,25 @@ def done(store: Path, key: str = "abc", penalty: float = 0.5, **more) -> Path:
 
 def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_tables_and_arrays_are_copied_one_by_one_and_stay_as_they_were(tmp_path, monkeypatch):
+    tables = dict.fromkeys(("first", "second", "third"), TABLE[:1])
+    result = Result(done(tmp_path, tables=tables, arrays={"curve": np.arange(3.0), "other": np.arange(2.0)}))
+    assert set(result.tables) == {"table", *tables}
+    copied = []
+    copy_of_value = copies.copy_of_value
+    monkeypatch.setattr(copies, "copy_of_value", lambda value: copied.append(value) or copy_of_value(value))
+    assert sum(len(result.tables[name]) for name in result.tables) == len(TABLE) + 3
+    assert len(copied) == len(result.tables), "each table once, and not all of them for each"
+
+    table = result.tables["first"]
+    table.iloc[0, 0] = 99
+    result.arrays["curve"][0] = 99
+    pd.testing.assert_frame_equal(result.tables["first"], TABLE[:1])
+    assert result.arrays["curve"].tolist() == [0, 1, 2]
+    with pytest.raises(TypeError):
+        result.tables["first"] = table
 
 
 def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):

@@ -122,6 +122,8 @@ from thinkalike.files import YAML_LOADER, check_yaml, read_bytes
 from thinkalike.plugins import check_trusted, named_in, trust
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
+# how Hydra's message on an override of a group begins that a configuration does not have
+NO_SUCH_GROUP = "Could not override"
 # environment variable: how the user called the script, also for the workers of a sweep
 PROGRAM = "THINKALIKE_PROGRAM"
 # `Options` stands twice in Hydra's search path, by these addresses
@@ -577,12 +579,29 @@ class Loader(ConfigLoaderImpl):
         except ThinkalikeError:
             raise
         except COMPOSING_ERRORS as error:
+            if str(error).startswith(NO_SUCH_GROUP):
+                self._check_has_groups(config_name)
             raise ConfigError(self._with_files(self._explained(error))) from error
         except RecursionError as error:
             message = "the configuration includes itself, or is nested too deeply"
             raise ConfigError(self._with_files(message)) from error
         except Exception as error:  # Hydra has no errors for most of what can be wrong in a file
             raise ConfigError(self._with_files(self._explained_failure(error))) from error
+
+    def _check_has_groups(self, config_name: str | None) -> None:
+        """Check that a configuration is one of a job, with overrides of groups that it lacks.
+
+        Hydra's remedy, to add the group, would lead from one missing group to the next.
+        """
+        given = self.given
+        try:
+            super().load_configuration(config_name, [], RunMode.RUN)
+        except ConfigError as error:
+            raise ConfigError(self._with_files(str(error))) from error
+        except COMPOSING_ERRORS:
+            pass  # which the message of the first error leads to
+        finally:
+            self.given = given
 
     def _explained(self, error: BaseException) -> str:
         """Return the message of an error of Hydra's in one line."""
@@ -654,7 +673,7 @@ class Loader(ConfigLoaderImpl):
     def _explained_failure(self, error: Exception) -> str:
         """Return what to say of an error of Hydra's that is not one of its own classes."""
         for override in self.given:
-            for key in _settings_of_override(override):
+            for key, _ in _settings_given(override.key_or_group, override.value()):
                 if key.startswith(SWEPT):  # this sweeper has no parameters yet
                     name = short(key.removeprefix(SWEPT))
                     return f"{short(key)} is a setting of files; give -m {name}=VALUES"
@@ -1024,19 +1043,6 @@ def _is_group(name: str) -> bool:
     return name in LISTS or any((folder / name).is_dir() for folder in _own_folders())
 
 
-def _settings_of_override(override: Override) -> dict[str, object]:
-    """Return the values that an override gives, by their keys.
-
-    `stitch={lr: 0.5}` gives stitch.lr as well as stitch.
-    """
-    value = override.value()
-    settings: dict[str, object] = {override.key_or_group: value}
-    if isinstance(value, Mapping):
-        for name, inner_value in flat(value).items():
-            settings[f"{override.key_or_group}.{name}"] = inner_value
-    return settings
-
-
 def _parsed(override: str) -> list[Override]:
     """Return an override as Hydra reads it; [] if Hydra cannot, which it says in its own time."""
     if _depth(override) > DEEPEST_OVERRIDE:
@@ -1292,7 +1298,12 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
     """Return the keys of overrides; those of the second model begin with `target`."""
     keys = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        for setting in _settings_of_override(override):
+        # `stitch={lr: 0.5}` gives stitch.lr as well as stitch.
+        settings = {override.key_or_group: None}
+        settings |= dict.fromkeys(
+            name for name, _ in _settings_given(override.key_or_group, override.value())
+        )
+        for setting in settings:
             key = setting
             if override.package:
                 key = override.package + setting.removeprefix(override.key_or_group)
@@ -1439,7 +1450,7 @@ def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest existing name."""
     if isinstance(error, MissingConfigException):
         return _explained_missing(error)
-    not_offered = re.match(r"Could not override '(\w+)'", str(error))
+    not_offered = re.match(rf"{NO_SUCH_GROUP} '(\w+)'", str(error))
     if not_offered:
         command = _command_with(not_offered[1])
         if command:

@@ -71,6 +71,8 @@ def _of_a_file(name: str) -> str:
 
 
 Plugin = Annotated[str, AfterValidator(_of_a_file)]
+# sources of text of which the mini models have read nothing
+UNSEEN_BY_MINIS = ("text", "hub")
 Source = Literal["stdlib", "pydoc", "grammar", "text", "hub", "states"]
 # as TransformerLens calls them, in the order in which states pass them
 Site = Literal[

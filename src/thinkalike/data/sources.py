@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinkalike.digests import with_unique_names
-from thinkalike.errors import DataError, one_line
+from thinkalike.errors import DataError, ThinkalikeError, one_line
 from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
-from thinkalike.hub import cause_of, resolved
+from thinkalike.hub import cause_of, resolved, sending_steadily
 
 if TYPE_CHECKING:
     import pyarrow  # which takes a tenth of a second to import
@@ -318,9 +318,17 @@ def stream_records(
         if commit.trouble:
             raise commit.trouble  # a copy of some files does not make a data set
         name = commit.repository or repository
-        yield from datasets.load_dataset(
-            name, subset, streaming=True, revision=commit.sha, **options
-        )
+        with sending_steadily():
+            records = iter(
+                datasets.load_dataset(name, subset, streaming=True, revision=commit.sha, **options)
+            )
+        while True:
+            # Only while a record is read: others use the same connections between two records.
+            with sending_steadily():
+                record = next(records, None)
+            if record is None:
+                return
+            yield record
 
 
 @contextlib.contextmanager
@@ -338,6 +346,8 @@ def _errors_name_data_set(
         yield
     except Exception as error:
         cause = cause_of(error, repository, revision)
+        if isinstance(error, ThinkalikeError):
+            cause = str(error)
         if not cause:
             cause = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"cannot stream {label} ({repository}): {cause}; {remedy}") from error

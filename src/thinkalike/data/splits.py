@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
+from thinkalike.config.parts import UNSEEN_BY_MINIS
 from thinkalike.data.documents import (
     beginning_bytes,
     canonical,
@@ -38,9 +39,6 @@ from thinkalike.processes import counted
 
 REPORT_SHARE = 0.1
 """The share of documents for the report if `data.evaluation_share` is not set."""
-
-SOURCES_UNSEEN_BY_MINIS = ("text", "hub")
-"""Sources of which the minis have read nothing."""
 
 
 class _SplitDocument(NamedTuple):
@@ -82,7 +80,7 @@ class DocumentSplit:
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)
         self.fit_documents = 0
         self.report_documents = 0
-        is_unseen = config.source in SOURCES_UNSEEN_BY_MINIS
+        is_unseen = config.source in UNSEEN_BY_MINIS
         self._is_held_out = is_fitted or not is_unseen
         same_split = bool(config.same_split)
         self.is_settled = config.source != "hub" or same_split or not self._is_held_out

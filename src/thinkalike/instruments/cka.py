@@ -77,7 +77,7 @@ class CKAConfig(WithNull):
             )
 
 
-class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
+class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and within each model."""
 
     measure_class = CKAMeasure

@@ -199,7 +199,7 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
     tokens = float(TOKENS_PER_SENTENCE * n_sentences)
     passes = []
     for shape in dict.fromkeys(shapes.values()):
-        passes.append(shape.passes("states", tokens, TOKENS_PER_SENTENCE, full=False))
+        passes.append(shape.passes("states", tokens, TOKENS_PER_SENTENCE, with_logits=False))
     return passes
 
 

@@ -102,7 +102,7 @@ class LayerR2(
         tokens = estimated_tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
-            passes.append(shape.passes("models", tokens, TOKENS_PER_PIECE, full=False))
+            passes.append(shape.passes("models", tokens, TOKENS_PER_PIECE, with_logits=False))
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:

@@ -22,6 +22,7 @@ from typing_extensions import TypeVar
 
 from thinkalike.config import AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig
 from thinkalike.config.completing import completed
+from thinkalike.config.parts import UNSEEN_BY_MINIS
 from thinkalike.config.schema import Checked, SettingValues, declared_of, fields_of
 from thinkalike.config.values import key_settings, with_settings
 from thinkalike.errors import ResultError, ThinkalikeError, nearest
@@ -29,7 +30,7 @@ from thinkalike.former_names import with_former_names
 from thinkalike.job.damaged_results import reporting_damage
 from thinkalike.job.inputs import Inputs, fingerprints
 from thinkalike.job.outcome import Outcome
-from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES
+from thinkalike.job.setting_groups import FIT_TEXT, OF_EVERY_JOB, OF_SITES
 from thinkalike.job.work import Work
 from thinkalike.models.labels import distinct_labels
 from thinkalike.screen import gathered_sentences
@@ -147,7 +148,10 @@ class Instrument(ABC, Generic[Config]):
         for part_name in self.reads:
             keys_of_kind |= self.keys_of_part(config, part_name)
 
-        unread = self.unread(config)
+        unread = set(self.unread(config))
+        if unread >= FIT_TEXT and config.data.source in UNSEEN_BY_MINIS:
+            # Where nothing is fitted, all of a user's text is for the report.
+            unread.add("data.same_split")
         for key in keys_of_kind:
             part_name = key.partition(".")[0]
             if key not in unread and part_name not in unread:

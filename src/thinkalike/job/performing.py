@@ -128,7 +128,16 @@ def perform_all(
         jobs: The jobs, each an instrument and a configuration. Several jobs must have the same
             function `run_all`.
         shown: Whether the results are printed.
+
+    Raises:
+        ConfigError: A configuration asks for a dry run, which has no result.
+        ThinkalikeError: Whatever the instruments raise.
     """
+    if any(config.dry_run for _, config in jobs):
+        raise ConfigError(
+            "dry_run=true computes no result; leave it out, or call thinkalike.forecast.forecast "
+            "with this configuration"
+        )
     with GatheredWarnings() as warnings, contextlib.ExitStack() as opened:
         with doing("reading what the job needs", steps_aside=True):
             requested = [plan(instrument, config) for instrument, config in jobs]

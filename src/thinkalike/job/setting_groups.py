@@ -30,6 +30,11 @@ OF_EVERY_JOB = frozenset(
 # Where states are taken.
 OF_SITES = frozenset({"model.site", "target.site", "model.head", "target.head"})
 
+# How a model reads text.
+OF_READING = frozenset(
+    f"{side}.{name}" for side in ("model", "target") for name in ("bos", "context", "corpus")
+)
+
 # How much text is read by jobs that fit something on it, ...
 FIT_TEXT = frozenset({"data.fit_tokens"})
 # ... and by jobs where no setting of the measure says how much.

@@ -221,11 +221,12 @@ def _check_listed_models(config: JobConfig) -> None:
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return
     instrument = instrument_of_measure(config.measure.kind)
-    measure = config.measure
     if instrument.of_models == "all":
-        # The one job of such a measure compares all pairs of models. CKA stands for these here.
-        measure = measure_schema("cka")()
-    jobs = [ReadingJob.of(job) for job in asked_for(replace(config, measure=measure))]
+        # The one job of such a measure compares all pairs of models. The jobs of CKA have these.
+        pairs = asked_for(replace(config, measure=measure_schema("cka")()))
+        jobs = [ReadingJob.of(replace(pair, measure=config.measure), instrument) for pair in pairs]
+    else:
+        jobs = [ReadingJob.of(job) for job in asked_for(config)]
 
     for entry in config.models:
         if not isinstance(entry, dict):

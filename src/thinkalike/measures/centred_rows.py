@@ -78,12 +78,10 @@ def centre_all(
 ) -> list[CentredRows]:
     """Return the rows of each layer less their typical point, divided by their typical norm.
 
-    HSIC does not depend on the shift, which is chosen to lose no digits. After subtracting the
-    plain mean, a massive token would leave a large offset in all other rows. So the typical point
-    is a mean with weights 1 / (kᵢ + mean k), where kᵢ is the squared distance of row i from the
-    plain mean. Rows may be of any size, as they are divided by a power of two first. Shift and
-    scale are constants for gradients. Flaws are recorded, and `refuse_flaws` raises them later, so
-    that a GPU need not be waited for at every layer.
+    HSIC does not depend on the shift, which is chosen to lose no digits, see
+    `subtract_typical_point`. Rows may be of any size, as they are divided by a power of two first.
+    Shift and scale are constants for gradients. Flaws are recorded, and `refuse_flaws` raises them
+    later, so that a GPU need not be waited for at every layer.
 
     Args:
         features: The layers.
@@ -99,14 +97,9 @@ def centre_all(
     else:
         rows = features / unit
     with torch.no_grad():  # constants for a gradient
-        mean = rows.mean(1, keepdim=True)
-        rows.sub_(mean)
-        distances = torch.linalg.vector_norm(rows, dim=2).square()  # (l, n)
+        distances, mean = subtract_typical_point(rows)
         spread = distances.mean(1)
-        flaws = flaw_of(spread, mean.square().sum((1, 2)), features.dtype)
-        weights = 1 / (distances + spread[:, None])
-        typical_point = weights[:, None] @ rows / weights.sum(1)[:, None, None]
-        rows.sub_(typical_point)
+        flaws = flaw_of(spread, mean.square().sum(1), features.dtype)
         scale = spread.sqrt()
     return [
         *map(
@@ -118,6 +111,41 @@ def centre_all(
             flaws,
         )
     ]
+
+
+@torch.no_grad()
+def subtract_typical_point(
+    rows: Float[Tensor, "b n d"],
+) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b d"]]:
+    """Subtract from the n rows of each block a point amid most of them, in place.
+
+    The mean will not do: a massive row moves it, so that subtracting it leaves the same large
+    offset in all other rows, whose digits are then lost. So the row of median norm is subtracted
+    first. It is of the size of most rows, however large the others are. The point is then a mean
+    in which a row has the weight min(1, m / kᵢ), with kᵢ its squared distance from that row and m
+    the median of these.
+
+    Returns:
+        The squared distance of each row from the mean of its block, and the means.
+    """
+    n = rows.shape[1]
+    middle = (n - 1) // 2
+    norms = torch.linalg.vector_norm(rows, dim=2)
+    # Sorted stably, as CUDA has no deterministic median that says where it is.
+    middle_row = norms.argsort(stable=True, dim=1)[:, middle]
+    origin = rows.gather(1, middle_row[:, None, None].expand(-1, 1, rows.shape[2]))
+    rows.sub_(origin)
+
+    squares = torch.linalg.vector_norm(rows, dim=2).square()
+    median = squares.sort(1).values[:, middle, None]
+    weights = torch.where(squares <= median, 1.0, median / squares)
+    weights /= weights.sum(1, keepdim=True)
+    of_mean = torch.full_like(weights, 1 / n)
+    typical_point, mean = (torch.stack([weights, of_mean], 1) @ rows).split(1, 1)  # (b, 1, d)
+    # ‖x - μ‖² of rows x whose origin is a row: there is little to cancel
+    distances = squares - 2 * (rows @ mean.mT).squeeze(2) + mean.square().sum(2)
+    rows.sub_(typical_point)
+    return distances.clamp(min=0), (origin + mean).squeeze(1)
 
 
 @torch.no_grad()
@@ -143,18 +171,12 @@ def centre_groups(
     for block, block_distances in zip(
         groups.split_by_size(rows), groups.split_by_size(distances), strict=True
     ):
-        mean = block.mean(1, keepdim=True)
-        offset = offset + block.shape[1] * mean.square().sum()
-        block -= mean
-        block_distances.copy_(torch.linalg.vector_norm(block, dim=2).square())
+        distances_of_block, means = subtract_typical_point(block)
+        block_distances.copy_(distances_of_block)
+        offset = offset + block.shape[1] * means.square().sum()
 
     spread = distances.mean()
     flaw = flaw_of(spread, offset / len(rows), features.dtype)
-    for block, block_distances in zip(
-        groups.split_by_size(rows), groups.split_by_size(distances), strict=True
-    ):
-        weights = 1 / (block_distances + spread)
-        block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
     scale = spread.sqrt()
     return CentredRows(
         name=name,

@@ -50,36 +50,56 @@ class GramStatistics(NamedTuple):
         )
 
     def rounding(
-        self, model_pairs: ModelPairs, dtype: torch.dtype, groups: int = 1
-    ) -> dict[int, Float[Tensor, " l"]]:
+        self,
+        model_pairs: ModelPairs,
+        dtype: torch.dtype,
+        groups: int = 1,
+        rows: Float[Tensor, "p 1"] | None = None,
+    ) -> dict[int, Float[Tensor, "*p l"]]:
         """Return a bound of the rounding error of the unbiased HSIC of each layer with itself.
 
-        The terms of the formula cancel, but their rounding errors do not. So the bound is a few
-        units in the last place of what the terms would sum to if none of them was subtracted.
+        It has two parts. The terms of the formula cancel, but their rounding errors do not: a few
+        units in the last place of what the terms would sum to if none of them was subtracted. And
+        an entry Kᵢⱼ was itself rounded, by a few units in the last place of ‖xᵢ‖ ‖xⱼ‖, which is
+        much more than itself where a massive row is orthogonal to the others: for the matrix E of
+        these errors, 2 ‖K̃‖ ‖E‖ + ‖E‖². Products of features also have the diagonal of K in them,
+        which is subtracted.
 
         Args:
             model_pairs: The layers of each model, and which models are compared.
             dtype: The dtype of the Gram matrices.
             groups: How many groups of equal size the rows consist of.
+            rows: How many rows each of the p sets has; None if the statistics are of all rows
+                alone.
 
         Returns:
             For each model that is compared with itself, a bound for each of its l layers.
         """
+        unit = SUM_ROUNDING * torch.finfo(dtype).eps
         rounding = {}
         for model, target in model_pairs.pairs:
             if model != target:
                 continue
             sums = self.sums[model]
-            rows_per_group = sums.shape[1] // groups
-            squared_totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
+            n: int | Tensor = sums.shape[-1] // groups  # rows of each group
+            if rows is not None:
+                n = rows
+            products = self.products[model, model].diagonal(dim1=-2, dim2=-1)
+            squared_totals = sums.unflatten(-1, (groups, -1)).sum(-1).square().sum(-1)
             # The formula subtracts its second term; with a minus sign it is added.
-            sum_of_terms = unbiased_from_sums(
-                rows_per_group,
-                self.products[model, model].diagonal(),
-                -sums.square().sum(1),
-                squared_totals,
-            )
-            rounding[model] = SUM_ROUNDING * torch.finfo(dtype).eps * sum_of_terms
+            sum_of_terms = unbiased_from_sums(n, products, -sums.square().sum(-1), squared_totals)
+
+            norms = self.diagonals[model].unflatten(-1, (groups, -1))  # ‖xᵢ‖²
+            largest = norms.amax(-1)
+            # Σᵢ ‖xᵢ‖² without the largest, which would not be subtracted without loss
+            rest = norms.scatter(-1, norms.argmax(-1, keepdim=True), 0).sum(-1)
+            errors = unit**2 * (rest * (2 * largest + rest)).sum(-1)  # ‖E‖²
+            # A product below the least normal number may have become 0.
+            lost = torch.finfo(dtype).smallest_normal * n**2 * groups
+            of_products = 2 * (products * errors).sqrt() + errors + lost
+            if _multiplies_features(sums.shape[-1] // groups, dtype):
+                of_products = of_products + unit * norms.square().sum((-1, -2))
+            rounding[model] = unit * sum_of_terms + of_products / (n * (n - 3))
         return rounding
 
 
@@ -206,6 +226,11 @@ def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[
         start = stop
 
 
+def _multiplies_features(n: int, dtype: torch.dtype) -> bool:
+    """Return whether products of n rows come from their features, and not from Gram matrices."""
+    return n >= FEWEST_ROWS_FOR_FEATURE_PRODUCTS and dtype == torch.float64
+
+
 def _feature_products(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
@@ -262,7 +287,7 @@ def gram_products(
         sizes: The sizes of the parts of the rows, which follow one another.
     """
     n = len(rows[0])
-    if n >= FEWEST_ROWS_FOR_FEATURE_PRODUCTS and rows[0].dtype == torch.float64:
+    if _multiplies_features(n, rows[0].dtype):
         return _feature_products(rows, model_pairs, sizes)
 
     depths = [len(layers) for layers in model_pairs.layers_of_model]
@@ -365,30 +390,55 @@ def left_out_statistics(
     norms = []
     sums_over_parts = []
     for layer in rows:  # both are computed while the layer is in the cache
-        norms.append(torch.linalg.vector_norm(layer, dim=1).double())
-        sums_over_parts.append((layer @ (is_in_part @ layer).T).double())  # (n, p)
+        norms_of_layer = torch.linalg.vector_norm(layer, dim=1).double()
+        norms.append(norms_of_layer)
+        sums_over_parts.append(_row_sums_over_parts(layer, is_in_part, norms_of_layer))
     # For each model the diagonals of its layers, (l, n), and row sums over parts, (l, p, n).
     diagonals = [norms_of_layers.square() for norms_of_layers in model_pairs.by_model(norms)]
     to_parts = [sums.mT for sums in model_pairs.by_model(sums_over_parts)]
 
-    # For all rows, and without each part: all - 2 (part x all) + (part x part).
+    # The sums over all parts, and over all parts but one. None comes from subtracting the sum over
+    # a part from that over all, which would leave only rounding where the part has a massive row.
+    without_one = 1 - torch.eye(len(sizes), dtype=torch.float64, device=rows[0].device)
+    has_part = torch.cat([torch.ones_like(without_one[:1]), without_one])  # (1 + p, p)
     products_of_sets = {}
     for pair, products_of_parts in products.items():  # (p, p, l, m)
-        total = products_of_parts.sum((0, 1))
-        part_with_itself = products_of_parts.diagonal().movedim(-1, 0)
-        without = total - products_of_parts.sum(0) - products_of_parts.sum(1) + part_with_itself
-        products_of_sets[pair] = torch.cat([total[None], without])
+        over_columns = torch.einsum("sh,ghlm->sglm", has_part, products_of_parts.double())
+        products_of_sets[pair] = torch.einsum("sg,sglm->slm", has_part, over_columns)
 
     all_rows = torch.ones_like(is_in_part[:1])
     is_in_set = torch.cat([all_rows, 1 - is_in_part]).double()[:, None]  # (1 + p, 1, n)
     sums_of_sets = []
-    for to_part, diagonal in zip(to_parts, diagonals, strict=True):
-        row_sums = to_part.sum(1, keepdim=True) - diagonal[:, None]  # (l, 1, n)
-        without_part = row_sums - to_part  # K̃ has no diagonal, and such rows are set to 0 below
-        sums_to_sets = torch.cat([row_sums, without_part], 1).movedim(1, 0)  # (1 + p, l, n)
+    for to_part in to_parts:
+        sums_to_sets = torch.einsum("sg,lgn->sln", has_part, to_part)
         sums_of_sets.append(sums_to_sets * is_in_set)
     diagonals_of_sets = [diagonal * is_in_set for diagonal in diagonals]
     return GramStatistics(products_of_sets, sums_of_sets, diagonals_of_sets)
+
+
+def _row_sums_over_parts(
+    layer: Float[Tensor, "n d"], is_in_part: Float[Tensor, "p n"], norms: Float[Tensor, " n"]
+) -> Float[Tensor, "n p"]:
+    """Return Σⱼ Kᵢⱼ over j ≠ i of each part, for each row i of a layer, in float64.
+
+    The diagonal is subtracted from sums with it, which would leave only rounding of the row of a
+    massive token. So the row of largest norm is left out of these sums, and its column of K is
+    added to those of the others.
+
+    Args:
+        layer: The rows.
+        is_in_part: 1 where a row belongs to a part, else 0.
+        norms: The norm of each row.
+    """
+    largest = norms.argmax(keepdim=True)
+    is_other = torch.ones_like(layer[:, 0]).index_fill(0, largest, 0)  # (n)
+    others_of_part = is_in_part * is_other  # (p, n)
+    sums = (layer @ (others_of_part @ layer).T).double()
+    sums -= others_of_part.T.double() * norms.square()[:, None]
+
+    column = (layer @ layer.index_select(0, largest).T).double()  # (n, 1)
+    part_of_largest = is_in_part.index_select(1, largest).T.double()  # (1, p)
+    return sums + is_other[:, None] * column * part_of_largest
 
 
 @torch.no_grad()

@@ -218,7 +218,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
 def alignment(hsics: Annotated[Float[Tensor, "*b l l"], Within()]) -> Float[Tensor, "*b l l"]:
     """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), the CKA of every two layers.
 
-    It is NaN for a layer whose HSIC with itself is not above 0.
+    It is NaN for a layer whose HSIC with itself is NaN or not above 0.
 
     Args:
         hsics: The HSIC of every layer with every layer, in the last two axes.
@@ -285,7 +285,7 @@ def hsics_without_parts(
     """Return the linear HSIC of every two layers, of all rows and then without each part of them.
 
     For each pair of models it has the shape (1 + parts, l, m). It is NaN where fewer than 4 rows
-    remain.
+    remain, and the unbiased HSIC of a layer with itself where it may be only rounding.
 
     Args:
         layers: The centred layers.
@@ -308,9 +308,13 @@ def hsics_without_parts(
     for pair, hsics_of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
         hsics[pair] = hsics_of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
     if estimator == "unbiased":
+        of_sets = statistics.rounding(model_pairs, rows[0].dtype, rows=row_counts[..., 0])
         of_all_rows = {pair: hsics_of_pair[0] for pair, hsics_of_pair in hsics.items()}
-        rounding = statistics.of_all_rows().rounding(model_pairs, rows[0].dtype)
+        rounding = {model: rounding_of_sets[0] for model, rounding_of_sets in of_sets.items()}
         _refuse_flat(of_all_rows, rounding, layers, model_pairs)
+        for model, rounding_of_sets in of_sets.items():
+            with_itself = hsics[model, model].diagonal(dim1=-2, dim2=-1)
+            with_itself.masked_fill_(with_itself <= rounding_of_sets, torch.nan)
     return _in_feature_units(hsics, layers, model_pairs)
 
 
@@ -344,7 +348,7 @@ def hsics_within(
         for model, rounding_of_model in rounding_of_size.items():
             rounding[model] = rounding.get(model, 0) + size * rounding_of_model
         start = stop
-    message = "given the token there is no variance but in single rows"
+    message = "given the token there is no variance but in single rows,"
     _refuse_flat(totals, rounding, layers, model_pairs, message)
     return _in_feature_units(totals, layers, model_pairs)
 
@@ -391,7 +395,7 @@ def _refuse_flat(
     rounding: Mapping[int, Tensor],
     layers: Sequence[CentredRows],
     model_pairs: ModelPairs,
-    message: str = "no variance but in one row, which the unbiased estimator cannot see",
+    message: str = "no variance but in one row, which the unbiased estimator cannot see,",
 ) -> None:
     """Raise a ValueError for the first layer whose HSIC with itself may be only rounding.
 
@@ -408,4 +412,5 @@ def _refuse_flat(
         is_flat = (hsic_with_itself <= rounding_of_layers).tolist()
         for layer, layer_is_flat in zip(model_pairs.layers_of_model[model], is_flat, strict=True):
             if layer_is_flat:
-                raise ValueError(f"{layers[layer].name}: {message}")
+                dtype = layers[layer].rows.dtype
+                raise ValueError(f"{layers[layer].name}: {message} or too little for {dtype}")

@@ -86,6 +86,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
             check_adapter(folder, shapes, dict(module.named_modules()))
             rows = _rows_of_embedding(stored)
             peft_model, unexpected = _put_on(module, folder, stored, rows)
+            check_dtypes(_floating_parts(stored, peft_model), folder, _last_names(stored))
         except (
             RuntimeError,
             ValueError,
@@ -126,9 +127,6 @@ def _stored_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights in an adapter's folder, by name.
 
     PEFT saves a resized embedding under two names, of which the second is left out.
-
-    Raises:
-        ModelError: A weight is stored as whole numbers, or in 8 bits.
     """
     from peft import load_peft_weights
 
@@ -139,9 +137,32 @@ def _stored_weights(folder: Path) -> dict[str, Tensor]:
         is_second_copy = first_name != name and first_name in stored
         if not is_second_copy:
             weights[name] = weight
-    last_names = {name.rpartition(".")[2] for name in weights}  # all of them are parameters
-    check_dtypes(weights, folder, last_names)
     return weights
+
+
+def _floating_parts(stored: Mapping[str, Tensor], peft_model: PeftModel) -> dict[str, Tensor]:
+    """Return the stored tensors of an adapter but those that are whole numbers in PEFT, too.
+
+    Some kinds have such parts, as SHiRA has the indices of the weights that it changes.
+
+    Args:
+        stored: The stored tensors by name.
+        peft_model: The model with the adapter.
+    """
+    from peft import get_peft_model_state_dict
+
+    in_peft = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    floating = {}
+    for name, tensor in stored.items():
+        is_floating_in_peft = name not in in_peft or in_peft[name].is_floating_point()
+        if is_floating_in_peft:
+            floating[name] = tensor
+    return floating
+
+
+def _last_names(stored: Mapping[str, Tensor]) -> set[str]:
+    """Return the last components of the names of tensors, all of which are of parameters."""
+    return {name.rpartition(".")[2] for name in stored}
 
 
 def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:

@@ -113,9 +113,15 @@ def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
 
 
 def _are_whole_numbers(weight: Tensor) -> bool:
-    """Return whether a matrix has only whole numbers."""
+    """Return whether a matrix has only whole numbers, and not just since its numbers are large.
+
+    A float of 1 / ε or more is always whole, so such numbers say nothing of where they come from.
+    """
     # The first row tells this of most matrices, so that the rest need not be read.
-    return torch.equal(weight[0], weight[0].round()) and torch.equal(weight, weight.round())
+    if not torch.equal(weight[0], weight[0].round()) or not torch.equal(weight, weight.round()):
+        return False
+    may_have_fraction = weight.abs() < 1 / torch.finfo(weight.dtype).eps
+    return bool((may_have_fraction & (weight != 0)).any()) or not weight.any()
 
 
 def _is_constant(weight: Tensor) -> bool:

@@ -76,7 +76,7 @@ class Shape:
         tokens: int | float,
         row: int,
         times: int | float = 1,
-        full: bool = True,
+        with_logits: bool = True,
         is_shared: bool = False,
     ) -> Passes:
         """Return a description of passes of this model, from which their cost is forecast.
@@ -86,10 +86,10 @@ class Shape:
             tokens: How many tokens of text the model reads.
             row: The number of tokens in a row of text.
             times: How often it reads them.
-            full: Whether passes go through the unembedding, too, and make logits.
+            with_logits: Whether passes go through the unembedding, too, and make logits.
             is_shared: Whether jobs that run together and read the same text share the passes.
         """
-        return Passes(phase, self, tokens, row, times, full, is_shared)
+        return Passes(phase, self, tokens, row, times, with_logits, is_shared)
 
 
 # Shapes by the part of the configuration: model, target, or the name of a member.
@@ -109,7 +109,7 @@ class Passes:
         tokens: How many tokens it reads.
         row: The tokens of a row of text.
         times: How often it reads them.
-        full: Whether the passes go through the unembedding, too.
+        with_logits: Whether the passes go through the unembedding, too, and make logits.
         is_shared: Whether jobs of one pass that read the same do it once.
     """
 
@@ -118,14 +118,14 @@ class Passes:
     tokens: int | float
     row: int
     times: int | float
-    full: bool
+    with_logits: bool
     is_shared: bool
 
     @property
     def flops(self) -> float:
         """The floating-point operations of all passes; a multiply-add counts as two."""
         operations = self.model.operations
-        if self.full:  # through the unembedding, too
+        if self.with_logits:
             operations_per_token = operations.full(self.row)
         else:
             operations_per_token = operations.forward(0, self.model.layers, self.row)
@@ -141,7 +141,7 @@ class Passes:
         if not self.flops:
             return 0.0
         seconds = self.flops * seconds_per_operation(self.model, self.row)
-        if self.full:  # through the unembedding, too
+        if self.with_logits:
             seconds += self.times * self.tokens * seconds_of_output(self.model.vocabulary)
         return seconds
 

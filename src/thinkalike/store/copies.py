@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 Value = TypeVar("Value")
@@ -63,9 +63,47 @@ class copied_property(Generic[Value]):
         values = vars(instance)
         if self._name not in values:
             values[self._name] = self._compute(instance)
-        value: Value = copy_of_value(values[self._name])
-        return value
+        return self.copied(values[self._name])
+
+    def copied(self, value: Value) -> Value:
+        """Return what a reader gets of the cached value."""
+        copy_of_it: Value = copy_of_value(value)
+        return copy_of_it
 
     def __set__(self, instance: object, value: object) -> NoReturn:
         """Raise an AttributeError; with this method, Python asks the property first."""
         raise AttributeError(f"{self._name} cannot be replaced")
+
+
+class CopiedEntries(Mapping[str, Value]):
+    """A dictionary that cannot be changed, and of whose values each reader gets a copy.
+
+    A value is copied when it is read, and the others are not.
+    """
+
+    def __init__(self, values: Mapping[str, Value]):
+        self._values = values
+
+    def __getitem__(self, key: str) -> Value:
+        value: Value = copy_of_value(self._values[key])
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the keys, which notebooks complete."""
+        return list(self)
+
+
+class copied_entries(copied_property[Mapping[str, Value]]):
+    """Caches a dictionary of values, such as tables, and copies each of them when it is read."""
+
+    def copied(self, value: Mapping[str, Value]) -> Mapping[str, Value]:
+        return CopiedEntries(value)

@@ -29,7 +29,7 @@ from thinkalike.former_names import with_present_names
 from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
-from thinkalike.store.copies import copied_property, copy_of_value
+from thinkalike.store.copies import copied_entries, copied_property, copy_of_value
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
     MANIFEST,
@@ -285,8 +285,8 @@ class Result:
             return self._read_table(DETAILS)
         return self._read_table(TABLE)
 
-    @copied_property
-    def tables(self) -> dict[str, pd.DataFrame]:
+    @copied_entries
+    def tables(self) -> Mapping[str, pd.DataFrame]:
         """All tables as they are stored, by name; the one that every result has is `table`."""
         tables = {}
         for file_name, table_name in self.table_files.items():
@@ -343,8 +343,8 @@ class Result:
             raise StoreError(f"{self.folder} has no {name}: its {MANIFEST} does not name it")
         return self.folder / name
 
-    @copied_property
-    def arrays(self) -> dict[str, np.ndarray]:
+    @copied_entries
+    def arrays(self) -> Mapping[str, np.ndarray]:
         """The arrays by name; empty if the job wrote none."""
         if ARRAYS not in self.files:
             return {}

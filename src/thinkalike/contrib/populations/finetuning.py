@@ -180,8 +180,8 @@ class ClassifierFinetuning(
         evaluation_tokens = count_tokens(config.pairs, "report")
         evaluation_tokens += count_tokens(whole_challenge, "challenge")
         return [
-            shape.passes("training", fit_tokens, TOKENS_PER_PAIR, times=3, full=False),
-            shape.passes("report", evaluation_tokens, TOKENS_PER_PAIR, full=False),
+            shape.passes("training", fit_tokens, TOKENS_PER_PAIR, times=3, with_logits=False),
+            shape.passes("report", evaluation_tokens, TOKENS_PER_PAIR, with_logits=False),
         ]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:

@@ -139,8 +139,10 @@ class Population(
             cka_tokens = min(TOKENS_PER_PAIR * float(measure.cka_pairs), stitch_tokens)
         n_stitch_passes = n_members**2 * (shape.layers + 1) / 2 + n_members
         return [
-            shape.passes("stitches", stitch_tokens, TOKENS_PER_PAIR, n_stitch_passes, full=False),
-            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, full=False),
+            shape.passes(
+                "stitches", stitch_tokens, TOKENS_PER_PAIR, n_stitch_passes, with_logits=False
+            ),
+            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, with_logits=False),
         ]
 
     def bytes_beside_models(self, config: PopulationJob, shapes: Shapes) -> float:

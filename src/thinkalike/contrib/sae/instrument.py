@@ -101,10 +101,10 @@ class SparseAutoencoders(
         if set(sae.starts) != {"random"}:
             for shape in shapes.values():
                 passes.append(
-                    shape.passes("starts", float(sae.map_tokens), row_length, full=False)
+                    shape.passes("starts", float(sae.map_tokens), row_length, with_logits=False)
                 )
         training_tokens = float(sae.steps * sae.tokens_per_step)
-        passes.append(model.passes("training", training_tokens, row_length, full=False))
+        passes.append(model.passes("training", training_tokens, row_length, with_logits=False))
         # The evaluation text is read by the clean and the ablated model, and with each autoencoder
         # before and after its training.
         n_report_passes = 2 + 2 * len(sae.starts) * sae.seeds

@@ -60,7 +60,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
         tokens = float(fit_tokens + held_out_tokens)
         row_length = config.data.context or min(shape.context for shape in shapes.values())
         distinct = dict.fromkeys(shapes.values())
-        return [shape.passes("text", tokens, row_length, full=False) for shape in distinct]
+        return [shape.passes("text", tokens, row_length, with_logits=False) for shape in distinct]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from thinkalike.instruments.layer_pairs.settings import (
 )
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.states.batches import pool_tokens
+from thinkalike.states.mixing import CONTROLS
 from thinkalike.timing import seconds_of_rows
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ TIMED_ROWS = 4096
 
 ROUNDED_COPIES = 5
 """Equivalent bit widths take about so many rounded copies of each model."""
+
+CHANGED_COPIES = ROUNDED_COPIES + 1
+"""The rounded copies of a model, and its untrained one."""
 
 MOST_PAIRS_READ = 5
 """At most so many layer pairs have an equivalent bit width."""
@@ -117,7 +121,7 @@ def passes_over_batches(
 ) -> list[Passes]:
     """Return the forward passes of the models over all batches, for a forecast.
 
-    Jobs that run together share them. Those of rounded copies, for equivalent bit widths, are not
+    Jobs that run together share them. Those of changed copies, for equivalent bit widths, are not
     shared.
 
     Args:
@@ -133,14 +137,16 @@ def passes_over_batches(
     passes = []
     for shape in different_shapes:
         passes.append(
-            shape.passes("forward passes", tokens, row_length, full=False, is_shared=True)
+            shape.passes("forward passes", tokens, row_length, with_logits=False, is_shared=True)
         )
     if has_readings:
         batches = settings_for_bit_widths(measure).batches
         tokens_per_copy = float(batches * measure.tokens_per_batch)
-        tokens_of_copies = tokens_per_copy * (1 + ROUNDED_COPIES)  # 1: the model itself
+        tokens_of_copies = tokens_per_copy * (1 + CHANGED_COPIES)  # 1: the model itself
         for shape in different_shapes:
-            passes.append(shape.passes("readings", tokens_of_copies, row_length, full=False))
+            passes.append(
+                shape.passes("readings", tokens_of_copies, row_length, with_logits=False)
+            )
     return passes
 
 
@@ -183,8 +189,9 @@ def seconds_of_comparing(
 
     seconds = seconds_per_batch * measure.batches
     if has_readings:
-        # Each pair: the two models, and each of both with each of its rounded copies.
-        comparisons = MOST_PAIRS_READ * (1 + 2 * ROUNDED_COPIES)
+        # Each pair: the two models, and each of both with each of its changed copies and with
+        # each way of local mixing.
+        comparisons = MOST_PAIRS_READ * (1 + 2 * (CHANGED_COPIES + len(CONTROLS)))
         batches = int(settings_for_bit_widths(measure).batches)
         seconds += comparisons * seconds_of_one * batches
     return seconds

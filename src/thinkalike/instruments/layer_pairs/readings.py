@@ -317,23 +317,42 @@ class BatchComparison(RulerComparison):
         """Return the measure at each layer pair, in both directions, with its replicates.
 
         Replicate 0 is the value of all documents, and each further one leaves a part of them out.
-        The measures are symmetric, so both directions have the same values. Where states cannot be
-        compared, such as constant states of a coarsely rounded copy, the value is 0 and the
-        further replicates are NaN.
+        Where states cannot be compared, such as constant states of a coarsely rounded copy, the
+        value is 0 and the further replicates are NaN.
         """
-        replicates_of_pairs = []
+        values = []
         for source, target in zip(sources, targets, strict=True):
-            metric = self._new_metric()
-            assert isinstance(metric, LayerMeans)
-            try:
-                self._update(metric, source, target)
-                replicates = metric.replicates()[:, 0, 0].cpu()  # axes (replicate, 1, 1)
-            except ValueError:
-                replicates = torch.zeros(1, dtype=torch.float64)
-            n_missing = self._replicate_count - len(replicates)
-            replicates_of_pairs.append(pad(replicates, (0, n_missing), value=math.nan))
-        one_direction = torch.stack(replicates_of_pairs)  # (pair, replicate)
-        return one_direction[:, None].expand(-1, 2, -1)
+            forward = self._replicates(source, target)
+            backward = forward
+            if not self._is_symmetric:
+                backward = self._replicates(target, source)
+            values.append(torch.stack([forward, backward]))
+        return torch.stack(values)  # (pair, direction, replicate)
+
+    @cached_property
+    def _is_symmetric(self) -> bool:
+        """Whether the measure has the same value in both directions, which a user's may not."""
+        metric = self._new_metric()
+        assert isinstance(metric, LayerMeans)
+        return metric.measure.is_symmetric
+
+    def _replicates(
+        self, first: Float[Tensor, "rows ..."], second: Float[Tensor, "rows ..."]
+    ) -> Float[Tensor, " replicates"]:
+        """Return the measure of two layers in this direction, with its further replicates.
+
+        Args:
+            first, second: The states of all batches, one after the other.
+        """
+        metric = self._new_metric()
+        assert isinstance(metric, LayerMeans)
+        try:
+            self._update(metric, first, second)
+            replicates = metric.replicates()[:, 0, 0].cpu()  # axes (replicate, 1, 1)
+        except ValueError:
+            replicates = torch.zeros(1, dtype=torch.float64)
+        n_missing = self._replicate_count - len(replicates)
+        return pad(replicates, (0, n_missing), value=math.nan)
 
     @cached_property
     def _replicate_count(self) -> int:

@@ -15,6 +15,7 @@ from thinkalike.config import (
     AnalyzeConfig,
     MeasureConfig,
     ModelConfig,
+    SettingValues,
     measure_schema,
 )
 from thinkalike.config.completing import completed
@@ -32,6 +33,7 @@ from thinkalike.instruments.lineage.screen import show_family, show_lineage
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.listed_jobs import asked_for
+from thinkalike.job.setting_groups import OF_READING, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import distinct_labels
 from thinkalike.models.shapes import Passes, Shapes
@@ -69,6 +71,13 @@ class LineageInstrument(
         if config.models is not None:
             reads = ("models", "measure")
         return completed(config, reads)
+
+    def unread(self, config: AnalyzeConfig) -> SettingValues:
+        """Return the settings of how models read text, which this job ignores, with their values.
+
+        Weights alone are read. Keys of jobs have always contained these settings.
+        """
+        return left_in_key(config, OF_READING)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         """Return what decides the numbers, by name, for the key of the job.

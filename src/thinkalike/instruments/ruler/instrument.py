@@ -170,7 +170,9 @@ class RulerInstrument(
         passes = []
         for shape in dict.fromkeys(shapes.values()):
             passes.append(
-                shape.passes("models and calibration points", tokens, TOKENS_PER_PIECE, full=False)
+                shape.passes(
+                    "models and calibration points", tokens, TOKENS_PER_PIECE, with_logits=False
+                )
             )
         return passes
 

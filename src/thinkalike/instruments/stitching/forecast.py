@@ -83,7 +83,7 @@ def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
 
         tokens = estimated_tokens_of_words(words_for_similarity([source.width, target.width]))
         for shape in dict.fromkeys([source, target]):
-            passes.append(shape.passes("similarity", tokens, SHORT_ROW, full=False))
+            passes.append(shape.passes("similarity", tokens, SHORT_ROW, with_logits=False))
     return passes
 
 
@@ -136,14 +136,14 @@ def _passes_of_direction(
     copies = COPIES_MEASURED * (config.ruler is not None)
     passes = [
         source.passes(
-            "training", training_tokens, row, stitch.seeds + stitch.controls, full=False
+            "training", training_tokens, row, stitch.seeds + stitch.controls, with_logits=False
         ),
         target.passes(
             "training", training_tokens, row, reads_own_states + PASSES_PER_STEP * tails_trained
         ),
-        source.passes("statistics", statistics_tokens, row, full=False),
-        target.passes("statistics", max(statistics_tokens, means_tokens), row, full=False),
-        source.passes("report", evaluation_tokens, row, full=False),
+        source.passes("statistics", statistics_tokens, row, with_logits=False),
+        target.passes("statistics", max(statistics_tokens, means_tokens), row, with_logits=False),
+        source.passes("report", evaluation_tokens, row, with_logits=False),
         target.passes("report", evaluation_tokens, row, 1 + maps_reported * tails_of_pairs),
         target.passes("calibration points", evaluation_tokens, row, copies),
     ]

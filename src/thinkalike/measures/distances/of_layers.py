@@ -85,8 +85,8 @@ def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Floa
     norm = torch.stack(norms).norm()
     if not norm > rounding * torch.stack(norms_before).norm():
         raise ValueError(
-            f"{name}: all distances are equal, or all but those of one row, so none can be "
-            "compared"
+            f"{name}: all distances are equal, or all but those of one row, or they differ by too "
+            "little, so none can be compared"
         )
     return squared.div_(norm)
 
