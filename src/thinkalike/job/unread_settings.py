@@ -223,8 +223,10 @@ def _check_listed_models(config: JobConfig) -> None:
     instrument = instrument_of_measure(config.measure.kind)
     if instrument.of_models == "all":
         # The one job of such a measure compares all pairs of models. The jobs of CKA have these.
-        pairs = asked_for(replace(config, measure=measure_schema("cka")()))
-        jobs = [ReadingJob.of(replace(pair, measure=config.measure), instrument) for pair in pairs]
+        jobs = []
+        for pair in asked_for(replace(config, measure=measure_schema("cka")())):
+            if isinstance(pair, AnalyzeConfig):
+                jobs.append(ReadingJob.of(replace(pair, measure=config.measure), instrument))
     else:
         jobs = [ReadingJob.of(job) for job in asked_for(config)]
 
