@@ -59,6 +59,7 @@ SHORTEST_COMPONENTS = 1.3
 ROW_HEIGHT = 0.15  # of a layer in a figure of components
 
 LABEL_DISTANCE = 0.075  # of the height of the ruler's axis, between the names of two lines
+HALF_LINE = 0.3  # from a single layer pair to either end of the line of a calibration point
 HEADROOM = 1.08  # the end of an axis, of the greatest value
 COPY_COLOUR = "0.6"
 CONTROL_COLOUR = "0.2"
@@ -458,10 +459,11 @@ def _draw_importances(axes: Axes, importances: pd.DataFrame, features: list[str]
 
 def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
     draw_band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
-    if "split_half_reference" in scores:
+    reference = scores.get("split_half_reference")
+    if reference is not None and reference.notna().any():
         axes.plot(
             range(len(scores)),
-            scores["split_half_reference"],
+            reference,
             linewidth=1,
             color="0.3",
             linestyle="--",
@@ -544,17 +546,23 @@ def pairs_in_words(table: pd.DataFrame) -> list[str]:
 def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     """Draw a line for each calibration point, with its name at the right end of the line.
 
+    For a single layer pair it is a short line around it.
+
     Args:
         points: Rows are layer pairs, and columns calibration points.
     """
-    last = len(points) - 1
     ends = points.iloc[-1].sort_values()
+    positions = np.arange(len(points), dtype=float)
+    if len(points) == 1:
+        positions = np.array([-HALF_LINE, HALF_LINE])
     for name in ends.index:
-        values = points[name].to_numpy()
+        values = np.broadcast_to(points[name].to_numpy(), positions.shape)
         if str(name).endswith(" bits"):
-            axes.plot(values, linewidth=1, color=COPY_COLOUR, zorder=1)
+            axes.plot(positions, values, linewidth=1, color=COPY_COLOUR, zorder=1)
         else:
-            axes.plot(values, linewidth=1, color=CONTROL_COLOUR, linestyle=":", zorder=1)
+            axes.plot(
+                positions, values, linewidth=1, color=CONTROL_COLOUR, linestyle=":", zorder=1
+            )
 
     bottom, top = axes.get_ylim()
     distance = LABEL_DISTANCE * (top - bottom)
@@ -562,7 +570,7 @@ def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     for name, height in zip(ends.index, heights, strict=True):
         axes.annotate(
             str(name),
-            (last, height),
+            (positions[-1], height),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",
