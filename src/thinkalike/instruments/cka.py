@@ -197,10 +197,11 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         layers_in_words = []
         largest = 0.0
         for model, leverage_of_layer in leverages_of_model.items():
-            layers_in_words.append(f"{listed(leverage_of_layer)} of {model}")
+            word = "layer" if len(leverage_of_layer) == 1 else "layers"
+            layers_in_words.append(f"{word} {listed(leverage_of_layer)} of {model}")
             largest = max(largest, *leverage_of_layer.values())
         log.warning(
-            f"warning: layers {' and '.join(layers_in_words)}: in some batch one {level} carries "
+            f"warning: {' and '.join(layers_in_words)}: in some batch one {level} carries "
             f"up to {100 * largest:.0f} % of the variance, which decides CKA"
         )
 

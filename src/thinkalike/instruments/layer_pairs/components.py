@@ -9,7 +9,7 @@ import pandas as pd
 from thinkalike.config.parts import Site
 from thinkalike.instruments.layer_pairs.equal_depth import rows_across
 from thinkalike.instruments.layer_pairs.screen import show_what_was_read
-from thinkalike.screen import show_map, show_text, span
+from thinkalike.screen import show_map, show_note, show_text, span
 from thinkalike.store import Result
 
 ACCUMULATES = (
@@ -106,7 +106,7 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     title = f"{label} of {source} and {target}, layers (rows) by component (columns)"
     if not are_same_components:
         title += "; each hook point with the most similar one of the same kind"
-    show_text(title)
+    show_note(title)
     matrix = layer_by_component(table)
     if len(matrix):
         show_map(matrix, is_distance)

@@ -20,6 +20,7 @@ from thinkalike.screen import (
     number_of_documents,
     number_text,
     show_map,
+    show_note,
     show_text,
     span,
 )
@@ -268,7 +269,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         models = f"{source} (rows) and {target} (columns)"
         if is_itself:
             models = f"the layers of {source}"
-        show_text(f"{capitalised(label)} of {models}:")
+        show_note(f"{capitalised(label)} of {models}:")
         values = across.pivot(index="source_layer", columns="target_layer", values="value")
         show_map(values.loc[sources, targets], is_distance)
         show_layer_note(result)
