@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
+from thinkalike.instruments.layer_pairs.equal_depth import rows_across
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
 from thinkalike.measures.kernel_alignment import CKAMeasure
@@ -206,14 +207,18 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=14, reads=OF_STATES):
         )
 
     def show(self, result: Result) -> None:
-        """Print what any measure prints, and the distance between the models if it is known."""
+        """Print what any measure prints, and the distance between the models if it is known.
+
+        The distance of a single layer pair is the arccos of the printed CKA, and is left out.
+        """
         super().show(result)
         scalars = result.scalars
-        if "distance" in scalars:
+        is_one_pair = len(rows_across(result.details)) == 1
+        if "distance" in scalars and not is_one_pair:
             low = scalars.get("distance_low", math.nan)
             high = scalars.get("distance_high", math.nan)
             distance = span(scalars["distance"], low, high, ".4f")
             show_text(
-                "The distance between the models (Brown et al. 2023, equation 2) is "
-                f"{distance} radians."
+                "The distance between the models, √Σ arccos²(CKA) over pairs of corresponding "
+                f"layers, is {distance} radians (Brown et al. 2023, equation 2)."
             )
