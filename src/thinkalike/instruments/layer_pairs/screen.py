@@ -293,7 +293,8 @@ def show_what_was_read(result: Result) -> None:
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
-            units = "groups of stimuli"
+            is_group_each = result.scalars.get("documents") == result.scalars.get("rows")
+            units = "stimuli" if is_group_each else "groups of stimuli"
         text += f" 95 % intervals are over {units}."
     show_text(text)
 
