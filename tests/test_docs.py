@@ -168,7 +168,7 @@ MOST_BYTES = 120_000
 
 def test_pictures_of_questions_are_compressed():
     pictures = sorted((DOCS / "images").glob("question-*.png"))
-    assert len(pictures) > 2, "control: there are some"
+    assert pictures, "control: there are some"
     assert [path.name for path in pictures if path.stat().st_size > MOST_BYTES] == []
 
 

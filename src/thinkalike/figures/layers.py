@@ -157,15 +157,25 @@ def components(
     label: str,
     scale: tuple[float, float] = (0.0, 1.0),
     about: str = "",
+    layers_of: str = "both models",
 ) -> None:
-    """Draw a measure at each component of each layer; `about` says which models and how much."""
+    """Draw a measure at each component of each layer.
+
+    Args:
+        cells: The values, a row for each layer and a column for each component.
+        folder, file: Where the figure is saved.
+        label: What the measure is called.
+        scale: The range of the measure.
+        about: Which models were compared, and how much of them.
+        layers_of: Whose layers and components the rows and columns are.
+    """
     rows, columns = cells.shape
     matrix_height = min(max(ROW_HEIGHT * rows, SHORTEST_COMPONENTS), TALLEST_MATRIX)
     height = matrix_height + ABOVE_AND_BELOW
     norm = Normalize(*colour_range(cells.to_numpy(float), scale))
     with canvas(COLUMN, height) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
-        image = _draw_matrix(axes, cells, norm, "both models", "", inches, inches / columns)
+        image = _draw_matrix(axes, cells, norm, layers_of, "", inches, inches / columns)
         ticks(
             axes.xaxis,
             list(cells.columns),
@@ -174,7 +184,7 @@ def components(
             ha="right",
             rotation_mode="anchor",
         )
-        axes.set(aspect="auto", xlabel="component", ylabel="layer of both models")
+        axes.set(aspect="auto", xlabel="component", ylabel=f"layer of {layers_of}")
         _add_colorbar(figure, axes, image, in_lines(label, matrix_height))
         write_title(figure, axes, about)
         save(figure, folder, file)
