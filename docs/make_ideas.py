@@ -39,6 +39,18 @@ SOURCE = "#0072b2"
 TARGET = "#d55e00"
 STITCH = "#009e73"
 
+# On a dark page the card is dark, too. Words, lines and dots take a lighter colour; boxes keep theirs, as
+# their words are white.
+DARK_CARD = "#272a35"
+ON_DARK = {
+    INK: "#e5e7eb",
+    GREY: "#a3a9b5",
+    PALE: "#3f4454",
+    SOURCE: "#56b4e9",
+    TARGET: "#f08c3a",
+    STITCH: "#2bbf93",
+}
+
 SYNTHETIC_DOCUMENTS = 40
 TOKENS_PER_DOCUMENT = 50
 SIMULATED_EXPERIMENTS = 24
@@ -48,10 +60,11 @@ INTERPOLATION_STEPS = 24
 
 @dataclass
 class Picture:
-    """Shapes on a white card, WIDTH wide and `height` high, as SVG.
+    """Shapes on a card, WIDTH wide and `height` high, as SVG.
 
-    The reader's browser chooses the font. A text must fit in DejaVu Sans, too, which is wider than
-    Helvetica and Arial, and is what many a Linux has.
+    The card is white, or dark where the reader's system is. The reader's browser chooses the font. A
+    text must fit in DejaVu Sans, too, which is wider than Helvetica and Arial, and is what many a Linux
+    has.
     """
 
     title: str
@@ -99,9 +112,18 @@ class Picture:
         body = "\n".join(self.shapes)
         (IMAGES / f"{name}.svg").write_text(
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" role="img"'
-            f' font-family="Helvetica, Arial, sans-serif">\n<title>{escape(self.title)}</title>\n'
-            f'<rect width="{WIDTH}" height="{self.height}" rx="8" fill="#ffffff"/>\n{body}\n</svg>\n'
+            f' font-family="Helvetica, Arial, sans-serif">\n<title>{escape(self.title)}</title>\n{dark_style()}\n'
+            f'<rect class="card" width="{WIDTH}" height="{self.height}" rx="8" fill="#ffffff"/>\n{body}\n</svg>\n'
         )
+
+
+def dark_style() -> str:
+    """Return the style of a picture on a dark page."""
+    rules = [f".card {{ fill: {DARK_CARD}; }}"]
+    for light, dark in ON_DARK.items():
+        rules.append(f'text[fill="{light}"], circle[fill="{light}"] {{ fill: {dark}; }}')
+        rules.append(f'line[stroke="{light}"] {{ stroke: {dark}; }}')
+    return "<style>@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}</style>"
 
 
 def draw_cut() -> None:

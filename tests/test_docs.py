@@ -162,6 +162,16 @@ def test_every_picture_is_shown():
     assert {path.name for path in (DOCS / "images").iterdir()} <= shown
 
 
+MOST_BYTES = 120_000
+"""Of the picture of a question: in 256 colours a figure takes less, and in all its colours more."""
+
+
+def test_pictures_of_questions_are_compressed():
+    pictures = sorted((DOCS / "images").glob("question-*.png"))
+    assert pictures, "control: there are some"
+    assert [path.name for path in pictures if path.stat().st_size > MOST_BYTES] == []
+
+
 def widths_of_texts(picture):
     """Return the left and right end of each text of a picture of ideas in DejaVu Sans, with the words."""
     font = FontProperties(fname=f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
@@ -271,6 +281,18 @@ def test_a_page_shows_the_picture_of_a_cell_else_its_value_else_what_it_prints()
         ([warned], {}),
     ):
         assert made.given(SimpleNamespace(outputs=outputs)) == shown
+
+
+def test_a_page_breaks_long_sentences_and_keeps_tables():
+    made = script("make_tutorials")
+    table = "  layer  value\n0     1   0.50"
+    sentence = 30 * "words " + "end."
+    first, *further = made.wrapped(f"{table}\n{sentence}\n\nshort")
+    assert [first, *further[:1]] == table.splitlines()
+    assert further[-2:] == ["", "short"]
+    assert max(map(len, further)) <= made.WIDTH < len(sentence)
+    assert " ".join(further).split() == f"{table} {sentence} short".split()[2:]
+    assert further[2].startswith("  words"), "lines after the first of a sentence are indented"
 
 
 def test_releases_that_were_compromised_are_not_installed():

@@ -20,6 +20,7 @@ from planted_figures import (
     with_ends,
 )
 from thinkalike import figures
+from thinkalike.figures import layers as layers_figures
 from thinkalike.figures import stitching, style
 
 pytestmark = pytest.mark.drawn
@@ -252,3 +253,28 @@ def test_each_fault_of_a_figure_is_reported():
         "'one' and 'two' overlap",
         "the y axis of '' has no label",
     ]
+
+
+@pytest.mark.parametrize(("reference", "named"), [(0.8, True), (np.nan, False)])
+def test_the_legend_names_a_reference_that_is_drawn(reference, named):
+    scores = with_ends(pd.DataFrame({"model": "a", "layer": range(3), "score": 0.5}), "score")
+    axes = plt.figure().subplots()
+    layers_figures._draw_scores(axes, scores.assign(split_half_reference=reference))
+    labels = axes.get_legend_handles_labels()[1]
+    assert ("split-half reference" in labels) == named
+    assert "held-out ρ" in labels
+    plt.close(axes.figure)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_calibration_points_are_lines_also_of_a_single_layer_pair(layers):
+    """A line through one point has no length, and only its name was there."""
+    axes = plt.figure().subplots()
+    layers_figures._draw_calibration_points(axes, pd.DataFrame({"4 bits": [0.5] * layers, "untrained": 0.0}))
+    assert len(axes.lines) == 2
+    for line in axes.lines:
+        positions = line.get_xdata()
+        assert positions[0] < positions[-1]
+        assert positions[0] <= 0 <= layers - 1 <= positions[-1]
+    assert all(text.xy[0] == positions[-1] for text in axes.texts)
+    plt.close(axes.figure)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import thinkalike
 from thinkalike.measures import hsic1
 from thinkalike.measures.folds import stimulus_folds
 
@@ -156,3 +157,12 @@ def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, 
     table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.details
     assert list(dict.fromkeys(table["target"])) == ["gelu-3l-mini", "x"]
     assert list(table["target_layer"][:3]) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("shape", "units"), [((40, 6), "stimuli"), ((20, 2, 6), "groups of stimuli")])
+def test_intervals_are_over_stimuli_unless_several_belong_together(shape, units):
+    states = np.random.default_rng(0).normal(size=shape)
+    noise = np.random.default_rng(1).normal(size=shape)
+    result = thinkalike.compare([states], [states + noise])
+    assert result.details["low"].notna().all(), "control: there are intervals"
+    assert result.summary.endswith(f"95 % intervals are over {units}.")

@@ -13,7 +13,7 @@ from conftest import results_in
 from thinkalike.errors import StitchError
 from thinkalike.instruments.diff.differing_settings import settings_that_differ
 from thinkalike.instruments.diff.edits import edits_of
-from thinkalike.instruments.diff.weights_screen import weights_in_words
+from thinkalike.instruments.diff.weights_screen import EditedTensor, _tensors_in_words, weights_in_words
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import give_same_ties_and_vocabulary
 from thinkalike.stitches.stitch_map import Site
@@ -233,3 +233,9 @@ def test_a_certificate_tries_changed_tokens_that_the_text_lacks(base, changed, c
     assert numbers["flips_high"] < 0.2 < numbers["unread_flips_low"]
     assert run.status == 1
     assert "The text lacks 2 of the 2 tokens" in " ".join(run.stdout.split())
+
+
+@pytest.mark.parametrize(("count", "said"), [(3, "c of block 0"), (4, " and 1 more name"), (5, " and 2 more names")])
+def test_names_of_tensors_that_are_not_listed_are_counted(count, said):
+    tensors = [EditedTensor(f"blocks.0.{name}", 0, "scaled", 1.0, 2.0, "") for name in "abcde"[:count]]
+    assert _tensors_in_words(tensors).endswith(said)

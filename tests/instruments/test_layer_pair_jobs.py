@@ -15,6 +15,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
+from thinkalike.instruments.layer_pairs.equal_depth import rows_across
 from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
@@ -315,3 +316,14 @@ def test_some_layers_of_both_models_are_compared(cli, words, pair):
     np.testing.assert_allclose(joint["value_x"], joint["value_y"], atol=1e-12)
     np.testing.assert_allclose(joint["high_x"], joint["high_y"], atol=1e-12)
     assert len(joint) == 12
+
+
+def test_the_distance_of_several_layers_says_how_it_is_computed(cli, words, pair):
+    """That of one layer pair is the arccos of the CKA on the screen, and is not printed."""
+    several, one = (
+        cli("analyze.py", "measure=cka", *words, *pair, f"layers={layers}") for layers in ("[[0,0],[3,3]]", "[[3,3]]")
+    )
+    formula = "√Σ arccos²(CKA) over pairs of corresponding layers, is"
+    assert formula in " ".join(several.stdout.split())
+    assert "radians" not in one.stdout
+    assert one.result.scalars["distance"] == pytest.approx(math.acos(rows_across(one.result.details)["value"].item()))

@@ -440,7 +440,7 @@ def test_the_screen_of_a_table_in_memory_counts_its_stimuli():
     states = np.random.default_rng(0).normal(size=(40, 6))
     settings = {"stimuli": words_in_memory(40), "references": 0, "permutations": 1}
     said = " ".join(str(thinkalike.mlem(states, **settings)).split())
-    assert "distances of held-out stimuli, of 40 stimuli; 95 % intervals" in said
+    assert "Computed on 40 stimuli. Spearman's ρ is between" in said
     said = " ".join(str(thinkalike.rsa([states, 2 * states], stimuli=words_in_memory(40))).split())
     assert "Compared by the distances of 40 stimuli; 95 % intervals" in said
     assert of_stimuli.stimuli_in_words({"count": 40, "source": "words.csv"}) == "40 stimuli of words.csv"

@@ -319,6 +319,19 @@ def test_mknn_is_a_mean_over_batches_jackknifed_by_document():
     assert result.widest_interval() == pytest.approx(float((expected.high - expected.low).max()))
 
 
+def test_pairs_without_a_value_have_no_interval_to_be_wide():
+    """Distances are of each layer with itself, and other pairs are NaN; a warning said that no interval was there."""
+    means = LayerShifts(2, 2)
+    for number in range(2):
+        means.update(batch(2, 90), batch(2, 90), None, number, documents=torch.arange(90) % 30)
+    found = means.compute()
+    assert found.value.isnan().sum() == 2, "control"
+    assert found.widest_interval() == float((found.high - found.low).diagonal().max())
+    few = LayerShifts(2, 2)
+    few.update(batch(2, 90), batch(2, 90), None, 0, documents=torch.arange(90) % 3)
+    assert few.compute().widest_interval() == math.inf
+
+
 @pytest.mark.parametrize("accumulator", [CKA, LayerShifts])
 def test_fewer_than_eight_documents_have_no_interval(accumulator):
     for count in (7, 8):

@@ -221,6 +221,9 @@ def test_the_screen_names_the_heads_of_both_models(target):
     else:
         assert f"most similar at {' with '.join(heads)} (" in said
         assert "each hook point with the most similar one of the same kind" in said
+        assert f"Each hook point of gelu-3l-mini is compared with the most similar one of {target}" in result.summary
+        axes = result.plot()
+        assert axes.get_ylabel() == "layer of gelu-3l-mini", "the layers of the other model are in no row"
 
 
 def test_components_in_different_places_of_one_layer_are_named():
@@ -228,7 +231,7 @@ def test_components_in_different_places_of_one_layer_are_named():
         {"source": "a", "target": "b", "layer": 1, "component": ["z.0", "z.1"], "target_layer": 1}
         | {"target_component": ["z.1", "z.1"], "value": [0.25, 0.5], "low": math.nan, "high": math.nan}
     )
-    assert not components._are_same_components(table)
+    assert not components.are_same_components(table)
     assert components._place_in_words(table.iloc[0]) == "z.0 of layer 1 of a with z.1 of layer 1 of b"
     assert components._place_in_words(table.iloc[1]) == "z.1 of layer 1"
 

@@ -59,6 +59,7 @@ SHORTEST_COMPONENTS = 1.3
 ROW_HEIGHT = 0.15  # of a layer in a figure of components
 
 LABEL_DISTANCE = 0.075  # of the height of the ruler's axis, between the names of two lines
+HALF_LINE = 0.3  # from a single layer pair to either end of the line of a calibration point
 HEADROOM = 1.08  # the end of an axis, of the greatest value
 COPY_COLOUR = "0.6"
 CONTROL_COLOUR = "0.2"
@@ -156,15 +157,25 @@ def components(
     label: str,
     scale: tuple[float, float] = (0.0, 1.0),
     about: str = "",
+    layers_of: str = "both models",
 ) -> None:
-    """Draw a measure at each component of each layer; `about` says which models and how much."""
+    """Draw a measure at each component of each layer.
+
+    Args:
+        cells: The values, a row for each layer and a column for each component.
+        folder, file: Where the figure is saved.
+        label: What the measure is called.
+        scale: The range of the measure.
+        about: Which models were compared, and how much of them.
+        layers_of: Whose layers and components the rows and columns are.
+    """
     rows, columns = cells.shape
     matrix_height = min(max(ROW_HEIGHT * rows, SHORTEST_COMPONENTS), TALLEST_MATRIX)
     height = matrix_height + ABOVE_AND_BELOW
     norm = Normalize(*colour_range(cells.to_numpy(float), scale))
     with canvas(COLUMN, height) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
-        image = _draw_matrix(axes, cells, norm, "both models", "", inches, inches / columns)
+        image = _draw_matrix(axes, cells, norm, layers_of, "", inches, inches / columns)
         ticks(
             axes.xaxis,
             list(cells.columns),
@@ -173,7 +184,7 @@ def components(
             ha="right",
             rotation_mode="anchor",
         )
-        axes.set(aspect="auto", xlabel="component", ylabel="layer of both models")
+        axes.set(aspect="auto", xlabel="component", ylabel=f"layer of {layers_of}")
         _add_colorbar(figure, axes, image, in_lines(label, matrix_height))
         write_title(figure, axes, about)
         save(figure, folder, file)
@@ -458,10 +469,11 @@ def _draw_importances(axes: Axes, importances: pd.DataFrame, features: list[str]
 
 def _draw_scores(axes: Axes, scores: pd.DataFrame) -> None:
     draw_band(axes, scores, "score", "held-out ρ", color="0.3", marker="o")
-    if "split_half_reference" in scores:
+    reference = scores.get("split_half_reference")
+    if reference is not None and reference.notna().any():
         axes.plot(
             range(len(scores)),
-            scores["split_half_reference"],
+            reference,
             linewidth=1,
             color="0.3",
             linestyle="--",
@@ -544,17 +556,23 @@ def pairs_in_words(table: pd.DataFrame) -> list[str]:
 def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     """Draw a line for each calibration point, with its name at the right end of the line.
 
+    For a single layer pair it is a short line around it.
+
     Args:
         points: Rows are layer pairs, and columns calibration points.
     """
-    last = len(points) - 1
     ends = points.iloc[-1].sort_values()
+    positions = np.arange(len(points), dtype=float)
+    if len(points) == 1:
+        positions = np.array([-HALF_LINE, HALF_LINE])
     for name in ends.index:
-        values = points[name].to_numpy()
+        values = np.broadcast_to(points[name].to_numpy(), positions.shape)
         if str(name).endswith(" bits"):
-            axes.plot(values, linewidth=1, color=COPY_COLOUR, zorder=1)
+            axes.plot(positions, values, linewidth=1, color=COPY_COLOUR, zorder=1)
         else:
-            axes.plot(values, linewidth=1, color=CONTROL_COLOUR, linestyle=":", zorder=1)
+            axes.plot(
+                positions, values, linewidth=1, color=CONTROL_COLOUR, linestyle=":", zorder=1
+            )
 
     bottom, top = axes.get_ylim()
     distance = LABEL_DISTANCE * (top - bottom)
@@ -562,7 +580,7 @@ def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     for name, height in zip(ends.index, heights, strict=True):
         axes.annotate(
             str(name),
-            (last, height),
+            (positions[-1], height),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",

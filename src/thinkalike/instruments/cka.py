@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
+from thinkalike.instruments.layer_pairs.equal_depth import rows_across
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
 from thinkalike.measures.kernel_alignment import CKAMeasure
@@ -197,22 +198,27 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         layers_in_words = []
         largest = 0.0
         for model, leverage_of_layer in leverages_of_model.items():
-            layers_in_words.append(f"{listed(leverage_of_layer)} of {model}")
+            word = "layer" if len(leverage_of_layer) == 1 else "layers"
+            layers_in_words.append(f"{word} {listed(leverage_of_layer)} of {model}")
             largest = max(largest, *leverage_of_layer.values())
         log.warning(
-            f"warning: layers {' and '.join(layers_in_words)}: in some batch one {level} carries "
+            f"warning: {' and '.join(layers_in_words)}: in some batch one {level} carries "
             f"up to {100 * largest:.0f} % of the variance, which decides CKA"
         )
 
     def show(self, result: Result) -> None:
-        """Print what any measure prints, and the distance between the models if it is known."""
+        """Print what any measure prints, and the distance between the models if it is known.
+
+        The distance of a single layer pair is the arccos of the printed CKA, and is left out.
+        """
         super().show(result)
         scalars = result.scalars
-        if "distance" in scalars:
+        is_one_pair = len(rows_across(result.details)) == 1
+        if "distance" in scalars and not is_one_pair:
             low = scalars.get("distance_low", math.nan)
             high = scalars.get("distance_high", math.nan)
             distance = span(scalars["distance"], low, high, ".4f")
             show_text(
-                "The distance between the models (Brown et al. 2023, equation 2) is "
-                f"{distance} radians."
+                "The distance between the models, √Σ arccos²(CKA) over pairs of corresponding "
+                f"layers, is {distance} radians (Brown et al. 2023, equation 2)."
             )

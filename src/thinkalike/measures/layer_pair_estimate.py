@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -80,13 +82,16 @@ class LayerPairEstimate(Estimate):
     def widest_interval(self) -> float:
         """Return the width of the widest interval of the values across and within the models.
 
-        It is ∞ where there are no intervals.
+        It is ∞ where there are no intervals. A pair without a value, such as that of two different
+        layers for a measure that compares each layer with itself, has no interval to be wide.
         """
         widths = []
         for estimate in (self, self.within_source, self.within_target):
             if estimate is not None:
-                widths.append(float((estimate.high - estimate.low).max()))
-        return max(widths)
+                has_value = ~estimate.value.isnan()
+                widths.append((estimate.high - estimate.low)[has_value])
+        of_all = torch.cat(widths)
+        return float(of_all.max()) if len(of_all) else math.inf
 
 
 def sizes_of_documents(documents: Int[Tensor, " n"]) -> dict[str, int | float]:

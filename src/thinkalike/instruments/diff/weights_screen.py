@@ -160,7 +160,8 @@ def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
             names.append(name)
     in_words = ", ".join(names[:MOST_NAMES])
     if len(names) > MOST_NAMES:
-        in_words += f" and {len(names) - MOST_NAMES} more names"
+        more = len(names) - MOST_NAMES
+        in_words += " and 1 more name" if more == 1 else f" and {more} more names"
     if tensors[0].operation in WITHOUT_NAME:
         if tensors[0].was_zero:
             in_words += _norm_in_words(tensors)

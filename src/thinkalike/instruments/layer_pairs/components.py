@@ -9,7 +9,7 @@ import pandas as pd
 from thinkalike.config.parts import Site
 from thinkalike.instruments.layer_pairs.equal_depth import rows_across
 from thinkalike.instruments.layer_pairs.screen import show_what_was_read
-from thinkalike.screen import show_map, show_text, span
+from thinkalike.screen import show_map, show_note, show_text, span
 from thinkalike.store import Result
 
 ACCUMULATES = (
@@ -102,18 +102,23 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
         f"{_place_in_words(most_similar)} ({_value_of_component(most_similar)})."
     )
 
-    are_same_components = _are_same_components(table)
+    is_place_by_place = are_same_components(table)
+    if not is_place_by_place:
+        show_text(
+            f"Each hook point of {source} is compared with the most similar one of {target}, in "
+            "whatever place."
+        )
     title = f"{label} of {source} and {target}, layers (rows) by component (columns)"
-    if not are_same_components:
+    if not is_place_by_place:
         title += "; each hook point with the most similar one of the same kind"
-    show_text(title)
+    show_note(title)
     matrix = layer_by_component(table)
     if len(matrix):
         show_map(matrix, is_distance)
     show_what_was_read(result)
-    if is_distance and are_same_components:
+    if is_distance and is_place_by_place:
         show_text(ACCUMULATES)
-    if are_same_components:
+    if is_place_by_place:
         _show_where_copy_differs(label, table, is_distance)
         _show_closest_elsewhere(label, result, is_distance)
 
@@ -124,7 +129,7 @@ def _closest(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
     return rows.iloc[int(index)]
 
 
-def _are_same_components(table: pd.DataFrame) -> bool:
+def are_same_components(table: pd.DataFrame) -> bool:
     """Return whether every component is compared with the one in the same place."""
     same_layer = table["layer"] == table["target_layer"]
     same_component = table["component"] == table["target_component"]

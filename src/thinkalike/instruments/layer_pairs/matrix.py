@@ -12,7 +12,11 @@ from thinkalike.catalogue import title_of
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.config.parts import AFTER
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.components import layer_by_component, show_components
+from thinkalike.instruments.layer_pairs.components import (
+    are_same_components,
+    layer_by_component,
+    show_components,
+)
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.job import Instrument
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
@@ -100,9 +104,15 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             scale = (0.0, float(components["value"].max()))
             about += "; differences accumulate from layer to layer"
         first = result.details.iloc[0]
-        about = f"{first.source} and {first.target}\n{about}"
+        models = f"{first.source} and {first.target}"
+        layers_of = "both models"
+        if not are_same_components(components):
+            models = f"{first.source}, each with the most similar of {first.target}"
+            layers_of = str(first.source)
         matrix = layer_by_component(components)
-        figures.components(matrix, folder, self.kind, self.label(result), scale, about)
+        label = self.label(result)
+        about = f"{models}\n{about}"
+        figures.components(matrix, folder, self.kind, label, scale, about, layers_of)
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure, such as "CKA at mlp_post".

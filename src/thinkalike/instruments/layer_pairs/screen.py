@@ -20,6 +20,7 @@ from thinkalike.screen import (
     number_of_documents,
     number_text,
     show_map,
+    show_note,
     show_text,
     span,
 )
@@ -268,7 +269,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         models = f"{source} (rows) and {target} (columns)"
         if is_itself:
             models = f"the layers of {source}"
-        show_text(f"{capitalised(label)} of {models}:")
+        show_note(f"{capitalised(label)} of {models}:")
         values = across.pivot(index="source_layer", columns="target_layer", values="value")
         show_map(values.loc[sources, targets], is_distance)
         show_layer_note(result)
@@ -292,7 +293,8 @@ def show_what_was_read(result: Result) -> None:
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
-            units = "groups of stimuli"
+            is_group_each = result.scalars.get("documents") == result.scalars.get("rows")
+            units = "stimuli" if is_group_each else "groups of stimuli"
         text += f" 95 % intervals are over {units}."
     show_text(text)
 

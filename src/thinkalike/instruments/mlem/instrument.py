@@ -237,8 +237,8 @@ class FeatureProfiles(
         if "subjects" in result.provenance:
             intervals = ""
         show_text(
-            "Spearman's ρ is between predicted and measured distances of held-out stimuli, of "
-            f"{stimuli_in_words(stimuli)}{intervals}."
+            f"Computed on {stimuli_in_words(stimuli)}. Spearman's ρ is between the predicted and "
+            f"the measured distances of held-out stimuli{intervals}."
         )
         show_note(MEANING_OF_IMPORTANCE)
         if REFERENCE in scores and scores[REFERENCE].notna().any():

@@ -266,7 +266,7 @@ def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
     models = f"{source} (rows) and {target} (columns)"
     if source == target:
         models = f"the layers of {source}"
-    show_text(f"{sign} of the distances of stimuli, {models}:")
+    show_note(f"{sign} of the distances of stimuli, {models}:")
     values = shown.pivot(index="source_layer", columns="target_layer", values="value")
     rows = shown["source_layer"].unique()
     columns = shown["target_layer"].unique()
