@@ -246,6 +246,19 @@ def test_the_next_random_numbers_of_a_notebook_are_new_ones():
     assert not torch.equal(*drawn_after)
 
 
+def test_determinism_that_nobody_changed_is_not_set_again(monkeypatch):
+    """Setting it imports torch's compiler, which takes more than a second."""
+    calls = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *words, **_: calls.append(words))
+    with isolated():
+        pass
+    assert calls == []
+    with isolated():
+        torch._C._set_deterministic_algorithms(True)
+    torch._C._set_deterministic_algorithms(False)
+    assert calls == [(False,)], "control"
+
+
 FRESH = """
 import json, logging, os, warnings
 import random
