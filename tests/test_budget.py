@@ -143,7 +143,7 @@ def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
         (["measure=diff", "model=gelu-3l-mini", "model@target=gelu-3l-mini-s1"], "measure", "tokens"),
         (["measure=loss", "model=gelu-3l-mini"], "data", "evaluation_tokens"),
         (
-            ["measure=mlem", "model=gpt2-mini", "stimuli.sentences=800", "measure.folds=2", *FEW_REFITS],
+            ["measure=mlem", "model=gpt2-mini", "stimuli.sentences=200", "measure.folds=2", *FEW_REFITS],
             "stimuli",
             "sample",
         ),

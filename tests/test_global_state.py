@@ -303,6 +303,7 @@ def test_an_application_of_hydra_finds_its_own_options_alone(tmp_path, monkeypat
         assert compose("app").a == 1
 
 
+@pytest.mark.ci_slow
 def test_eight_threads_give_what_they_give_one_after_another():
     calls = [
         *(lambda seed=seed: thinkalike.compare(*PAIR, texts=TEXTS[seed:], **FEW) for seed in range(2)),

@@ -167,11 +167,8 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
 
 
 def test_further_calibration_points_stand_beside_bits(read, copies, capsys):
-    layers = "layers=[[0,0],[1,1]]"
-    plain = read("base", "copy3", layers)
-    result = read(
-        "base", "copy3", layers, f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]"
-    )
+    plain = read("base", "copy3")
+    result = read("base", "copy3", f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]")
     assert result.details.equals(plain.details)
     points = result.tables["calibration_points"]
     base = points[points["model"] == "gelu-3l-mini[path=base]"].pivot(
@@ -195,7 +192,7 @@ def test_spellings_of_the_same_calibration_points_are_one_job(points):
 def test_a_calibration_point_with_a_shorter_context_reads_the_same_words(read, copies):
     """bert-mini reads 64 tokens, with [CLS] and [SEP]; pieces of text for the others have up to 128 words."""
     shorter = load_model("bert-mini")
-    result = read("base", "copy3", "layers=[[1,1]]", "measure.calibration_points=[bits,bert-mini]")
+    result = read("base", "copy3", "measure.calibration_points=[bits,bert-mini]")
     assert shorter.context < load_model(f"{copies}/base").context, "control"
     point = result.tables["calibration_points"].query("calibration_point == 'bert-mini'")
     assert len(point) == 2 * len(result.details)
@@ -214,7 +211,7 @@ def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_othe
 
 def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     read_point = WordComparison.calibration_states
-    whole = read("base", "copy3", "layers=[[1,1]]")
+    whole = read("base", "copy3")
     seen = []
 
     def stops(self, side, point):
@@ -229,11 +226,11 @@ def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_pat
 
     monkeypatch.setattr(WordComparison, "calibration_states", stops)
     with pytest.raises(Interrupted):
-        read("base", "copy3", "layers=[[1,1]]", f"store={tmp_path}")
+        read("base", "copy3", f"store={tmp_path}")
     before = seen[:2]
     seen.clear()
     monkeypatch.setattr(WordComparison, "calibration_states", resumes)
-    resumed = read("base", "copy3", "layers=[[1,1]]", f"store={tmp_path}")
+    resumed = read("base", "copy3", f"store={tmp_path}")
     assert seen
     assert not set(before) & set(seen)
     assert resumed.details.equals(whole.details)

@@ -22,7 +22,7 @@ SMALL = {
     "cka": lambda **more: ta.compare(A, B, batches=2, tokens_per_batch=128, **more),
     "distance": lambda **more: ta.compare(A, f"{A}-s1", measure="distance", batches=2, tokens_per_batch=128, **more),
     "jsd": lambda **more: ta.compare(A, B, measure="jsd", batches=2, tokens_per_batch=128, **more),
-    "ruler": lambda **more: ta.compare(A, B, measure="ruler", words=4096, layers=[[0, 0], [2, 2]], **more),
+    "ruler": lambda **more: ta.compare(A, B, measure="ruler", words=8192, layers=[[0, 0], [2, 2]], **more),
     "mlem": lambda **more: ta.mlem("gpt2-mini", sample=60, features=["Number"], folds=2, references=0, **more),
     "rsa": lambda **more: ta.rsa(["gpt2-mini", "bert-mini"], stimuli="crossed", sample=40, layers=[0, 1], **more),
     "diff": lambda **more: ta.diff(A, f"{A}-s1", tokens=256, tokens_per_part=64, **more),

@@ -4,8 +4,8 @@ import contextlib
 import copy
 import itertools
 import math
-import shutil
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -165,7 +165,7 @@ class Ruler(TextJob):
         calibration_points: what stands beside copies of fewer bits: "layers" of the model itself,
             states of other "text", or the names of further models.
 
-    >>> result = ruler("gelu-3l-mini", "solu-3l-mini", layers=[[2, 2]], words=4096)
+    >>> result = ruler("gelu-3l-mini", "solu-3l-mini", layers=[[2, 2]], words=8192)
     >>> list(result.table["target_layer"])
     [2]
     """
