@@ -409,9 +409,25 @@ def _ask(endpoint: str, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("datasets.config.HF_DATASETS_CACHE", home / "datasets")
 
 
+@cache
+def _speeds() -> dict[str, float]:
+    """What commands of this process timed, by its name."""
+    return {}
+
+
 @pytest.fixture
-def cli(tmp_path) -> CLI:
-    """Runs train.py and analyze.py from this test's folder."""
+def cli(tmp_path, monkeypatch) -> CLI:
+    """Runs train.py and analyze.py from this test's folder, with caches that are new but for the machine's speed."""
+    from thinkalike import timing
+    from thinkalike.models import pass_times
+
+    def timed_once(name, find):
+        if name not in _speeds():
+            _speeds()[name] = find()
+        return _speeds()[name]
+
+    monkeypatch.setattr(timing, "remembered", timed_once)
+    monkeypatch.setattr(pass_times, "remembered", timed_once)
     return CLI(tmp_path)
 
 

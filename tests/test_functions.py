@@ -63,9 +63,11 @@ from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain_setting
+from thinkalike.models import identity
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.identity import identity_of, sample_digest
 from thinkalike.models.labels import distinct_labels
+from thinkalike.models.traits import described_traits
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -215,10 +217,20 @@ CHANGES = [longer_rotation, larger_scale, another_activation, larger_epsilon, re
            steered_by_a_global, parametrized]  # fmt: skip
 
 
+FEW_TEXTS = [tiny.document(seed, 60) for seed in range(60)]
+
+
+@pytest.fixture(scope="module")
+def kept_base(tmp_path_factory):
+    """A store with a job of the unchanged model, and its key."""
+    store = tmp_path_factory.mktemp("kept")
+    return store, thinkalike.compare((small_llama(), tiny.tokenizer()), store=store, texts=FEW_TEXTS, **FEW).key
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, tmp_path):
+def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, kept_base):
     """The numbers are those of both models by hand, and neither takes the other's place in a store."""
-    base, cutter, texts = small_llama(), tiny.tokenizer(), [tiny.document(seed, 60) for seed in range(60)]
+    base, cutter, texts = small_llama(), tiny.tokenizer(), FEW_TEXTS
     changed = copy.deepcopy(base)
     change(changed)
     tokens = torch.randint(len(cutter), (2, 40), generator=torch.Generator().manual_seed(0))
@@ -231,10 +243,16 @@ def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, tmp_path
     assert found.scalars["settings"] + found.scalars["modules"] > 0, "it is named"
     compared = thinkalike.compare((base, cutter), (changed, cutter), measure="distance", texts=texts, **FEW)
     assert compared.table["value"].max() > 1e-3
-    alone = [thinkalike.compare((model, cutter), store="kept", texts=texts, **FEW) for model in (base, changed, base)]
-    assert alone[0].key == alone[2].key != alone[1].key
-    same = thinkalike.diff((base, cutter), (copy.deepcopy(base), cutter), texts=texts, tokens=512)
-    assert not any(same.scalars[name] for name in ("kl", "settings", "modules", "tokens")), "control"
+    store, key_of_base = kept_base
+    assert thinkalike.compare((changed, cutter), store=store, texts=texts, **FEW).key != key_of_base
+
+
+def test_models_that_do_not_differ_are_one(kept_base):
+    base, cutter = small_llama(), tiny.tokenizer()
+    store, key_of_base = kept_base
+    assert thinkalike.compare((base, cutter), store=store, texts=FEW_TEXTS, **FEW).key == key_of_base
+    same = thinkalike.diff((base, cutter), (copy.deepcopy(base), cutter), texts=FEW_TEXTS, tokens=512)
+    assert not any(same.scalars[name] for name in ("kl", "settings", "modules", "tokens"))
 
 
 def test_a_replaced_forward_of_a_copy_computes_with_the_copy():
@@ -334,12 +352,15 @@ def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
         "model = tests.small_llama(); tests.hooked(model); tests.replaced_forward(model)\n"
         "print(config_of(load_model(model, tiny.tokenizer()), tests.SAME_CALL).digest)"
     )
-    paths = set()
-    for seed, threads in (("1", "1"), ("2", "2")):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads}
-        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        paths.add(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True))
-    assert len(paths) == 1
+    model = small_llama()
+    hooked(model)
+    replaced_forward(model)
+    digest = config_of(load_model(model, tiny.tokenizer()), SAME_CALL).digest
+    own_seed = os.environ.get("PYTHONHASHSEED", "random")
+    environment = {**os.environ, "PYTHONHASHSEED": "2" if own_seed == "1" else "1", "OMP_NUM_THREADS": "2"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    printed = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert printed.strip() == digest
 
 
 class Strength:
@@ -788,6 +809,23 @@ def keeps_rows_beside_a_factor(factor):
 
 
 HOLDERS = [lambda factor: Counter(factor).scaled, counts_in_a_dictionary, counts_in_a_list, keeps_rows_beside_a_factor]
+
+
+@pytest.mark.parametrize(("holder", "times"), [(None, 2), (counts_in_a_list, 3)])
+def test_only_a_model_that_a_pass_changes_is_described_once_more(holder, times, monkeypatch):
+    described = []
+
+    def counted(module, describe):
+        described.append(module)
+        return described_traits(module, describe)
+
+    model = small_llama()
+    if holder:
+        scaled = holder(2.0)
+        model.model.layers[0].register_forward_hook(lambda _, __, output: scaled(output))
+    monkeypatch.setattr(identity, "described_traits", counted)
+    identity_of(load_model(model, tiny.tokenizer()))
+    assert len(described) == times
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
@@ -1392,8 +1430,15 @@ def names_by_example():
     return names
 
 
-@pytest.mark.parametrize("name", names_by_example().values())
-def test_the_example_of_a_public_name_runs(name):
+@pytest.fixture(scope="module")
+def cache_of_examples(tmp_path_factory):
+    """One cache for all examples, most of which read the same text."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("name", with_slow(names_by_example().values(), "ruler"))
+def test_the_example_of_a_public_name_runs(name, cache_of_examples, monkeypatch):
+    monkeypatch.setenv("THINKALIKE_CACHE", str(cache_of_examples))
     parsed = doctest.DocTestParser().get_doctest(
         inspect.getdoc(getattr(thinkalike, name)) or "",
         {each: getattr(thinkalike, each) for each in thinkalike.__all__} | {"torch": torch, "np": np},

@@ -246,6 +246,19 @@ def test_the_next_random_numbers_of_a_notebook_are_new_ones():
     assert not torch.equal(*drawn_after)
 
 
+def test_determinism_that_nobody_changed_is_not_set_again(monkeypatch):
+    """Setting it imports torch's compiler, which takes more than a second."""
+    calls = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *words, **_: calls.append(words))
+    with isolated():
+        pass
+    assert calls == []
+    with isolated():
+        torch._C._set_deterministic_algorithms(True)
+    torch._C._set_deterministic_algorithms(False)
+    assert calls == [(False,)], "control"
+
+
 FRESH = """
 import json, logging, os, warnings
 import random
@@ -290,6 +303,7 @@ def test_an_application_of_hydra_finds_its_own_options_alone(tmp_path, monkeypat
         assert compose("app").a == 1
 
 
+@pytest.mark.ci_slow
 def test_eight_threads_give_what_they_give_one_after_another():
     calls = [
         *(lambda seed=seed: thinkalike.compare(*PAIR, texts=TEXTS[seed:], **FEW) for seed in range(2)),

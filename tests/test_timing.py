@@ -153,9 +153,12 @@ def test_measures_of_stimuli_take_as_long_as_their_layers(monkeypatch):
 
 
 @pytest.mark.parametrize("measure", ["rsa", "mlem"])
-def test_a_step_of_a_measure_of_stimuli_is_what_its_job_computes(measure):
+def test_a_step_of_a_measure_of_stimuli_is_what_its_job_computes(measure, monkeypatch):
     """On random states, of so few stimuli that it takes no time."""
+    monkeypatch.setattr(of_stimuli, "TIMED_STIMULI", 128)
     words = [f"measure={measure}", "model=gpt2-mini", "measure.permutations=1"]
+    if measure == "mlem":
+        words += ["measure.folds=2", "measure.references=1"]
     config = composed(*words, entry="analyze")
     kind = instrument_of(config)
     assert kind.seconds_beside_passes(config, kind.shapes_of(config)) > 0

@@ -146,7 +146,12 @@ def same_settings_of_torch() -> Iterator[None]:
             torch.set_float32_matmul_precision(precision)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_gradients)
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        # The call imports torch's compiler, which takes seconds.
+        if (
+            torch.are_deterministic_algorithms_enabled() != is_deterministic
+            or torch.is_deterministic_algorithms_warn_only_enabled() != only_warns
+        ):
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
         cudnn.enabled = cudnn_is_enabled
         cudnn.benchmark = cudnn_benchmarks
         cudnn.deterministic = cudnn_is_deterministic

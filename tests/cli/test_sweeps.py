@@ -20,7 +20,7 @@ from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
-from conftest import ROOT, results_in
+from conftest import ROOT, results_in, with_slow
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
 from thinkalike.completion import readable_line
 from thinkalike.config import compose_job
@@ -120,7 +120,8 @@ def test_measures_of_a_sweep_take_settings_they_share(cli):
     small = ["++measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
     told = cli("analyze.py", "-m", "measure=cka,mutual_knn", "++measure.batches=2", *small, "logger=none").stdout
     assert told.count("forward passes, gelu-3l-mini") == 2
-    foreign = cli("analyze.py", "-m", "measure=cka,mlem", "++measure.folds=2", "model=gelu-3l-mini", "dry_run=true")
+    few_refits = ["++measure.folds=2", "++measure.permutations=1", "++measure.references=1"]  # of mlem alone
+    foreign = cli("analyze.py", "-m", "measure=cka,mlem", *few_refits, "model=gelu-3l-mini", "dry_run=true")
     assert foreign.stderr.count("failed: measure=cka") == 1
 
 
@@ -246,7 +247,7 @@ def test_a_sweep_of_own_files_by_an_own_launcher(own):
     assert again.result.provenance["command"].endswith(f"--config-dir={own.folder}/own --config-name=mine seed=1")
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("launcher", with_slow(["basic", "joblib"], "joblib"))
 def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli, tmp_path_factory, monkeypatch):
     """Hydra writes what it composed for a sweep to multirun.yaml, which may be the name of a user's file."""
     mine = cli.folder / "multirun.yaml"

@@ -615,6 +615,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.ci_slow
 def test_three_processes_replace_a_result_twenty_times(tmp_path):
     """A process must not remove the folder that the next one has made as soon as the lock was free."""
     words = [[sys.executable, "-c", FORCED, str(tmp_path), str(number)] for number in range(3)]

@@ -5,6 +5,7 @@ import copy
 import itertools
 import math
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -437,14 +438,34 @@ def test_lightning_alone_trains_a_stitch_to_the_same_bits(rows, run, tmp_path):
     assert not torch.equal(ours.stitches[0].map.weight, training().stitches[0].map.weight), "control"
 
 
-def broken_off(run, rows, folder: Path) -> Path:
-    """Train to a state, with curves, and return the folder of the run."""
+JOB = Path("stitching", "broken")  # a state is of the job with such a folder
+
+
+@pytest.fixture(scope="module")
+def stopped(rows, tmp_path_factory):
+    """The folder of a training that broke off after a state, with curves."""
+    folder = tmp_path_factory.mktemp("stopped") / JOB
     module = training(PAIRS[:2])
     break_off(module, 5)
-    here = replace(run, partial=folder)
+    here = TrainingRun(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
     with contextlib.suppress(DataError):
         fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
     return folder
+
+
+@pytest.fixture
+def broken_off(stopped, tmp_path):
+    """A copy of this folder, which a test may change."""
+    return Path(shutil.copytree(stopped, tmp_path / JOB))
+
+
+@pytest.fixture(scope="module")
+def whole(rows, tmp_path_factory):
+    """The same training, done without a break."""
+    module = training(PAIRS[:2])
+    here = TrainingRun(tmp_path_factory.mktemp("whole"), torch.device("cpu"), TrainerConfig(checkpoint_every=2))
+    fit(module, step_data(rows, module), here)
+    return module
 
 
 def forged(state: dict, what: str) -> dict:
@@ -526,21 +547,18 @@ TAMPERED = [
 
 
 @pytest.mark.parametrize("what", TAMPERED)
-def test_a_state_with_one_wrong_entry_is_one_line(what, rows, run, tmp_path):
+def test_a_state_with_one_wrong_entry_is_one_line(what, rows, run, broken_off, whole):
     """Otherwise another optimizer trains under the same key, or the training ends in an error of Lightning."""
-    folder = broken_off(run, rows, tmp_path / "broken")
-    states = folder / "checkpoints"
+    states = broken_off / "checkpoints"
     state = read_state(newest_state(states, "training"))
     write_state(states, "training", tampered(state, what))
-    here = replace(run, partial=folder)
+    here = replace(run, partial=broken_off)
     module = training(PAIRS[:2])
     with pytest.raises(StoreError, match=r"is no state of this training \(.*\); remove it$"):
         fit(module, step_data(rows, module), here)
     write_state(states, "training", state)
     module = training(PAIRS[:2])
     fit(module, step_data(rows, module), here)
-    whole = training(PAIRS[:2])
-    fit(whole, step_data(rows, whole), replace(run, partial=tmp_path / "whole"))
     assert all(map(torch.equal, module.parameters(), whole.parameters())), "control"
 
 
@@ -565,14 +583,13 @@ def test_a_count_of_steps_that_adam_has_not_done_is_told(count):
         *("step done", "step text", "step truth", "step negative", "loops", "optimizer_states", "lr_schedulers"),
     ],
 )
-def test_a_state_of_another_form_is_one_line(what, rows, run, tmp_path):
+def test_a_state_of_another_form_is_one_line(what, rows, run, broken_off):
     """Whoever wrote it; the digest in its name says that it is whole."""
-    folder = broken_off(run, rows, tmp_path / "broken")
-    states = folder / "checkpoints"
+    states = broken_off / "checkpoints"
     state = read_state(newest_state(states, "training"))
     path = write_state(states, "training", forged(state, what))
     module = training(PAIRS[:2])
-    here = replace(run, partial=folder)
+    here = replace(run, partial=broken_off)
     with pytest.raises(StoreError, match=r"is no state of this training \(.*\); remove it") as refused:
         fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
     assert str(path) in str(refused.value)
@@ -586,14 +603,13 @@ def test_a_state_of_another_form_is_one_line(what, rows, run, tmp_path):
     "content",
     [b"a,b\n1,2\n", b"step,loss\nx,2\n", b'"a\n1,2,3\n4', b"step\n1,2,3\n1\n\n4,5\n", b"\xff\xfe\x00" * 9, None],
 )
-def test_curves_of_another_form_are_one_line(name, content, rows, run, tmp_path):
+def test_curves_of_another_form_are_one_line(name, content, rows, run, broken_off):
     """They are looked at before the training begins, and not when they are joined at its end."""
-    folder = broken_off(run, rows, tmp_path / "broken")
-    path = folder / "curves" / name
+    path = broken_off / "curves" / name
     path.unlink(missing_ok=True)
     path.mkdir() if content is None else path.write_bytes(content)
     module = training(PAIRS[:2])
-    here = replace(run, partial=folder)
+    here = replace(run, partial=broken_off)
     with pytest.raises(StoreError, match=r"holds no curves of a training \(.*\); remove it") as refused:
         fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
     assert (str(path) in str(refused.value), "\n" in str(refused.value)) == (True, False)

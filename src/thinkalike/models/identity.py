@@ -101,7 +101,7 @@ def identity_of(model: FrozenModel) -> Identity:
 
     A trait is, for example, an attribute of a module, as text. What a pass changes, such as a
     number in which a hook counts its calls, is not part of the identity. So the traits are
-    described before and after a pass, and then once more without the objects that differ.
+    described before and after a pass, and then, if any objects differ, once more without these.
     """
     before_pass = Description(model.module)
     traits_before_pass = described_traits(model.module, before_pass)
@@ -110,8 +110,10 @@ def identity_of(model: FrozenModel) -> Identity:
     traits_after_pass = described_traits(model.module, after_pass)
 
     objects_that_change = before_pass.changed_by(after_pass)
-    steady = Description(model.module, objects_that_change)
-    traits = described_traits(model.module, steady)
+    steady, traits = after_pass, traits_after_pass
+    if objects_that_change:
+        steady = Description(model.module, objects_that_change)
+        traits = described_traits(model.module, steady)
     # An attribute that a pass adds or removes is left out as well.
     lasting = traits_before_pass.keys() & traits_after_pass.keys()
     lasting_traits = sorted((trait, text) for trait, text in traits.items() if trait in lasting)
