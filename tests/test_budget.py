@@ -66,6 +66,21 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
     assert script == "analyze" or jobs[0].config.data.aligned, "documents give their beginnings"
 
 
+def test_a_budget_on_a_busy_machine_says_the_time_by_the_clock(slow, monkeypatch, caplog):
+    config = composed("analyze", "measure=cka", "budget=20min", *PAIR)
+    found = {}
+    for share in (1.0, 0.25):
+        monkeypatch.setattr(budget, "share_of_processor", lambda share=share: share)
+        caplog.clear()
+        found[share] = budget.within(config, [])
+        said = caplog.messages[0].partition("; ")[2]
+        seconds = budget.largest_job_within(config, [], "20min").seconds
+        idle = f"about {forecast.duration_in_words(seconds)} on this machine"
+        assert said.startswith(idle)
+        assert (f"{forecast.duration_in_words(4 * seconds)} by the clock" in said) == (share < 1)
+    assert found[1.0] == found[0.25], "the same budget is the same job"
+
+
 def test_what_a_command_line_chose_stays(slow):
     words = ["measure=cka", "layers=[[0,0]]"]
     config = composed("analyze", *words, *PAIR)
