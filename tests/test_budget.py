@@ -14,7 +14,11 @@ from thinkalike import budget, forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
+<<<<<<< HEAD
 from thinkalike.instruments import of_stimuli
+=======
+from thinkalike.instruments.diff import null
+>>>>>>> T64
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import shapes
@@ -73,6 +77,37 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
     assert budget.largest_job_within(config, [], "20min").config == jobs[1].config, "the same budget is the same job"
     assert all(job.config.ruler == "bits" for job in jobs) or words == ["measure=ruler"]
     assert script == "analyze" or jobs[0].config.data.aligned, "documents give their beginnings"
+
+
+def test_a_budget_on_a_busy_machine_says_the_time_by_the_clock(slow, monkeypatch, caplog):
+    config = composed("analyze", "measure=cka", "budget=20min", *PAIR)
+    found = {}
+    for share in (1.0, 0.25):
+        monkeypatch.setattr(budget, "share_of_processor", lambda share=share: share)
+        caplog.clear()
+        found[share] = budget.within(config, [])
+        said = caplog.messages[0].partition("; ")[2]
+        seconds = budget.largest_job_within(config, [], "20min").seconds
+        idle = f"about {forecast.duration_in_words(seconds)} on this machine"
+        assert said.startswith(idle)
+        assert (f"{forecast.duration_in_words(4 * seconds)} by the clock" in said) == (share < 1)
+    assert found[1.0] == found[0.25], "the same budget is the same job"
+
+
+def test_a_forecast_of_a_diff_counts_the_random_changes_of_all_weights(slow, monkeypatch):
+    """Random changes of SmolLM2-135M take as long as a fifth of its passes."""
+    words = ("measure=diff", "model=gelu-3l-mini", "model@target=gelu-3l-mini-s1")
+    seconds = {}
+    for seconds_of_matrix in (0.0, 2.0):
+        monkeypatch.setattr(null, "remembered_seconds", lambda *_, found=seconds_of_matrix: found)
+        for control in ("random_change", "continued_training"):
+            config = composed("analyze", *words, f"measure.null={control}")
+            seconds[control, seconds_of_matrix] = forecast.forecast(config, looks_up=False).seconds()
+    (job,) = asked_for(composed("analyze", *words))
+    weights = instrument_of(job).shapes_of(job)["model"].parameters
+    further = seconds["random_change", 2.0] - seconds["random_change", 0.0]
+    assert further == pytest.approx(null.RUNS * 2.0 * weights / 2**20)
+    assert seconds["continued_training", 2.0] == seconds["continued_training", 0.0], "control"
 
 
 def test_what_a_command_line_chose_stays(slow):

@@ -56,6 +56,20 @@ def test_threads_share_the_time(monkeypatch):
     assert timing.seconds_of(clock.work(8.0)) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_the_share_of_a_processor_is_its_time_by_the_clock(monkeypatch, share):
+    ticks = iter(range(10**6))
+    now = {"clock": 0.0}
+
+    def clock():
+        now["clock"] = next(ticks) / 100
+        return now["clock"]
+
+    monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr("time.process_time", lambda: share * now["clock"])
+    assert timing.share_of_processor() == pytest.approx(share, rel=0.05)
+
+
 def test_a_time_is_found_once(monkeypatch):
     clock = Clock(monkeypatch)
     work = clock.work(2.0)

@@ -16,7 +16,9 @@ from thinkalike.config.groups import with_changes
 from thinkalike.errors import ConfigError
 from thinkalike.forecast import duration_in_words, forecast
 from thinkalike.instruments import asked_for, instrument_of
+from thinkalike.models.families import pick_device
 from thinkalike.models.shapes import Shape
+from thinkalike.timing import share_of_processor
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ LONG_SECONDS = 600.0  # a longer job is offered a budget
 # take their part of a budget.
 SHARE_OF_BUDGET = 0.75
 OFFERED_BUDGETS = ("10min", "30min", "2h", "8h")
+# Below this share of a processor, other programs slow a job down by more than a budget allows for.
+BUSY_SHARE = SHARE_OF_BUDGET
 SECONDS_PER_UNIT = {"s": 1, "min": 60, "h": 3600}  # seconds
 OF_SEVERAL_JOBS = ("experiment", "models", "activations")
 
@@ -60,15 +64,31 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
             f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
             "of known size, and this job has nothing to choose; leave it out"
         )
-    time = duration_in_words(job.seconds)
+    time = time_in_words(job)
     # A warning, as it must show from Python, too: the numbers are of less than a job's defaults.
-    log.warning("budget=%s: %s; about %s on this machine", config.budget, job.words, time)
+    log.warning("budget=%s: %s; %s", config.budget, job.words, time)
     if job.seconds > seconds_of_budget(config.budget):
         log.warning(
             "warning: this is the least that this job does, and takes longer than budget=%s",
             config.budget,
         )
     return job.config
+
+
+def time_in_words(job: SmallerJob) -> str:
+    """Return how long a job takes on this machine, and by the clock if that is busy now.
+
+    The job is chosen by its time on an idle machine: the same budget is the same job, which can be
+    resumed, whatever else runs. The clock is not watched while it runs.
+    """
+    words = f"about {duration_in_words(job.seconds)} on this machine"
+    if pick_device(job.config.model.device) != "cpu":
+        return words
+    share = share_of_processor()
+    if share >= BUSY_SHARE:
+        return words
+    by_clock = duration_in_words(job.seconds / share)
+    return f"{words}, and {by_clock} by the clock while other programs take as much as now"
 
 
 def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:

@@ -19,6 +19,7 @@ from thinkalike.digests import remembered
 # A first call that takes longer counts: what libraries do once is a small part of it.
 LONG_CALL_SECONDS = 0.5
 ENOUGH_SECONDS = 0.3  # of further calls; their mean counts if the first is short
+SECONDS_OF_LOAD = 0.3  # by the clock, in which it shows how much other programs take
 STEEPEST_POWER = 3.0  # of the rows, with which the time of any work grows
 
 
@@ -46,6 +47,19 @@ def _seconds_of_call(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
     return (time.process_time() - began) / torch.get_num_threads()
+
+
+def share_of_processor() -> float:
+    """Return which share of a processor this process gets now: 1 if nothing else needs it.
+
+    It is the processor time of a busy moment, relative to its time by the clock.
+    """
+    began = time.perf_counter()
+    began_on_processor = time.process_time()
+    while time.perf_counter() - began < SECONDS_OF_LOAD:
+        pass
+    share = (time.process_time() - began_on_processor) / (time.perf_counter() - began)
+    return min(share, 1.0)
 
 
 def remembered_seconds(name: str, work: Callable[[], object]) -> float:

@@ -30,7 +30,13 @@ from thinkalike.instruments.diff.differing_settings import (
 )
 from thinkalike.instruments.diff.directions import rows_of_directions
 from thinkalike.instruments.diff.edits import edits_of
-from thinkalike.instruments.diff.null import RUNS, NullModels, null_models, run_null
+from thinkalike.instruments.diff.null import (
+    RUNS,
+    NullModels,
+    null_models,
+    run_null,
+    seconds_of_random_changes,
+)
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import outcome_of_diff, outcome_of_equal_models
 from thinkalike.instruments.diff.screen import screen_lines
@@ -42,6 +48,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Input, Inputs
 from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
+from thinkalike.models.families import pick_device
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
@@ -154,6 +161,16 @@ class DiffInstrument(
             tokens_of_text = float(tokens_of_amplified_text())
             passes.append(base.passes("amplified text", tokens_of_text, row_length))
         return passes
+
+    def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the seconds that it takes to make the random changes of the null, for a forecast.
+
+        It is not known yet which weights differ, so all are counted. A GPU takes next to no time.
+        """
+        measure = config.measure_as(DiffConfig)
+        if measure.null != "random_change" or pick_device(config.model.device) != "cpu":
+            return 0.0
+        return seconds_of_random_changes(shapes["model"].parameters)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]

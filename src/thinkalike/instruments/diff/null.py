@@ -19,15 +19,20 @@ from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.job import Work
 from thinkalike.measures.amplified import ShiftSum
 from thinkalike.measures.changes import divergence, random_signs, signed_permutation
+from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms_of_change_and_base
 from thinkalike.processes import counted
+from thinkalike.timing import remembered_seconds
 
 RUNS = 19
 """The runs of each kind of null: the fewest that can be exceeded with p = .05."""
 
 PERMUTED = "permuted"
 """The kind of null whose changes move to random rows and columns."""
+
+SIDE_OF_TIMED_MATRIX = 1024
+"""The rows and columns of the matrix whose random changes are timed for a forecast."""
 
 OpenModel = Callable[[int], AbstractContextManager[FrozenModel]]
 """Opens a model of a null by its number."""
@@ -81,6 +86,26 @@ def null_models(
         return nullcontext(fork(base, text, norm_of_change, seed, rate=rate, steps=measure.steps))
 
     return NullModels({FORKS: open_fork}, -1)
+
+
+def seconds_of_random_changes(weights: float) -> float:
+    """Return how long it takes to make all random changes of the null, for a forecast.
+
+    It is measured on the processor, once for a machine.
+
+    Args:
+        weights: The number of weights that are changed.
+    """
+    change = torch.ones(SIDE_OF_TIMED_MATRIX, SIDE_OF_TIMED_MATRIX)
+    generator = seeded(0)
+
+    def change_of_each_kind() -> None:
+        """Make one random change of each kind, as `perturbed` does for each weight."""
+        for random_change in (signed_permutation, random_signs):
+            random_change(change - change, generator).add_(change)
+
+    seconds = remembered_seconds("random changes of a matrix", change_of_each_kind)
+    return RUNS * seconds * weights / change.numel()
 
 
 def run_null(
