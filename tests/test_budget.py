@@ -14,11 +14,8 @@ from thinkalike import budget, forecast
 from thinkalike.config.compose import checked, hydra_ready
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
-<<<<<<< HEAD
 from thinkalike.instruments import of_stimuli
-=======
 from thinkalike.instruments.diff import null
->>>>>>> T64
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import shapes
