@@ -408,9 +408,11 @@ class PairedReader:
     def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
         """Prepare both tokenizers, and begin without documents.
 
-        `start` and the others are the separators of documents and rows, EOS and BOS.
+        EOS ends each document and BOS begins each row: `end` and `bos` are their ids for the
+        target, `source_end` and `source_bos` for the source. `bos` and `source_bos` may be None.
         """
-        # A row of indices into the stream of target tokens begins with NO_TEXT in place of BOS.
+        # This reader yields indices into the stream of target tokens in place of token ids, so
+        # that a row begins with NO_TEXT in place of BOS.
         self.start = NO_TEXT if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)

@@ -195,7 +195,9 @@ class TokenMeans:
         for layer in layers:
             index = self.layers.index(layer)
             state = torch.zeros(rows.numel(), self.d_model)
-            # `strict=False`, because the view `tokens` of bigram means has fewer means than codes.
+            # From the least to the most specific context: the mean of the former stands in where
+            # the latter has none. `strict=False`, because the view `of_current_token` of bigram
+            # means has fewer means than codes.
             for context_code, means in zip(self.context_codes, self._means, strict=False):
                 codes = context_code(token_ids, self.vocabulary).flatten()
                 state = means.lookup(codes, index, state)
@@ -203,8 +205,8 @@ class TokenMeans:
         return states
 
     @property
-    def tokens(self) -> TokenMeans:
-        """The means by the current token alone, which share their memory with these."""
+    def of_current_token(self) -> TokenMeans:
+        """The means by the current token alone, without the previous one; memory is shared."""
         view = copy(self)
         view._means = self._means[: len(TokenMeans.context_codes)]
         return view

@@ -53,11 +53,12 @@ class GatheredWarnings(logging.Handler):
             self._texts[text] = None
             self._write_files()
 
-        # Without any other handler, `logging` prints records by its last resort. This handler
-        # must not prevent that.
-        is_only_handler = not logging.root.handlers and LOGGER.handlers[0] is self
+        # If no handler is set up, `logging` prints records by its last resort, which this handler
+        # prevents by being one. So the first handler of this class, which others may follow, calls
+        # the last resort itself.
+        is_first_of_all_handlers = not logging.root.handlers and LOGGER.handlers[0] is self
         is_repeated = getattr(record, "again", False)
-        if is_only_handler and logging.lastResort and not is_repeated:
+        if is_first_of_all_handlers and logging.lastResort and not is_repeated:
             logging.lastResort.handle(record)
 
     def store_beside_states(self, states: Path, models: Collection[str]) -> None:

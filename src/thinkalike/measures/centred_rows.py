@@ -92,8 +92,8 @@ def centre_all(
             much as a pass over it.
     """
     with torch.no_grad():
-        size = power_of_two_unit(features, (1, 2))
-    unit = size[:, None, None]
+        unit_of_layer = power_of_two_unit(features, (1, 2))  # (l,)
+    unit = unit_of_layer[:, None, None]
     if in_place:
         rows = features.div_(unit)
     else:
@@ -108,16 +108,21 @@ def centre_all(
         typical_point = weights[:, None] @ rows / weights.sum(1)[:, None, None]
         rows.sub_(typical_point)
         scale = spread.sqrt()
-    return [
-        *map(
-            CentredRows,
-            names,
-            rows.div_(scale[:, None, None]),
-            scale.double() * size,
-            distances.amax(1) / distances.sum(1),
-            flaws,
+    scaled_rows = rows.div_(scale[:, None, None])
+    scale_of_features = scale.double() * unit_of_layer  # as if the unit had not been divided out
+    leverages = distances.amax(1) / distances.sum(1)
+    layers = []
+    for index, name in enumerate(names):
+        layers.append(
+            CentredRows(
+                name=name,
+                rows=scaled_rows[index],
+                scale=scale_of_features[index],
+                leverage=leverages[index],
+                flaw=flaws[index],
+            )
         )
-    ]
+    return layers
 
 
 @torch.no_grad()
@@ -135,9 +140,11 @@ def centre_groups(
         name: What errors call the layer.
     """
     rows = features[groups.order]
-    size = power_of_two_unit(rows)
-    rows /= size
+    unit = power_of_two_unit(rows)
+    rows /= unit
 
+    # Blocks are views of `rows` and `distances`, which are filled in place: a block (g, s, d) has
+    # all groups of one size s.
     offset = rows.new_zeros(())
     distances = rows.new_empty(len(rows))
     for block, block_distances in zip(
@@ -159,7 +166,7 @@ def centre_groups(
     return CentredRows(
         name=name,
         rows=rows.div_(scale),
-        scale=scale.double() * size,
+        scale=scale.double() * unit,
         leverage=distances.max() / distances.sum(),
         flaw=flaw,
     )
@@ -175,8 +182,8 @@ def flaw_of(
         offset: The squared norm of that mean, beside which a small spread is only rounding.
         dtype: The dtype of the rows.
     """
-    alike = ALIKE * all_alike(spread, offset, dtype)
-    return torch.where(spread.isfinite(), alike, NOT_FINITE)
+    flaw_of_finite_rows = torch.where(all_alike(spread, offset, dtype), ALIKE, 0)
+    return torch.where(spread.isfinite(), flaw_of_finite_rows, NOT_FINITE)
 
 
 def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:

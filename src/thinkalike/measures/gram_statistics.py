@@ -42,7 +42,7 @@ class GramStatistics(NamedTuple):
     diagonals: list[Float[Tensor, "*p l n"]]
 
     def of_all_rows(self) -> GramStatistics:
-        """Return the statistics of all rows, the first of the sets of `left_out_statistics`."""
+        """Return the statistics of the first set of rows, which is that of all rows."""
         return GramStatistics(
             {pair: products[0] for pair, products in self.products.items()},
             [sums[0] for sums in self.sums],
@@ -69,9 +69,10 @@ class GramStatistics(NamedTuple):
         for model, target in model_pairs.pairs:
             if model != target:
                 continue
-            sums = self.sums[model]
+            sums = self.sums[model]  # (l, n); the rows of a group follow one another
             rows_per_group = sums.shape[1] // groups
-            squared_totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
+            totals = sums.unflatten(1, (groups, rows_per_group)).sum(2)  # (l, groups)
+            squared_totals = totals.square().sum(1)
             # The formula subtracts its second term; with a minus sign it is added.
             sum_of_terms = unbiased_from_sums(
                 rows_per_group,
@@ -185,7 +186,7 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield which parts of a matrix's columns a window of columns overlaps, and where.
+    """Yield each part of a matrix's columns that a window overlaps, and the overlapping columns.
 
     Args:
         sizes: How many columns each part has; the parts follow one another.
@@ -209,10 +210,11 @@ def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[
 def _feature_products(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij over rows i of part g and j of part h, without Gram matrices.
+    """Return Σ_{i≠j} K_ij L_ij over rows i of part g and rows j of part h, for all g and h.
 
-    With K = X X' and L = Y Y' for the rows X and Y of two layers, the sum is the inner product
-    <X_g'Y_g, X_h'Y_h>. For g = h, Σᵢ K_ii L_ii over the rows of the part is subtracted.
+    With K = X X' and L = Y Y' for the rows X and Y of two layers, the sum over all i and j is the
+    inner product <X_g'Y_g, X_h'Y_h>, so that no Gram matrix is needed. For g = h, Σᵢ K_ii L_ii
+    over the rows of the part is subtracted.
 
     Args:
         rows: The rows of each of the different layers.
@@ -297,9 +299,10 @@ def _tiles_of_models(
     tile: Tile,
     memory: Sequence[Float[Tensor, " _"]],
 ) -> list[Float[Tensor, "_ h w"]]:
-    """Return one tile of the Gram matrix X X' of every layer, (l, height, width) for each model.
+    """Return the same tile of the Gram matrix X X' of every layer, (l, h, w) for each model.
 
-    A tile on the diagonal has zeros on the diagonal and below it.
+    h and w are the height and the width of the tile. If it lies on the diagonal of the matrix, its
+    entries on the diagonal and below are set to 0.
 
     Args:
         rows: The rows X of each layer.
@@ -331,7 +334,7 @@ def _tiles_of_models(
 def part_indicators(
     sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype
 ) -> Float[Tensor, "p n"]:
-    """Return a matrix that is 1 where a row (column of the matrix) belongs to a part, else 0.
+    """Return the matrix whose entry (g, i) is 1 if row i belongs to part g, and else 0.
 
     Args:
         sizes: The sizes of the p parts; the first part has the first rows, and so on.

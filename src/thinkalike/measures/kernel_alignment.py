@@ -177,10 +177,12 @@ class CKAMeasure(LayerMeasure[CentredRows]):
             is_relative=self.is_relative,
         )
 
-    def compare_without_parts(
+    def compare_leaving_out_parts(
         self, layers: Sequence[CentredRows], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the HSICs (1 + parts, l, m) of all rows, then without each part of the rows.
+        """Return the HSIC of every two layers for all rows, and then leaving out each part.
+
+        A jackknife takes these 1 + parts values, (1 + parts, l, m) for each pair of models.
 
         Args:
             layers: All different layers, with centred rows.
@@ -282,10 +284,10 @@ def layer_hsics(
 def hsics_without_parts(
     layers: Sequence[CentredRows], model_pairs: ModelPairs, sizes: Sequence[int], *, estimator: str
 ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
-    """Return the linear HSIC of every two layers, of all rows and then without each part of them.
+    """Return the linear HSIC of every two layers for all rows, and then leaving out each part.
 
-    For each pair of models it has the shape (1 + parts, l, m). It is NaN where fewer than 4 rows
-    remain.
+    For each pair of models it has the shape (1 + parts, l, m). It is NaN where fewer than
+    `FEWEST_HSIC_ROWS` rows remain.
 
     Args:
         layers: The centred layers.
@@ -317,7 +319,7 @@ def hsics_without_parts(
 def hsics_within(
     layers: Sequence[CentredRows], model_pairs: ModelPairs, *, groups: RowGroups, estimator: str
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σ_g n_g HSIC_g of every two layers, with HSIC_g that of the n_g rows of group g.
+    """Return Σ_g n_g HSIC_g for every two layers, where HSIC_g compares the n_g rows of group g.
 
     Shifting all rows of a group by the same vector changes nothing. The kernel is linear.
 
@@ -334,7 +336,7 @@ def hsics_within(
     totals: dict[Pair, Tensor] = {}
     rounding: dict[int, Tensor] = {}
     start = 0
-    for group_count, size in groups.shapes:
+    for group_count, size in groups.shapes:  # how many groups have this size
         stop = start + group_count * size
         rows = [layer.rows[start:stop] for layer in layers]
         statistics = block_statistics(rows, model_pairs, group_count)

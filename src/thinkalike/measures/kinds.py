@@ -197,8 +197,8 @@ class FeatureColumns(NamedTuple):
         if this object has names.
         """
         names = _names(frame)
-        have_other_names = bool(names) and bool(self.names) and names != self.names
-        if frame.shape[1] != len(self.kinds) or have_other_names:
+        are_renamed = bool(names) and bool(self.names) and names != self.names
+        if frame.shape[1] != len(self.kinds) or are_renamed:
             columns = ", ".join(names) or frame.shape[1]
             expected = ", ".join(self.names) or len(self.kinds)
             raise ValueError(f"X has the features {columns}, and the fit had {expected}")
@@ -309,7 +309,7 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
 
     if array.dtype.kind in "US":  # text or bytes: numbers beside text have become text
         texts = pd.DataFrame(array.astype(str), dtype=object)
-        return texts.mask(texts.isin(EMPTY)).apply(_written_numbers), True
+        return texts.mask(texts.isin(EMPTY)).apply(_as_numbers_if_possible), True
     frame = pd.DataFrame(array).infer_objects()
     _refuse_inexact_numbers(frame)
     is_numeric = all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
@@ -370,7 +370,7 @@ def _names(frame: pd.DataFrame) -> tuple[str, ...]:
     return ()
 
 
-def _written_numbers(column: pd.Series) -> pd.Series:
+def _as_numbers_if_possible(column: pd.Series) -> pd.Series:
     """Return a column of text as numbers if all its values, but missing ones, can be read as such.
 
     Otherwise the column is returned as it is.

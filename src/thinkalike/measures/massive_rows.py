@@ -67,10 +67,11 @@ def massive(
 
         centre = layer[~is_long].float().mean(0)
         squares = (layer.float() - centre).square().sum(1)
-        if _decide(is_long_first, is_long, squares, DECISIVE_VARIANCE_AT_BEGINNING):
-            at_beginning = _either(at_beginning, is_long_first.cpu())
-        if _decide(is_long_inside, is_long, squares, 1.0):
-            inside = _either(inside, is_long_inside.cpu())
+        if _decide_layer(is_long_first, is_long, squares, DECISIVE_VARIANCE_AT_BEGINNING):
+            at_beginning = _union(at_beginning, is_long_first.cpu())
+        # No share is above 1: what is inside of texts must always be few rows.
+        if _decide_layer(is_long_inside, is_long, squares, 1.0):
+            inside = _union(inside, is_long_inside.cpu())
 
     if inside is None:
         return at_beginning
@@ -82,10 +83,10 @@ def massive(
             "median at some layer or head; as these are not few, none of them is left out"
         )
         return at_beginning
-    return _either(at_beginning, inside)
+    return _union(at_beginning, inside)
 
 
-def _decide(
+def _decide_layer(
     outliers: Bool[Tensor, " n"],
     is_long: Bool[Tensor, " n"],
     squares: Float[Tensor, " n"],
@@ -110,7 +111,7 @@ def _decide(
     return bool(share_of_variance > min(least_share, always_enough))
 
 
-def _either(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
+def _union(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
     """Return the rows that are in `rows` or in `more`; None stands for no rows."""
     if rows is None:
         return more

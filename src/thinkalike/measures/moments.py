@@ -74,16 +74,17 @@ class PairStatistics(NamedTuple):
             n=n,
             mean_x=self.mean_x + delta_x * share,
             mean_y=self.mean_y + delta_y * share,
+            # addr_ adds weight · δₓ δᵧ'.
             xx=(self.xx + other.xx).addr_(delta_x, delta_x, alpha=weight),
             yy=(self.yy + other.yy).addr_(delta_y, delta_y, alpha=weight),
             xy=(self.xy + other.xy).addr_(delta_x, delta_y, alpha=weight),
         )
 
     def about_zero(self) -> PairStatistics:
-        """Return statistics whose `xx` and `xy` are sums of products of states as they are.
+        """Return statistics whose `xx` and `xy` are sums of products of uncentred states.
 
-        The means do not count, and are set to 0, as for a map without a constant b. `yy` stays
-        about its mean.
+        A map without a constant b is fitted on these. The means are set to 0, and `yy` remains the
+        sum of centred products.
         """
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),

@@ -270,13 +270,14 @@ class FeatureEncoder:
                 positions_of_feature, extent = self._positions(feature, column)
             positions.append(positions_of_feature)
             ranges.append(extent)
+        weighted_levels = [self.weighted_level_count(feature) for feature in range(feature_count)]
         level_of_missing = -1 if self.missing == "ignore" else 0
         return Features(
             levels=torch.stack(levels, 1).where(~is_missing, level_of_missing).int(),
             positions=torch.stack(positions, 1),
             ranges=tuple(ranges),
             scaled=scaled,
-            weighted_levels=tuple(self.size(feature) for feature in range(feature_count)),
+            weighted_levels=tuple(weighted_levels),
             labels=tuple(self.columns.label(feature) for feature in range(feature_count)),
         )
 
@@ -313,7 +314,7 @@ class FeatureEncoder:
                     "unknown='new' for levels as far from others as the mean"
                 )
 
-    def size(self, feature: int) -> int:
+    def weighted_level_count(self, feature: int) -> int:
         """Return how many levels a feature has if each pair of them has a weight, else 0.
 
         These are the levels of the training stimuli, and one for missing values.
@@ -332,7 +333,7 @@ class FeatureEncoder:
             feature: The index of the feature.
             column: Its values, without NaN.
         """
-        if not self.size(feature):
+        if not self.weighted_level_count(feature):
             level_in_column: Tensor = torch.unique(column, return_inverse=True)[1]
             return level_in_column
         training_levels = self.training_levels[feature]

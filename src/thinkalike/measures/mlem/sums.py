@@ -196,12 +196,12 @@ class _SumsOfAgreeing:
     """
 
     def __init__(self, levels: Int[Tensor, "n f"], fold_of: Int[Tensor, " n"]):
-        """Store the levels and folds; `classes`, `counts` and `pairs` keep their results."""
+        """Store the levels and folds; `classes`, `counts` and `pairs` cache their results."""
         self.levels = levels.long()
         self.fold_of = fold_of
         self.fold_count = int(fold_of.max()) + 1
-        self.has_ignored = (levels < 0).any(0).tolist()
-        self.level_counts = (levels.amax(0) + 2).tolist()
+        self.has_ignored = (levels < 0).any(0).tolist()  # for each feature
+        self.level_counts = (levels.amax(0) + 2).tolist()  # with the ignored level -1
         self.classes = cache(self._classes)
         self.counts = cache(self._counts)
         self.pairs = cache(self._pairs)
