@@ -209,9 +209,9 @@ def finite_verbs(entries: list[str], tense: str, subject: Phrase, pos: str = "Ve
         if tense == "past":
             word = Word(irregular_past or with_ed(base), pos, tense=tense)
         elif subject.is_third_person and subject.number == "singular":
-            word = Word(with_s(base), pos, None, "singular", tense, "3")
+            word = Word(with_s(base), pos, number="singular", tense=tense, person="3")
         else:
-            word = Word(base, pos, None, subject.number, tense)
+            word = Word(base, pos, number=subject.number, tense=tense)
         slot.append(word)
     return slot
 

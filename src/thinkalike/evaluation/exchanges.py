@@ -166,11 +166,11 @@ def _screen_parts(
     entering = {}
     parts_of_blocks = []
     for part in parts:
-        if part.layer >= base.n_layers:
+        if part.layer >= base.n_layers:  # the final norm or the unembedding, after all blocks
             continue
         distances = [_distance_entering(batch, base, changed, part) for batch in batches]
         entering[str(part)] = torch.cat(distances)
-        if part.layer >= 0:
+        if part.layer >= 0:  # not the embedding
             parts_of_blocks.append(part)
 
     left_out: list[Part] = []

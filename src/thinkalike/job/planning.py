@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -347,5 +346,6 @@ def _tokens_read(config: JobConfig) -> int:
     A setting that is left open counts as 0.
     """
     measure = getattr(config, "measure", None)
-    batch_sizes = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
-    return max(config.data.evaluation_tokens or 0, math.prod(batch_sizes))
+    batches = getattr(measure, "batches", None) or 0
+    tokens_per_batch = getattr(measure, "tokens_per_batch", None) or 0
+    return max(config.data.evaluation_tokens or 0, batches * tokens_per_batch)

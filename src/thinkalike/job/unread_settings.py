@@ -217,13 +217,18 @@ def _kinds_in_words(jobs: Sequence[ReadingJob]) -> str:
 
 
 def _check_listed_models(config: JobConfig) -> None:
-    """Raise a ConfigError for a setting of an entry of models=[...] that no job reads."""
+    """Raise a ConfigError for a setting of a listed model that no job reads.
+
+    The list models=[...] has entries such as {model: NAME, dtype: float32}. Each job compares some
+    of the models, and must read the further settings of their entries.
+    """
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return
     instrument = instrument_of_measure(config.measure.kind)
     measure = config.measure
     if instrument.of_models == "all":
-        # The one job of such a measure compares all pairs of models. CKA stands for these here.
+        # A single job of such a measure compares all pairs of models. To find out which settings
+        # of models it reads, it is treated as one job of CKA for each pair.
         measure = measure_schema("cka")()
     jobs = [ReadingJob.of(job) for job in asked_for(replace(config, measure=measure))]
 

@@ -129,10 +129,14 @@ def signed_permutation(
 
 
 def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
-    """Return the change of a weight with the indices of each axis multiplied by 1 or -1 at random.
+    """Return the change of a weight with random signs for the indices of each axis.
 
-    For a matrix, these are its rows and its columns. Entries keep their places and their absolute
-    values, and the matrix its singular values.
+    Each row and each column of a matrix is multiplied by 1 or -1 at random. Entries keep their
+    places and their absolute values, and the matrix keeps its singular values.
+
+    Args:
+        change: The change of a weight; it is not changed.
+        generator: Draws the signs.
     """
     change = change.clone()
     for axis in range(change.dim()):

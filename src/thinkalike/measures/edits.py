@@ -314,7 +314,7 @@ def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
         axis: The axis along which the order may differ; None: each axis is tried.
     """
     if y.dim() == 1 and len(y) < 3:
-        return False  # two single numbers may be equal to others by chance
+        return False  # one or two numbers may be equal in another order by chance
     axes = range(y.dim()) if axis is None else [axis]
     for candidate in axes:
         matches = _matching_rows(_rows_along(x, candidate), _rows_along(y, candidate))

@@ -170,7 +170,8 @@ def without_parts(
 
     Args:
         sums: The sum over the documents of each of the `JACKKNIFE_PARTS` parts.
-        documents: The number of the document of each row, by `numbered_by_part`.
+        documents: The number of the document of each row, by `numbered_by_part`: the remainder of
+            division by `JACKKNIFE_PARTS` is the part.
     """
     different_documents, row_counts = documents.unique(return_counts=True)
     parts_with_documents = (different_documents % JACKKNIFE_PARTS).unique()

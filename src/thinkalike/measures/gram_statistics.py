@@ -356,7 +356,10 @@ def left_out_statistics(
     sizes: Sequence[int],
     products: Mapping[Pair, Float[Tensor, "p p l m"]],
 ) -> GramStatistics:
-    """Return the statistics of K = X X' for 1 + p sets: all rows, and all but those of each part.
+    """Return what HSIC needs of K = X X' for 1 + p sets: all rows, and all but those of each part.
+
+    The statistics are, without the diagonals of the Gram matrices K: the inner product of every
+    two layers' matrices, and the sum of each row; and the diagonals themselves.
 
     Args:
         rows: The rows X of each layer.
@@ -398,7 +401,15 @@ def left_out_statistics(
 def linear_statistics(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs
 ) -> GramStatistics:
-    """Return the statistics of K = X X' for the rows X of each layer, which are nearly centred."""
+    """Return what HSIC needs of the Gram matrices K = X X' of all layers.
+
+    The statistics are, without the diagonals of the matrices: the inner product of every two
+    layers' matrices, and the sum of each row; and the diagonals themselves.
+
+    Args:
+        rows: The rows X of each layer, which are nearly centred.
+        model_pairs: The layers of each model, and which models are compared.
+    """
     single_part = [len(rows[0])]
     products = gram_products(rows, model_pairs, single_part)
     return left_out_statistics(rows, model_pairs, single_part, products).of_all_rows()
@@ -408,9 +419,11 @@ def linear_statistics(
 def block_statistics(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, groups: int
 ) -> GramStatistics:
-    """Return the statistics of K = X X' without the entries between rows of different groups.
+    """Return what HSIC needs of the Gram matrices K = X X' within groups of rows.
 
-    The products of two layers are summed over groups. Small groups are computed several at a time.
+    The statistics of each group are, without the diagonals: the inner product of every two layers'
+    matrices, which is summed over groups, and the sum of each row; and the diagonals themselves.
+    Small groups are computed several at a time.
 
     Args:
         rows: The rows X of each layer; those of a group follow one another.
@@ -451,7 +464,10 @@ def block_statistics(
 def dense_statistics(
     grams: Sequence[Float[Tensor, "*g n n"]], model_pairs: ModelPairs
 ) -> GramStatistics:
-    """Return the statistics of symmetric Gram matrices; they are differentiable.
+    """Return what HSIC needs of symmetric Gram matrices, differentiably.
+
+    The statistics are, without the diagonals of the matrices: the inner product of every two
+    layers' matrices, and the sum of each row; and the diagonals themselves.
 
     Args:
         grams: The Gram matrix (n, n) of each layer, or those of several groups of rows, (g, n, n).
@@ -464,13 +480,15 @@ def dense_statistics(
         diagonal = gram.double().diagonal(dim1=-2, dim2=-1)
         diagonals.append(diagonal)
         off_diagonals.append(gram.double() - diagonal.diag_embed())
-    flat = model_pairs.by_model(
-        [off_diagonal.flatten() for off_diagonal in off_diagonals]
-    )  # (l, g n²)
+    # For each model the matrices of its layers, flat, (l, g n²).
+    flat = model_pairs.by_model([off_diagonal.flatten() for off_diagonal in off_diagonals])
+    products = {}
+    for source, target in model_pairs.pairs:
+        products[source, target] = flat[source] @ flat[target].T
+    row_sums = [off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]
+    flat_diagonals = [diagonal.flatten() for diagonal in diagonals]
     return GramStatistics(
-        {(source, target): flat[source] @ flat[target].T for source, target in model_pairs.pairs},
-        model_pairs.by_model([off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]),
-        model_pairs.by_model([diagonal.flatten() for diagonal in diagonals]),
+        products, model_pairs.by_model(row_sums), model_pairs.by_model(flat_diagonals)
     )
 
 

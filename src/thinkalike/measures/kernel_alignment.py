@@ -72,6 +72,7 @@ def cka(
     >>> round(float(cka(X, 3 * X.flip(1))), 4)  # rotated and scaled
     1.0
     """
+    # `is_relative`: a single ratio needs no HSICs in the unit of the features.
     measure = CKAMeasure(estimator, kernel, is_relative=True)
     return measure.of(X, Y).to(common_dtype([X, Y]))
 

@@ -193,8 +193,8 @@ class FeatureColumns(NamedTuple):
     def _check_same_features(self, frame: pd.DataFrame) -> None:
         """Raise a ValueError unless a table has the features that this object describes.
 
-        A table without names must have as many; its order is then trusted, and a warning says so
-        if this object has names.
+        A table without names of features must have the same number of features. Their order is
+        then trusted, and a warning says so if this object has names.
         """
         names = _names(frame)
         are_renamed = bool(names) and bool(self.names) and names != self.names
@@ -278,11 +278,11 @@ def _frame_of_values(values: object) -> pd.DataFrame:
 
 
 def _frame(X: object) -> tuple[pd.DataFrame, bool]:
-    """Return a table as a DataFrame, and whether the types of its columns say what values mean.
+    """Return a table as a DataFrame, and whether its columns have types that say what values mean.
 
-    They do not for an array or tensor of numbers, where a number may be a code of a category: the
-    second result is then False, and the columns are float64. In an array of text, columns that are
-    all numbers are read as numbers, and empty text and "nan" as missing values.
+    The second result is False for an array or tensor of numbers, where a number may be a code of a
+    category; its columns become float64. In an array of text, columns that are all numbers are
+    read as numbers, and empty text and "nan" as missing values.
 
     Raises:
         ValueError: X is no table of two axes, is masked or huge, or has numbers that float64

@@ -94,15 +94,16 @@ def _decide_layer(
 ) -> bool:
     """Return whether some long rows carry so much variance that they decide a layer.
 
-    They are judged among themselves and the rows that are not long. They decide the layer if their
-    share of the variance is above `DECISIVE_VARIANCE`, and above `DECISIVE_CONCENTRATION` times
-    their share of the rows.
+    Only these rows and the rows that are not long are compared; other long rows are left out. The
+    judged rows decide the layer if their share of the variance is above `DECISIVE_VARIANCE`, and
+    above `DECISIVE_CONCENTRATION` times their share of the rows.
 
     Args:
         outliers: The long rows that are judged.
         is_long: All long rows, those whose norm is far above the median.
         squares: The squared distance of each row from the mean of the rows that are not long.
-        always_enough: A share of the variance above which they decide however many they are.
+        always_enough: A share of the variance above which they decide the layer even if they are
+            many rows.
     """
     compared = outliers | ~is_long
     share_of_rows = float(outliers.sum() / compared.sum())

@@ -128,14 +128,21 @@ class Moments:
     """
 
     def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
-        """List the layers of both models, and the pairs of layers whose products are gathered."""
+        """List the layers of both models, and the pairs of layers whose products are gathered.
+
+        If maps of both directions are fitted, `both`, products of target layers with themselves
+        are gathered as well.
+        """
         self.pairs = different_pairs(pairs)
         across = [(("source", source), ("target", target)) for source, target in self.pairs]
         layers = [layer for pair in across for layer in pair]
         self._layers: list[ModelLayer] = list(dict.fromkeys(layers))
-        # Of a layer with itself; those of targets are needed for maps from target to source only.
-        within = [(layer, layer) for layer in self._layers if both or layer[0] == "source"]
-        self._products: list[tuple[ModelLayer, ModelLayer]] = [*within, *across]
+        with_themselves = []
+        for layer in self._layers:
+            model, _ = layer
+            if both or model == "source":
+                with_themselves.append((layer, layer))
+        self._products: list[tuple[ModelLayer, ModelLayer]] = [*with_themselves, *across]
         self.n = 0
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}

@@ -90,7 +90,12 @@ class ResidualStates:
         mixing: Iterable[Float[Tensor, "n _"]] = (),
         is_compared: Bool[Tensor, " n"] | None = None,
     ):
-        """Group the compared rows by word within each fold, and prepare the covariates."""
+        """Group the compared rows by word within each fold of documents, and compute covariates.
+
+        The covariates of a row are the leading principal components of each entry of `mixing`,
+        states that are linear in the embeddings of the tokens so far, and functions of the
+        `positions` of its word, except the first ones, whose mean states are subtracted instead.
+        """
         folds = fold_of(documents)
         if is_compared is None:
             is_compared = torch.ones(len(words), dtype=torch.bool)

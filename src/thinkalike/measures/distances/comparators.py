@@ -271,8 +271,8 @@ def _tau_a(
 ) -> Float[Tensor, "a b"]:
     """Return Kendall's τ_a of each vector of x with each of y.
 
-    Its denominator counts tied pairs of distances, so that a model gains nothing by ties. It is
-    SciPy's τ_b, which leaves them out, times √(share not tied in x) √(share not tied in y).
+    The denominator of τ_a counts tied pairs of distances, so that a model gains nothing by ties.
+    That of SciPy's τ_b leaves them out: τ_a is τ_b √(share not tied in x) √(share not tied in y).
 
     Args:
         x, y: The levels of the p distances in each vector: whole numbers in their order.

@@ -167,10 +167,10 @@ class NeuralDistances:
     def block(
         self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None
     ) -> Float[Tensor, "a b"]:
-        """Return (D^N)² between two sets of stimuli, in float64.
+        """Return the squared neural distance of each of a stimuli from each of b, in float64.
 
         Args:
-            rows, columns: The stimuli of either set, as indices or a slice.
+            rows, columns: The a and the b stimuli, as indices or a slice.
             out: If given, the columns must begin with the stimuli of the rows. Euclidean distances
                 are then written into it, with ∞ for the distance of a stimulus from itself. Other
                 distances do not use it.

@@ -201,8 +201,8 @@ def spearman_of_patterns(
     Args:
         predictions: The predicted distance of the pairs of each pattern, in each of l layers.
         counts: The number of pairs of each pattern.
-        rank_sums: Of the ranks of measured distances in each layer, centred and of norm 1: their
-            sum over the pairs of each pattern.
+        rank_sums: The sum, over the pairs of each pattern, of the ranks of the measured distances
+            in each layer. These ranks are centred and of norm 1 over all pairs.
     """
     mean_rank = (counts.sum() + 1) / 2
     ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank

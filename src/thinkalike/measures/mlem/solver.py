@@ -219,6 +219,7 @@ def _weights_by_alpha(
     identity = torch.eye(r, dtype=scale.dtype, device=scale.device)
     ridge = moments.new_tensor(alphas)[:, None, None, None, None] * identity  # (a, 1, 1, r, r)
     gram = (moments[..., :r] * scale[:, None] * scale)[:, None] + ridge  # (a, s, 1, r, r)
+    # If W is full, the terms of different features come last.
     last_term = terms[-1]
     is_diagonal = last_term[0] == last_term[1]
     solve = nnls if is_diagonal else psd_least_squares
@@ -367,6 +368,7 @@ def pair_sizes(
         level_count = level_counts.shape[1]
         if level_count:
             first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
+            # The last weight of a feature is that of pairs with a new level.
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
             sizes[:, known_pairs] = level_counts[:, first] + level_counts[:, second]
     return sizes

@@ -146,7 +146,8 @@ class StimulusPairs:
             terms: The t terms of the model, the intercept first.
             fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
-        if self.chosen is None:
+        folds_divide_stimuli = self.chosen is None
+        if folds_divide_stimuli:
             return normal_equations(features.take(self.index), self.layers, terms, fold_of)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, fold_of)
 
