@@ -101,7 +101,7 @@ class GatheredWarnings(logging.Handler):
 
         The file is replaced in one step. A job that has finished has no such folder any more.
         """
-        pass_models = _all_names(self._models_by_file)
+        pass_models = _names_of_all_models(self._models_by_file)
         for file, models in self._models_by_file.items():
             # The folder of a job that has finished is gone.
             with contextlib.suppress(FileNotFoundError):
@@ -111,7 +111,7 @@ class GatheredWarnings(logging.Handler):
                 os.replace(unfinished, file)
 
 
-def _all_names(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
+def _names_of_all_models(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
     """Return the names of the models of all jobs, each once."""
     names: set[str] = set()
     for models in models_by_file.values():

@@ -106,13 +106,14 @@ class _Request:
             and config.models is None
         )
         if not is_experiment:
-            return cls(config, [ReadingJob.of(job) for job in asked_for(config)], False)
+            jobs = [ReadingJob.of(job) for job in asked_for(config)]
+            return cls(config, jobs, checks_models=False)
 
         experiment = instrument_of(config)
         jobs = [ReadingJob.of(job) for _, job in experiment.labelled_jobs(config)]
         if not jobs:
             jobs = [ReadingJob.of(config, experiment)]
-        return cls(config, jobs, True)
+        return cls(config, jobs, checks_models=True)
 
     def unread(self, keys: Iterable[str]) -> list[str]:
         """Return those of the keys that none of the jobs reads, in their order.

@@ -112,16 +112,10 @@ def centre_all(
     scale_of_features = scale.double() * unit_of_layer  # as if the unit had not been divided out
     leverages = distances.amax(1) / distances.sum(1)
     layers = []
-    for index, name in enumerate(names):
-        layers.append(
-            CentredRows(
-                name=name,
-                rows=scaled_rows[index],
-                scale=scale_of_features[index],
-                leverage=leverages[index],
-                flaw=flaws[index],
-            )
-        )
+    for name, rows_of_layer, scale_of_layer, leverage_of_layer, flaw in zip(
+        names, scaled_rows, scale_of_features, leverages, flaws, strict=True
+    ):
+        layers.append(CentredRows(name, rows_of_layer, scale_of_layer, leverage_of_layer, flaw))
     return layers
 
 
@@ -182,7 +176,8 @@ def flaw_of(
         offset: The squared norm of that mean, beside which a small spread is only rounding.
         dtype: The dtype of the rows.
     """
-    flaw_of_finite_rows = torch.where(all_alike(spread, offset, dtype), ALIKE, 0)
+    are_alike = all_alike(spread, offset, dtype)
+    flaw_of_finite_rows = ALIKE * are_alike  # `ALIKE` or 0
     return torch.where(spread.isfinite(), flaw_of_finite_rows, NOT_FINITE)
 
 

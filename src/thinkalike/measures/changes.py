@@ -166,7 +166,7 @@ def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[T
 
     Args:
         value: The values that are tested.
-        null: The same values in r runs of the null.
+        null: The same values in r runs of the null, such as models that were changed at random.
     """
     # The first comparison is for infinite values, for which the second one is with NaN.
     reaches = (null >= value) | (null >= value - NULL_ROUNDING * value.abs())
@@ -207,7 +207,8 @@ def excess(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
-    The excess is value - mean of the null's r ≥ 2 runs, and t is excess / (s √(1 + 1/r)), with
+    The null is the same in r ≥ 2 models that were changed at random, its runs. The excess is
+    value - mean of the runs, and t is excess / (s √(1 + 1/r)), with
     r - 1 degrees of freedom. s is the standard deviation of the runs, or the median one of all
     groups if that is larger. With `FEWEST_GROUPS` groups or more, the median over groups is first
     subtracted from the values and from each run, and t is divided by λ = median |t| / the median
@@ -242,9 +243,10 @@ def excess(
 def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
     """Return for each of g groups the one-sided p-value that its value is above the null.
 
-    t = (value - mean of the null's r ≥ 2 runs) / (s √(1 + 1/r)), with s the standard deviation of
-    the runs, or the median one of all groups if that is larger. Unlike in `excess`, what groups
-    have in common is not subtracted, so a change that moves all groups is above the null in all.
+    The null is the same in r ≥ 2 models that were changed at random, its runs.
+    t = (value - mean of the runs) / (s √(1 + 1/r)), with s the standard deviation of the runs, or
+    the median one of all groups if that is larger. Unlike in `excess`, what groups have in common
+    is not subtracted, so a change that moves all groups is above the null in all.
 
     Args:
         values: The value of each group.

@@ -8,6 +8,7 @@ change that is no such operation has its size and rank.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -178,7 +179,7 @@ def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edi
         operation: What was done.
         amount: The number that goes with the operation, see `Edit`; NaN: it has none.
     """
-    return Edit(operation, math.nan, math.nan, math.nan, amount=amount)
+    return Edit(operation, size=math.nan, spread=math.nan, norm=math.nan, amount=amount)
 
 
 def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Tensor, " k"]]:
@@ -234,11 +235,22 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
         remaining = _matching_rows(rows, changed_rows)
         if remaining is not None:
             removed = set(range(len(rows))) - set(remaining.tolist())
-            return Edit("removed", 0.0, 0.0, 0.0, axis, tuple(sorted(removed)))
+            return _edit_of_length("removed", axis, sorted(removed))
     elif torch.equal(rows, changed_rows[: len(rows)]):
         added = range(len(rows), len(changed_rows))
-        return Edit("added", 0.0, 0.0, 0.0, axis, tuple(added))
+        return _edit_of_length("added", axis, added)
     return _edit_of_unknown_size("resized")
+
+
+def _edit_of_length(operation: Operation, axis: int, indices: Sequence[int]) -> Edit:
+    """Return an edit that adds or removes indices of an axis and changes no other entry.
+
+    Args:
+        operation: "added" or "removed".
+        axis: The axis.
+        indices: The indices that were added or removed, in rising order.
+    """
+    return Edit(operation, size=0.0, spread=0.0, norm=0.0, axis=axis, indices=tuple(indices))
 
 
 def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:

@@ -304,9 +304,11 @@ def hsics_without_parts(
     products = gram_products(rows, model_pairs, sizes)
     statistics = left_out_statistics(rows, model_pairs, sizes, products)
 
+    # How many rows there are, and how many remain without each part, (1 + parts, 1, 1).
     n = len(rows[0])
-    rows_without = n - part_indicators(sizes, rows[0], torch.float64).sum(1)
-    row_counts = torch.cat([rows_without.new_full((1,), n), rows_without])[:, None, None]
+    remaining_counts = n - part_indicators(sizes, rows[0], torch.float64).sum(1)
+    row_counts = torch.cat([remaining_counts.new_full((1,), n), remaining_counts])
+    row_counts = row_counts[:, None, None]
     hsics = {}
     for pair, hsics_of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
         hsics[pair] = hsics_of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)

@@ -191,7 +191,8 @@ class LayerMeans(Accumulator):
         if measure.leaves_out_parts:
             sizes = sizes_of_parts(part_of_row)
             return measure.compare_leaving_out_parts(layers, model_pairs, sizes)
-        # The remaining rows are compared again, and `self.measure` is grouped by their tokens.
+        # The remaining rows are compared again. Their groups of one token are new ones, so this
+        # begins with `self.measure`, which is not restricted to groups yet.
         values_of_all = measure.compare_all(layers, model_pairs)
         without_parts = values_without_each_part(
             self.measure, part_of_row, rows, model_pairs, values_of_all

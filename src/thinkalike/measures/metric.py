@@ -44,7 +44,8 @@ class CKAResult(LayerPairEstimate):
     ):
         """Make a `LayerPairEstimate` of its arguments, and store what CKA has beside it.
 
-        `leverages` are those of the source layers, then of the target layers, (l + m,).
+        `leverages` are those of the source layers, then of the target layers, (l + m,). `without`
+        is the CKA without each part of the documents, the replicates of the jackknife.
         """
         super().__init__(**estimate_arguments)
         depth = len(self.value)

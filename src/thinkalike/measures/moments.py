@@ -218,7 +218,9 @@ class Moments:
         return rows
 
     def of(self, pair: LayerPair) -> PairStatistics:
-        """Return the statistics of one layer pair.
+        """Return the number of rows, the means and the centred products of one layer pair.
+
+        Products of the target with itself are 0 if they were not gathered.
 
         Raises:
             ValueError: There are fewer than two rows, the pair is unknown, or products overflow.

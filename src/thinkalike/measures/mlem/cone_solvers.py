@@ -25,7 +25,7 @@ MOST_PSD_STEPS = 100_000
 
 
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
-    """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
+    """Return the w ≥ 0 that minimises w'Gw / 2 - t'w, exactly, for any number of systems.
 
     Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and
     active sets the remaining ones (Lawson & Hanson 1974, algorithm NNLS). A column that is zero,

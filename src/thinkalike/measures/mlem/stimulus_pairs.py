@@ -115,7 +115,8 @@ class StimulusPairs:
     ) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, after some features were permuted.
 
-        Their values move between stimuli; if folds divide pairs, their Δ moves between pairs.
+        Δ says how the stimuli of a pair differ in a feature. The values of the permuted features
+        move between stimuli. If folds divide pairs and not stimuli, Δ moves between pairs instead.
 
         Args:
             features: The features of all stimuli of the table.
@@ -124,7 +125,8 @@ class StimulusPairs:
             order: For each stimulus, or pair, the index of the one whose values it takes.
         """
         permuted = list(differences)
-        if self.chosen is not None:
+        folds_divide_pairs = self.chosen is not None
+        if folds_divide_pairs:
             for feature in permuted_features:
                 permuted[feature] = differences[feature][order]
             return permuted

@@ -363,10 +363,12 @@ class _FeatureForms(NamedTuple):
             feature: The index of the feature.
             weight_slice: The slice of its weights among all weights, without the intercept.
         """
-        first_term = weight_slice.start + 1  # among all terms, of which the intercept is the first
+        # Among all terms, of which the intercept is the first: weight i is that of term i + 1.
+        first_term = weight_slice.start + 1
+        last_term = weight_slice.stop
         if features.weighted_levels[feature]:
-            # The last term is that of new levels, which no training stimulus has.
-            return cls._of_level_pairs(features, feature, first_term, weight_slice.stop)
+            # The last term is left out: it is that of new levels, which no training stimulus has.
+            return cls._of_level_pairs(features, feature, first_term, stop=last_term)
         return cls._of_scaled(features, feature, first_term)
 
     @classmethod
