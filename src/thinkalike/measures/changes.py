@@ -208,12 +208,12 @@ def excess(
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
     The null is the same in r ≥ 2 models that were changed at random, its runs. The excess is
-    value - mean of the runs, and t is excess / (s √(1 + 1/r)), with
-    r - 1 degrees of freedom. s is the standard deviation of the runs, or the median one of all
-    groups if that is larger. With `FEWEST_GROUPS` groups or more, the median over groups is first
-    subtracted from the values and from each run, and t is divided by λ = median |t| / the median
-    of Student's |t|, if λ > 1 (genomic control, Devlin & Roeder 1999). So a change that most
-    groups have in common is no excess of any of them.
+    value - mean of the runs, and t is excess / (s √(1 + 1/r)), with r - 1 degrees of freedom. s
+    is the standard deviation of the runs, or the median one of all groups if that is larger. With
+    `FEWEST_GROUPS` groups or more, the median over groups is first subtracted from the values and
+    from each run, and t is divided by λ = median |t| / the median of Student's |t|, if λ > 1
+    (genomic control, Devlin & Roeder 1999). So a change that most groups have in common is no
+    excess of any of them.
 
     Args:
         values: The value of each group.
@@ -279,7 +279,7 @@ def deviations_beyond_null(
 
     Args:
         values: The k statistics of each of g groups.
-        null: The same in r runs of the null.
+        null: The same in each of r models that were changed at random, the runs of the null.
     """
     runs = torch.cat([values[None], null]).double()  # (1 + r, g, k); run 0 is the value
     r = len(null)
