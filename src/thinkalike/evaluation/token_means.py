@@ -115,7 +115,7 @@ class TokenMeans:
     """The mean state of each token after several blocks of a model.
 
     It is asked for states as a model is. A token without a mean gets the mean of all tokens. Only
-    the means of tokens that the report has are in memory.
+    the means of tokens that occur in `report` are in memory.
 
     Args:
         model: The model whose states are averaged.
@@ -187,7 +187,8 @@ class TokenMeans:
         token if this pair did not occur. A token that did not occur has the mean of all tokens.
 
         Args:
-            rows: The token ids. Tokens that `report` does not have count as not occurring.
+            rows: The token ids. Of tokens outside of `report`, the rows that the object was made
+                for, no means are kept, so that they count as not occurring.
             layers: Blocks, each of them one of those after which states were averaged.
         """
         token_ids = rows.long().cpu()

@@ -96,9 +96,9 @@ def joint_matrix(values: Mapping[Pair, Float[Tensor, "_ _"]], pair: Pair) -> Flo
     """
     first, second = pair
     across = values[pair]  # (l, m)
-    upper_half = torch.cat([values[first, first], across], 1)
-    lower_half = torch.cat([across.T, values[second, second]], 1)
-    return torch.cat([upper_half, lower_half])
+    rows_of_first = torch.cat([values[first, first], across], 1)  # (l, k)
+    rows_of_second = torch.cat([across.T, values[second, second]], 1)  # (m, k)
+    return torch.cat([rows_of_first, rows_of_second])
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,11 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
         """
         neighbours_in_either = torch.cat([first.indices, second.indices], 1)  # (n, 2 k)
         # A neighbour in both layers is listed twice, and counts the first time only.
-        counts = torch.ones_like(neighbours_in_either, dtype=torch.bool)
+        is_counted = torch.ones_like(neighbours_in_either, dtype=torch.bool)
         k = first.indices.shape[1]
-        counts[:, k:] = ~first.is_neighbour.gather(1, second.indices)
-        in_first = first.cosine.gather(1, neighbours_in_either).double() * counts
-        in_second = second.cosine.gather(1, neighbours_in_either).double() * counts
+        is_counted[:, k:] = ~first.is_neighbour.gather(1, second.indices)
+        in_first = first.cosine.gather(1, neighbours_in_either).double() * is_counted
+        in_second = second.cosine.gather(1, neighbours_in_either).double() * is_counted
         return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
     def reordered(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:

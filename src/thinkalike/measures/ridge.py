@@ -34,7 +34,8 @@ def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         documents: The number of the document of each row, by `numbered_by_part`, so that folds
             have nearly equal sizes.
     """
-    return documents % JACKKNIFE_PARTS % FOLDS
+    part = documents % JACKKNIFE_PARTS  # the part that the jackknife leaves out
+    return part % FOLDS  # whole parts make up each fold
 
 
 class _FoldStates(NamedTuple):

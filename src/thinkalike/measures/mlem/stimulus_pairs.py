@@ -200,7 +200,7 @@ class StimulusPairs:
             rank_sums = self.ranks.new_zeros(len(self.ranks), len(counts))
             rank_sums.index_add_(1, pattern_of_pair, self.ranks)
 
-            rows = weights.flatten(0, -2)  # (b l, r)
+            rows = weights.flatten(0, -2)  # (b l, r): all layers of a fit, then of the next
             layer_of_row = torch.arange(len(rows), device=rows.device) % len(rank_sums)
             rows_at_once = max(1, PREDICTIONS_AT_ONCE // len(counts))
             for weights_of_rows, layers in zip(

@@ -261,8 +261,10 @@ class _SumsOfAgreeing:
     ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
         """Return a function that sums squared distances over the pairs of stimuli of one class.
 
-        The function takes `agree` and `needed`, and returns for each set of stimuli the sum over
-        classes of n Σ ‖x‖² - ‖Σ x‖², for the n states x of a class. It keeps its results.
+        A class is the stimuli with equal levels of all features in `agree`, without those that
+        have an ignored value of a feature in `needed`. The function takes `agree` and `needed`,
+        and returns for each set of stimuli the sum over classes of n Σ ‖x‖² - ‖Σ x‖², for the n
+        states x of a class. It keeps its results.
         """
         norms = torch.cat(
             [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
@@ -270,7 +272,11 @@ class _SumsOfAgreeing:
 
         @cache
         def squares(agree: Term, needed: Term) -> Tensor:
-            """Return the sum of squared distances over pairs of stimuli of one class, by set."""
+            """Return the sum of squared distances over pairs of stimuli of one class, by set.
+
+            Stimuli of a class have equal levels of the features `agree`, and no ignored value of
+            the features `needed`.
+            """
             stimuli, keys, class_count = self.classes(agree, needed)
             rows = states
             row_norms = norms
@@ -390,6 +396,7 @@ class _FeatureForms(NamedTuple):
         level_count = features.weighted_levels[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
         levels = features.levels[:, feature].clamp(min=-1).long()  # -1: ignored
+        # Column 0, that of ignored values, is left out.
         has_level = one_hot(levels + 1, level_count + 1)[:, 1:].double()
         terms = torch.arange(first_term, stop, device=device)
         return cls(terms, has_level, (first, second))
