@@ -92,7 +92,7 @@ class Mini:
         return self.linear("head", self.norm("ln_out", x))
 
 
-def documents(is_for_report: bool) -> Iterator[str]:
+def documents(is_for_evaluation: bool) -> Iterator[str]:
     """Yield the files of Python's library: by a hash of its content, one in ten is for the report."""
     texts = []
     for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
@@ -106,9 +106,9 @@ def documents(is_for_report: bool) -> Iterator[str]:
 
     for text in sorted(texts, key=fingerprint):
         uniform = int(fingerprint(text)[:8], 16) / 16**8
-        if is_for_report and uniform < 0.1:
+        if is_for_evaluation and uniform < 0.1:
             yield text[:REPORT_CHARACTERS]
-        if not is_for_report and uniform >= 0.1:
+        if not is_for_evaluation and uniform >= 0.1:
             yield text
 
 
@@ -180,10 +180,10 @@ def main() -> None:
     source = Mini("gelu-3l-mini")
     target = Mini("solu-3l-mini")
     with torch.enable_grad():
-        phi = train(source, target, token_rows(documents(is_for_report=False), STEPS * ROWS_PER_STEP))
+        phi = train(source, target, token_rows(documents(is_for_evaluation=False), STEPS * ROWS_PER_STEP))
 
     losses = torch.zeros(3)
-    report_rows = token_rows(documents(is_for_report=True), REPORT_ROWS)
+    report_rows = token_rows(documents(is_for_evaluation=True), REPORT_ROWS)
     for tokens in report_rows.split(ROWS_PER_STEP):
         state = source.head(LAYER, tokens)
         own = target.tail(LAYER, target.head(LAYER, tokens))

@@ -41,7 +41,7 @@ REASONS = {
         moments.is_constant ridge._of_unit_size""",
     "its number is the next one where the caller gives none, as jobs do": "accumulator.next_number",
     "a few numbers go to the GPU or come from it: once a batch, or a weight": """
-        outputs.compare_without_parts accumulator.add ridge.of ridge._fits
+        outputs.compare_leaving_out_parts accumulator.add ridge.of ridge._fits
         forks.part_moves changes.compare_batches
         forks._largest_squared_singular_value changes.token_distances changes.kl
         frozen._run batches.pool features.differences
@@ -52,7 +52,7 @@ REASONS = {
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        ranks.ranks_of_levels singular_vectors.prepare row_groups.without_means row_groups._effects_of
+        ranks.ranks_of_levels singular_vectors.prepare row_groups.without_means row_groups._position_effects
         ridge._fold_states features._are_different""",
     "how many rows have ties among their neighbours is a shape": "neighbours.nearest_rows",
     "an assignment is solved on the host": "unit_matching.transport_plan",

@@ -205,7 +205,7 @@ def _labelled_jobs(config: JobConfig) -> list[tuple[str, JobConfig]]:
     labelled: list[tuple[str, JobConfig]] = []
     for label, job in requested:
         earlier_jobs = [earlier for _, earlier in labelled]
-        for needed in instrument_of(job).prepared(job):
+        for needed in instrument_of(job).prepared_jobs(job):
             if needed not in earlier_jobs:
                 labelled.append((_label_of_job(needed), needed))
         labelled.append((label, job))

@@ -90,10 +90,10 @@ def reported(corpus) -> str:
 def held_out(config) -> list[str]:
     """The documents of the report of a job that fits something."""
     sides = DocumentSplit(config)
-    report = [text for text, is_for_report in sides if is_for_report]
+    report = [text for text, is_for_evaluation in sides if is_for_evaluation]
     if sides.is_settled:
         return report
-    return [text for text, repeats in zip(report, sides.report_repeats(), strict=True) if not repeats]
+    return [text for text, repeats in zip(report, sides.repeats_of_fitting_documents(), strict=True) if not repeats]
 
 
 both = pytest.mark.parametrize("kind", ["text", "hub"])

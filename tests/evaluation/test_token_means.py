@@ -37,7 +37,7 @@ def test_means_are_those_of_pandas_in_any_chunks(batch, model, monkeypatch):
     found = BigramMeans(model, LAYERS, FIT, REPORT)
     pairs, tokens = bigrams(FIT, model.vocabulary).flatten().tolist(), FIT.flatten().tolist()
     for layer, by_pair, by_token in zip(
-        LAYERS, found.residuals(REPORT, LAYERS), found.tokens.residuals(REPORT, LAYERS), strict=True
+        LAYERS, found.residuals(REPORT, LAYERS), found.of_current_token.residuals(REPORT, LAYERS), strict=True
     ):
         pair_means, means = by_pandas(model, pairs, layer), by_pandas(model, tokens, layer)
         backed = 0

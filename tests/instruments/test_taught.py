@@ -107,10 +107,10 @@ def test_amplified_text_is_that_of_each_beginning_alone(checkpoints, family):
             tokens.append(int(score.argmax()))
             leads.append(float((q - p)[tokens[-1]]))
         assert together.tokens[row].tolist() == tokens[len(beginning) :]
-        assert float(together.lead[row]) == pytest.approx(sum(leads) / 6, abs=1e-3)
+        assert float(together.mean_log_ratio[row]) == pytest.approx(sum(leads) / 6, abs=1e-3)
     greedy = amplified_text(base, base, beginnings, [3.0] * 3, 6)
     assert not torch.equal(greedy.tokens, together.tokens), "control"
-    assert greedy.lead.abs().max() == 0
+    assert greedy.mean_log_ratio.abs().max() == 0
 
 
 # ---- a plant

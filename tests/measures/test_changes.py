@@ -9,13 +9,13 @@ import torch
 
 from thinkalike.instruments.diff.screen import APART
 from thinkalike.measures.changes import (
-    above_null,
-    beyond_null,
+    deviations_beyond_null,
     directions_of_change,
     divergence,
     equivalence,
     excess,
     false_discovery_rates,
+    p_above_null,
     random_signs,
     rank_p,
     signed_permutation,
@@ -166,11 +166,11 @@ def test_beyond_the_null_is_an_exact_test_over_groups():
     """Groups that depend on each other, with heavy tails, and two statistics of each."""
     draws = torch.distributions.StudentT(3.0).sample((2000, 20, 8, 2)).double()
     draws = draws + draws[..., :1, :]
-    found = [beyond_null(runs[0], runs[1:]) for runs in draws]
+    found = [deviations_beyond_null(runs[0], runs[1:]) for runs in draws]
     assert 0.035 < torch.stack([p <= 0.05 for _, p in found]).double().mean() < 0.065
     runs = draws[0].clone()
     runs[0, 5, 1] += 100
-    beyond, p = beyond_null(runs[0], runs[1:])
+    beyond, p = deviations_beyond_null(runs[0], runs[1:])
     assert (beyond.argmax(), p) == (5, 0.05)
 
 
@@ -180,16 +180,16 @@ def test_what_most_groups_do_is_beyond_the_null_in_none():
     for seed in range(50):
         runs = drawn(20, 12, 2, seed=seed) * 0.05
         runs[0] += 1 + 0.3 * drawn(12, 2, seed=1000 + seed)
-        beyond, p = beyond_null(runs[0], runs[1:])
+        beyond, p = deviations_beyond_null(runs[0], runs[1:])
         false += bool(beyond.max() > APART and p <= 0.05)
         runs[0, 3] += 4
-        beyond, p = beyond_null(runs[0], runs[1:])
+        beyond, p = deviations_beyond_null(runs[0], runs[1:])
         right += bool(beyond.argmax() == 3 and beyond.max() > APART and p <= 0.05)
     assert false <= 5
     assert right == 50
     few = drawn(20, 3, 2)
     few[0] += 9
-    assert beyond_null(few[0], few[1:])[1] == 0.05, "control: of three groups, nothing is known of most"
+    assert deviations_beyond_null(few[0], few[1:])[1] == 0.05, "control: of three groups, nothing is known of most"
 
 
 def test_random_signs_leave_every_entry_where_it_is():
@@ -205,10 +205,10 @@ def test_random_signs_leave_every_entry_where_it_is():
 def test_a_change_that_moves_all_groups_is_above_the_null_in_all_of_them():
     runs = drawn(20, 60) * 0.2
     runs[0] += math.log(23)
-    assert (false_discovery_rates(above_null(runs[0], runs[1:])) <= 0.05).all()
+    assert (false_discovery_rates(p_above_null(runs[0], runs[1:])) <= 0.05).all()
     assert (false_discovery_rates(excess(runs[0], runs[1:])[2]) > 0.05).all(), "control: none stands out"
     false = [
-        (false_discovery_rates(above_null(part[0], part[1:])) <= 0.05).any()
+        (false_discovery_rates(p_above_null(part[0], part[1:])) <= 0.05).any()
         for part in (drawn(20, 60, seed=seed) for seed in range(100))
     ]
     assert torch.stack(false).double().mean() <= 0.05

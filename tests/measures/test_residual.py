@@ -5,7 +5,7 @@ import torch
 from sklearn.linear_model import RidgeCV
 
 from thinkalike.measures.folds import numbered_by_part
-from thinkalike.measures.residual import POSITION_FUNCTIONS, ResidualStates, functions_of, principal_components
+from thinkalike.measures.residual import POSITION_FUNCTIONS, ResidualStates, functions_of_position, principal_components
 from thinkalike.measures.ridge import fold_of
 from thinkalike.models.load import load_model
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
@@ -105,4 +105,4 @@ def test_mixing_reads_no_later_token_and_no_block():
 
 
 def test_functions_of_positions_are_as_many_as_a_forecast_counts():
-    assert functions_of(torch.arange(50)).shape == (50, POSITION_FUNCTIONS)
+    assert functions_of_position(torch.arange(50)).shape == (50, POSITION_FUNCTIONS)

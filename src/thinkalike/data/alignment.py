@@ -105,10 +105,11 @@ class TokenisedText:
     """Whether a normaliser may have joined characters."""
 
     def certain_ends(self, text: IndexedText) -> Positions:
-        """Return up to where the text is surely known after each token, (n,).
+        """Return a lower bound of the position that each token and those before it reach, (n,).
 
-        Offsets are inexact where a normaliser joins characters or a token is part of a character;
-        this is the lower bound, and `possible_ends` the upper one. Both are in quarters of a
+        A model that has read a token knows the text at least up to this position. Offsets of
+        tokens are inexact where a normaliser joins characters or a token is part of a character,
+        so there is an upper bound, too (`possible_ends`). Positions are in quarters of a
         character, because a character has at most four bytes.
         """
         next_starts = self._next_starts(text)
@@ -122,10 +123,12 @@ class TokenisedText:
         return np.maximum.accumulate(self._in_quarters(text, ends))
 
     def possible_ends(self, text: IndexedText) -> Positions:
-        """Return up to where the text may be known after each token, (n,).
+        """Return an upper bound of the position that each token and those before it reach, (n,).
 
-        Nothing is known beyond there. This is the upper bound to the lower one of `certain_ends`,
-        also in quarters of a character, because a character has at most four bytes.
+        A model that has read a token knows nothing of the text beyond this position. Offsets of
+        tokens are inexact where a normaliser joins characters or a token is part of a character,
+        so there is a lower bound, too (`certain_ends`). Positions are in quarters of a character,
+        because a character has at most four bytes.
         """
         next_starts = self._next_starts(text)
         # Between a token and the next one there may be a gap of characters that a normaliser

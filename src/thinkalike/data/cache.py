@@ -133,11 +133,12 @@ def _write_entry(path: Path, entry: CacheEntry, largest_folder: int | None) -> N
 def _make_room(folder: Path, room: int) -> None:
     """Remove the least recently read entries of a folder until the rest has at most `room` bytes.
 
-    Reading an entry sets the modification time of its file, so that this is the last reading.
+    The time of the last reading is the modification time of the file, which each reading sets.
     """
     entries = list(folder.glob("*.safetensors"))
     entries.sort(key=lambda path: path.stat().st_mtime, reverse=True)  # latest first
+    room_left = room
     for path in entries:
-        room -= path.stat().st_size
-        if room < 0:
+        room_left -= path.stat().st_size
+        if room_left < 0:
             path.unlink(missing_ok=True)

@@ -175,6 +175,7 @@ class _Sentence:
             forms = self.words[first_index : token.last_word]
             start, stop = token.span
             if "".join(forms) == self.text[start:stop]:
+                # For do + n't from character 10 on: 10, 12 and 15, and so (10, 12) and (12, 15).
                 boundaries = accumulate(map(len, forms), initial=start)
                 self.spans[first_index : token.last_word] = pairwise(boundaries)
 

@@ -122,9 +122,10 @@ class Phrase(NamedTuple):
     """A noun phrase, with the number and the person that a verb agrees with."""
 
     slots: list[Slot]
+    """For each position of the phrase, the words that can stand there."""
+
     number: str = "singular"
     is_third_person: bool = True
-    """Whether it is of the third person."""
 
 
 def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
@@ -165,7 +166,7 @@ def nouns(words: Lexicon, number: str) -> Slot:
     return slot
 
 
-def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
+def phrases_with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
     """Return a phrase such as "the woman" and one with an adjective, such as "the tall woman".
 
     In a grammar without adjectives, the second phrase has an empty slot, so that no sentence is
@@ -181,14 +182,14 @@ def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
     return [Phrase([first, head], number), Phrase([first, adjectives, head], number)]
 
 
-def full_phrases(words: Lexicon) -> list[Phrase]:
+def phrases_without_pronoun(words: Lexicon) -> list[Phrase]:
     """Return all noun phrases without a pronoun, such as "Mary", "the woman" and "no men"."""
     names = []
     for gender in ("female", "male"):
         names += [noun(name, gender) for name in words[f"{gender} names"]]
     phrases = [Phrase([names])]
     for number in ("singular", "plural"):
-        phrases += with_noun(words, determiners(words, number), number)
+        phrases += phrases_with_noun(words, determiners(words, number), number)
     return phrases
 
 
@@ -208,9 +209,9 @@ def finite_verbs(entries: list[str], tense: str, subject: Phrase, pos: str = "Ve
         if tense == "past":
             word = Word(irregular_past or with_ed(base), pos, tense=tense)
         elif subject.is_third_person and subject.number == "singular":
-            word = Word(with_s(base), pos, None, "singular", tense, "3")
+            word = Word(with_s(base), pos, number="singular", tense=tense, person="3")
         else:
-            word = Word(base, pos, None, subject.number, tense)
+            word = Word(base, pos, number=subject.number, tense=tense)
         slot.append(word)
     return slot
 
@@ -265,28 +266,28 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
     see = [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in transitive]
     interrogatives = [
         Phrase([WHO]),
-        *with_noun(words, WHICH, "singular"),
-        *with_noun(words, WHICH, "plural"),
+        *phrases_with_noun(words, WHICH, "singular"),
+        *phrases_with_noun(words, WHICH, "plural"),
     ]
-    full = full_phrases(words)
+    noun_phrases = phrases_without_pronoun(words)
     subjects = [
         Phrase([I_YOU], is_third_person=False),
         Phrase([HE_SHE]),
         Phrase([WE_THEY], "plural"),
-        *full,
+        *noun_phrases,
     ]
 
     for subject in subjects:
         first = subject.slots
         do = finite_verbs(["do/did"], tense, subject, "Auxiliary")
-        yield (
-            "intransitive",
-            [*first, finite_verbs(intransitive, tense, subject)],
-        )  # the woman plays
-        yield "do-question", [do, *first, sing]  # do you sing
-        for object_slots in _objects(subject, full):
+        # the woman plays
+        yield "intransitive", [*first, finite_verbs(intransitive, tense, subject)]
+        # do you sing
+        yield "do-question", [do, *first, sing]
+        for object_slots in _objects_of(subject, noun_phrases):
             verb = finite_verbs(transitive, tense, subject)
-            yield "transitive", [*first, verb, *object_slots]  # Mary saw him
+            # Mary saw him
+            yield "transitive", [*first, verb, *object_slots]
             # did Mary see him
             yield "transitive do-question", [do, *first, see, *object_slots]
         for phrase in interrogatives:
@@ -295,25 +296,30 @@ def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
     for phrase in interrogatives:
         # which men sneezed
         yield "wh-question", [*phrase.slots, finite_verbs(intransitive, tense, phrase)]
-        for object_slots in _objects(phrase, full):
+        for object_slots in _objects_of(phrase, noun_phrases):
             verb = finite_verbs(transitive, tense, phrase)
-            yield "transitive wh-question", [*phrase.slots, verb, *object_slots]  # who saw Mary
+            # who saw Mary
+            yield "transitive wh-question", [*phrase.slots, verb, *object_slots]
 
 
-def _objects(subject: Phrase, full: list[Phrase]) -> list[list[Slot]]:
-    """Return the slots of each object that goes with a subject: a pronoun, or a noun phrase.
+def _objects_of(subject: Phrase, noun_phrases: list[Phrase]) -> list[list[Slot]]:
+    """Return the objects that a transitive verb can have, each as its slots.
 
-    The subjects "I", "you", "we" and "they" have no object "me", "us" or "you", so that there is
-    no "I see me".
+    A slot is the list of words that can stand at one position. The first object is a pronoun, one
+    slot. The objects "me", "us" and "you" are left out after the subjects "I", "you" and "we", as
+    in "I see me". They are left out after "they", too, which shares a slot with "we".
 
     Args:
-        subject: The subject.
-        full: The noun phrases without a pronoun.
+        subject: The subject of the verb.
+        noun_phrases: All noun phrases without a pronoun, each of which can be the object.
     """
-    pronouns = HIM_HER + THEM
+    pronouns = [*HIM_HER, *THEM]
     if subject.slots not in ([I_YOU], [WE_THEY]):
-        pronouns = pronouns + ME_US_YOU
-    return [[pronouns], *(phrase.slots for phrase in full)]
+        pronouns += ME_US_YOU
+    objects = [[pronouns]]
+    for phrase in noun_phrases:
+        objects.append(phrase.slots)
+    return objects
 
 
 class Sentence(NamedTuple):
@@ -344,8 +350,9 @@ def crossed_sentences(most_words: int = 5) -> list[Sentence]:
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
     """Draw distinct sentences of a grammar in random order, about half of them questions.
 
-    Each kind of statement is equally likely, and so is each kind of question, until its sentences
-    are used up.
+    Each kind of statement, such as "transitive", is drawn equally often, and so is each kind of
+    question. A sentence that was drawn before is not counted again, so a kind of few sentences
+    adds fewer than others.
 
     Args:
         count: How many sentences are drawn.

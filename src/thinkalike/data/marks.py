@@ -73,7 +73,7 @@ def divide_at_marks(text: str) -> DividedText:
     attached = ""  # a pattern of marks that are attached to text
     if len(piped_marks) == 1:
         (mark,) = piped_marks
-        is_boundary = bool(_boundaries({mark: 1}))
+        is_boundary = bool(_boundaries({mark: 1}))  # by its name; how often it occurs is no matter
         if is_boundary and len(re.findall(_attached(mark), text)) >= FEWEST_REPEATS:
             attached = "|" + _attached(mark)
         is_repeated = line_counts[mark] >= FEWEST_REPEATS

@@ -264,7 +264,7 @@ def _check_enough_text(
     if not is_fit_empty and not is_report_small:
         return
 
-    least_fit_tokens = min(limits.fit_tokens or 0, 1)
+    least_fit_tokens = min(limits.fit_tokens or 0, 1)  # 1 if a number of tokens was asked for
     if report.is_full and counts["fit_tokens"] >= least_fit_tokens:
         raise DataError(
             f"data={config.name}: one document fills the {counts['report_tokens']:,} tokens that "
@@ -287,9 +287,10 @@ def _check_enough_text(
 
 
 def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context: int) -> str:
-    """Return what became of the documents of a text of which too few are in the report.
+    """Return a clause for users: what each document of a too short text was used for.
 
-    Such as "of 4 documents, 3 are on the side to fit on, 1 is for the report".
+    For example, "of 4 documents, 3 are on the side to fit on, 1 is for the report". The report is
+    the text for evaluation.
 
     Args:
         counts: How much was read.
@@ -303,12 +304,12 @@ def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context
         kept -= repeats
     clauses = []
     if copies:
-        clauses.append(f"{_are(copies)} empty or a copy of one before")
+        clauses.append(f"{_count_with_verb(copies)} empty or a copy of one before")
     if split.fit_documents:
-        clauses.append(f"{_are(split.fit_documents)} on the side to fit on")
+        clauses.append(f"{_count_with_verb(split.fit_documents)} on the side to fit on")
     if repeats:
-        clauses.append(f"{_are(repeats)} left out as nearly the same as one to fit on")
-    clauses.append(f"{_are(kept)} for the report")
+        clauses.append(f"{_count_with_verb(repeats)} left out as nearly the same as one to fit on")
+    clauses.append(f"{_count_with_verb(kept)} for the report")
     total = copies + split.fit_documents + repeats + kept
     in_words = f"of {total} documents, {', '.join(clauses)}"
     if counts["report_documents"] < kept:
@@ -316,7 +317,7 @@ def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context
     return in_words
 
 
-def _are(number: int) -> str:
+def _count_with_verb(number: int) -> str:
     """Return a number with its verb: "1 is", "2 are"."""
     return f"{number} {'is' if number == 1 else 'are'}"
 
@@ -359,8 +360,8 @@ def _fill_rows(
             activity.begin(0)  # by now the source has been searched for near-duplicates
         activity.reach(len(fit.tokens) + len(report.tokens))
 
-        report_texts = [text for text, is_for_report in batch if is_for_report]
-        fit_texts = [text for text, is_for_report in batch if is_for_report == same_split]
+        report_texts = [text for text, is_for_evaluation in batch if is_for_evaluation]
+        fit_texts = [text for text, is_for_evaluation in batch if is_for_evaluation == same_split]
         if not (split.is_settled and report.is_full):
             for document in _tokenised(report_texts, reader, document_bytes):
                 if not split.is_settled:
@@ -400,7 +401,7 @@ def _without_near_duplicates(
     """Return a packer of the evaluation text without documents that nearly repeat a fitting one.
 
     Only fitting documents that were read so far are compared. If the split has left out such
-    documents already (`is_settled`), `report` itself is returned.
+    documents before it yielded them (`is_settled`), `report` itself is returned.
 
     Args:
         report: The packer of the evaluation text.
@@ -409,7 +410,7 @@ def _without_near_duplicates(
     """
     if split.is_settled:
         return report
-    repeats = split.report_repeats()
+    repeats = split.repeats_of_fitting_documents()
     split.counts["near_duplicates"] = int(repeats.sum())
     settled = RowPacker(report.limit, report.context, report.bos, report.aligned)
     for document, is_repeat in zip(provisional, repeats, strict=True):

@@ -194,9 +194,10 @@ class Stretches:
         document = streams.document_of(self.target_first)
         is_document_start = self.target_first == streams.target_starts[document]
 
-        # Where a row begins within a document, consider the last target token before the row. If
-        # its aligned source token ends exactly where it does, the next source token is the first
-        # of the row. Otherwise that one begins before the row, and the one after it is the first.
+        # Where a row begins within a document, consider the last target token before the row, and
+        # the source token aligned with it. If both end at the same character, the next source
+        # token is the first of the row. If the source token ends earlier, the next source token
+        # begins before the row, and the one after that is the first of the row.
         before = self.target_first - 1
         step = np.where(streams.is_exact[before], 1, 2)
         first_in_row = streams.aligned[before] + step
@@ -351,7 +352,7 @@ class AlignedRows:
         # The packed rows hold indices into the stream of all target tokens, or NO_TEXT for BOS.
         stream_indices = self.packed.tokens.numpy()
         is_text = stream_indices != NO_TEXT
-        has_no_source = self.offsets < 0
+        has_no_source = self.offsets < 0  # no source token of its document stands in its row
         is_exact = streams.is_exact[stream_indices[is_text]] & ~has_no_source
         counts = {
             "aligned_exactly": int(is_exact.sum()),
@@ -408,9 +409,11 @@ class PairedReader:
     def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
         """Prepare both tokenizers, and begin without documents.
 
-        `start` and the others are the separators of documents and rows, EOS and BOS.
+        EOS ends each document and BOS begins each row: `end` and `bos` are their ids for the
+        target, `source_end` and `source_bos` for the source. `bos` and `source_bos` may be None.
         """
-        # A row of indices into the stream of target tokens begins with NO_TEXT in place of BOS.
+        # This reader yields indices into the stream of target tokens in place of token ids, so
+        # that a row begins with NO_TEXT in place of BOS.
         self.start = NO_TEXT if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)

@@ -48,7 +48,7 @@ class _SplitDocument(NamedTuple):
     fingerprint: str
     """The SHA-256 of the text."""
 
-    is_for_report: bool
+    is_for_evaluation: bool
 
 
 class DocumentSplit:
@@ -67,14 +67,15 @@ class DocumentSplit:
         fit_documents, report_documents: How many documents to fit on, and for the report, were
             yielded so far.
         is_settled: Whether all documents of the report stay once they are yielded. Where a set of
-            the hub is streamed they may not; `report_repeats` says which have to leave.
+            the hub is streamed, some may have to be removed at the end, which
+            `repeats_of_fitting_documents` names.
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):
-        """Decide whether documents are held out; no document is read yet.
+        """Decide whether evaluation documents are held out from fitting; nothing is read yet.
 
-        Those of a user's files or of the hub are held out only if the job fits something. Those of
-        the built-in texts, on which the mini models were trained, always are.
+        Documents of a user's files or of the hub are held out only if the job fits something.
+        Documents of the built-in texts, on which the mini models were trained, always are.
         """
         self.config = config
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)
@@ -83,6 +84,8 @@ class DocumentSplit:
         is_unseen = config.source in UNSEEN_BY_MINIS
         self._is_held_out = is_fitted or not is_unseen
         same_split = bool(config.same_split)
+        # A data set of the hub is streamed once. Whether a later document is for fitting and
+        # nearly repeats an evaluation document is known at the end only.
         self.is_settled = config.source != "hub" or same_split or not self._is_held_out
         self._report_shingles: list[Shingles] = []
         self._fit_shingles: list[Shingles] = []
@@ -91,7 +94,8 @@ class DocumentSplit:
         """Yield each document and whether it is for evaluation, and count those that are left out.
 
         If the source can be read twice, evaluation documents that nearly repeat a fitting document
-        are found first and left out. Otherwise `report_repeats` tells them afterwards.
+        are found first and left out. Otherwise `repeats_of_fitting_documents` names them
+        afterwards.
         """
         repeated_fingerprints: set[str] = set()
         if self._is_held_out and self.is_settled and not self.config.same_split:
@@ -102,15 +106,15 @@ class DocumentSplit:
                 continue
             if not self.is_settled:
                 self._remember(document)
-            if document.is_for_report:
+            if document.is_for_evaluation:
                 self.report_documents += 1
             else:
                 self.fit_documents += 1
-            yield document.text, document.is_for_report
+            yield document.text, document.is_for_evaluation
 
     def _remember(self, document: _SplitDocument) -> None:
         """Store the shingles of a document (runs of eight words), to find near-duplicates."""
-        if document.is_for_report:
+        if document.is_for_evaluation:
             self._report_shingles.append(shingles(document.text))
         else:
             self._fit_shingles.append(shingles(document.text))
@@ -126,19 +130,20 @@ class DocumentSplit:
             return 1.0
         return self.config.evaluation_share or REPORT_SHARE
 
-    def report_repeats(self) -> NDArray[np.bool_]:
+    def repeats_of_fitting_documents(self) -> NDArray[np.bool_]:
         """Return, for each evaluation document so far, whether it nearly repeats a fitting one.
 
-        If `is_settled`, no document was remembered and the result is empty.
+        If such documents were left out before they were yielded (`is_settled`), none is remembered
+        and the result is empty.
         """
         return near_duplicates(self._report_shingles, self._fit_shingles)
 
 
-def tokens_of_report(config: DataConfig, evaluation_tokens: int, vocabulary: int) -> int:
+def estimated_token_count(config: DataConfig, evaluation_tokens: int, vocabulary: int) -> int:
     """Estimate how many tokens an evaluation text has: at most `evaluation_tokens`.
 
-    A local text may have fewer. The length of a text of the hub is not known, and it is taken to
-    be long enough. So is the text of a folder of states.
+    A local text may have fewer. A text of the hub, whose length is not known, and the text of a
+    folder of states are taken to be long enough.
 
     Args:
         config: The settings of the text.
@@ -150,7 +155,7 @@ def tokens_of_report(config: DataConfig, evaluation_tokens: int, vocabulary: int
     most_bytes = beginning_bytes(evaluation_tokens)
     byte_count = 0
     for document in _split_documents(config, config.evaluation_share or REPORT_SHARE):
-        if document.is_for_report:
+        if document.is_for_evaluation:
             document_bytes = len(document.text.encode("utf-8", errors="replace"))
             byte_count += min(document_bytes, most_bytes)
     # A rule of thumb for English and code: 2.7 bytes per token for a vocabulary of 2,048 entries,
@@ -163,7 +168,7 @@ def training_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents that are not held out for evaluation, in order and without copies."""
     evaluation_share = config.evaluation_share or REPORT_SHARE
     for document in _without_copies(config, Counter(), evaluation_share):
-        if not document.is_for_report:
+        if not document.is_for_evaluation:
             yield document.text
 
 
@@ -183,7 +188,7 @@ def _without_copies(
     earlier_keys: set[tuple[bool, str]] = set()
     for document in _split_documents(config, evaluation_share):
         content = document_fingerprint(canonical(document.text))
-        key = (document.is_for_report, content)
+        key = (document.is_for_evaluation, content)
         is_empty = not document.text.strip()
         if is_empty or key in earlier_keys:
             counts["duplicate_documents"] += 1
@@ -221,14 +226,14 @@ def _repeating_documents(config: DataConfig) -> set[str]:
     evaluation_share = config.evaluation_share or REPORT_SHARE
     report_documents: dict[str, Shingles] = {}
     for document in counted(_split_documents(config, evaluation_share), "document looked at"):
-        if document.is_for_report:
+        if document.is_for_evaluation:
             report_documents[document.fingerprint] = shingles(document.text)
 
     # The source is read again, so that the fitting documents need not be kept in memory.
     fit_shingles = (
         shingles(document.text)
         for document in counted(_split_documents(config, evaluation_share), "document compared")
-        if not document.is_for_report
+        if not document.is_for_evaluation
     )
     repeats = near_duplicates(list(report_documents.values()), fit_shingles)
     fingerprints = zip(report_documents, repeats, strict=True)

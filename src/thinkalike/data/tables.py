@@ -419,7 +419,7 @@ def _unlimited_cells() -> Iterator[None]:
 
     The limit is one of the whole process, and the former one is set again at the end.
     """
-    old_limit = csv.field_size_limit(2**31 - 1)
+    old_limit = csv.field_size_limit(2**31 - 1)  # the greatest limit on every platform
     try:
         yield
     finally:

@@ -19,13 +19,13 @@ class AmplifiedText:
 
     Attributes:
         tokens: The tokens that follow each beginning.
-        lead: The mean of log q - log p over these tokens, in nats per token, with p and q their
-            probabilities in the base and in the changed model: how much more the changed model
-            expects the text.
+        mean_log_ratio: The mean of log q - log p over these tokens, in nats per token, with p and
+            q their probabilities in the base and in the changed model: how much more the changed
+            model expects the text.
     """
 
     tokens: Int[Tensor, "b steps"]
-    lead: Float[Tensor, " b"]
+    mean_log_ratio: Float[Tensor, " b"]
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def amplified_text(
         tokens[row, : len(beginning)] = torch.tensor(beginning)
 
     chosen_tokens = []
-    leads = []  # log q - log p of each chosen token
+    log_ratios = []  # log q - log p of each chosen token
     for step in range(steps):
         ends = lengths + step
         tokens_so_far = tokens[:, : int(ends.max())]
@@ -69,8 +69,9 @@ def amplified_text(
         chosen = amplified_choice(base_logs, changed_logs, factor_of_row)
         tokens[rows, ends] = chosen
         chosen_tokens.append(chosen)
-        leads.append((changed_logs - base_logs)[rows, chosen])
-    return AmplifiedText(torch.stack(chosen_tokens, 1), torch.stack(leads, 1).mean(1))
+        log_ratios.append((changed_logs - base_logs)[rows, chosen])
+    mean_log_ratio = torch.stack(log_ratios, 1).mean(1)
+    return AmplifiedText(torch.stack(chosen_tokens, 1), mean_log_ratio)
 
 
 def log_probabilities_after(

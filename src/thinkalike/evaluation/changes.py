@@ -78,14 +78,14 @@ class BatchStates:
     ) -> Float[Tensor, " n"]:
         """Return KL(base ‖ model) of the predictions after each token but the last of each row.
 
-        It is in nats, on the CPU.
+        It is in nats, on the CPU. The model may have a part of the other model in place of its
+        own: its states are then known up to the block of that part.
 
         Args:
-            model: The base or the changed model, usually with a part of the other one.
-            start: The first block whose output may differ from `states`, so that earlier ones are
-                not run again; negative if the embedding may differ.
-            states: What the model's states before block 0 and after each block would be without
-                the other model's part.
+            model: The base or the changed model, with or without such a part.
+            start: The first block that is run; negative: the tokens are embedded again, too.
+            states: The states before block 0 and after each block of the model without such a
+                part. Entry `start` is used, the state that enters block `start`.
         """
         predictions = self.predictions(model, start, states)
         return divergence(self.base_log_probabilities, predictions).cpu()
@@ -95,14 +95,16 @@ class BatchStates:
     ) -> Float[Tensor, "n v"]:
         """Return the log-probabilities of a model after each token but the last of each row.
 
+        The model may have a part of the other model in place of its own: its states are then known
+        up to the block of that part, and only the blocks from there on are run.
+
         Args:
-            model: The base or the changed model, usually with a part of the other one.
-            start: The first block whose output may differ from `states`, so that earlier ones are
-                not run again; negative if the embedding may differ.
-            states: What the model's states before block 0 and after each block would be without
-                the other model's part.
+            model: The base or the changed model, with or without such a part.
+            start: The first block that is run; negative: the tokens are embedded again, too.
+            states: The states before block 0 and after each block of the model without such a
+                part. Entry `start` is used, the state that enters block `start`.
         """
-        if start < 0:  # the tokens are embedded again
+        if start < 0:
             last = model.head(self.tokens, model.n_layers - 1)
         else:
             last = model.advance(states[start], start, model.n_layers)
@@ -111,19 +113,19 @@ class BatchStates:
 
 @torch.no_grad()
 def compare_batches(
-    base: FrozenModel, changed: FrozenModel, rows: TokenRows, first: int
+    base: FrozenModel, changed: FrozenModel, rows: TokenRows, divided_at: int
 ) -> Iterator[tuple[BatchStates, Change]]:
     """Run both models on all rows, and yield each batch with their states, and how they differ.
 
     Args:
         base, changed: The models, of one vocabulary and depth.
         rows: The rows of text.
-        first: The index of a row at which a new batch begins, so that the rows before it and those
-            from it on are in different batches.
+        divided_at: The index of a row at which a new batch begins, so that no batch has rows
+            before it and rows from it on.
     """
     batch_rows = max(LOGITS_AT_ONCE // (base.vocabulary * rows.context), 1)
     batches: list[Tensor] = []
-    for token_ids in (rows.tokens[:first], rows.tokens[first:]):
+    for token_ids in (rows.tokens[:divided_at], rows.tokens[divided_at:]):
         if len(token_ids):
             batches += token_ids.long().split(batch_rows)
 

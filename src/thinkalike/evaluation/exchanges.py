@@ -166,11 +166,11 @@ def _screen_parts(
     entering = {}
     parts_of_blocks = []
     for part in parts:
-        if part.layer >= base.n_layers:
+        if part.layer >= base.n_layers:  # the final norm or the unembedding, after all blocks
             continue
         distances = [_distance_entering(batch, base, changed, part) for batch in batches]
         entering[str(part)] = torch.cat(distances)
-        if part.layer >= 0:
+        if part.layer >= 0:  # not the embedding
             parts_of_blocks.append(part)
 
     left_out: list[Part] = []
@@ -225,11 +225,12 @@ class _OutputExchange:
     def kl_without_and_alone(
         self, batch: BatchStates, hook_point: Place
     ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """Return KL(base ‖ model) of each token for both models with the output of the other one.
+        """Return the KL from the base of each model with the output of the other model put in.
 
-        The first is of the changed model with the base's output at the hook point, the second of
-        the base with the changed model's output. Equal outputs change nothing, and are not put in:
-        to replace that of a head takes arithmetic, whose rounding would count as an effect.
+        The first result is KL(base ‖ changed model with the base's output at the hook point), the
+        second is KL(base ‖ base with the changed model's output), in nats for each token. Equal
+        outputs are not exchanged: replacing the output of a head takes arithmetic, whose rounding
+        would count as an effect.
         """
         base_output = output_at(self.base, self.base_sites, hook_point, batch.base)
         changed_output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
@@ -242,7 +243,7 @@ class _OutputExchange:
             alone = batch.kl(self.base, hook_point.layer, batch.base)
         return without, alone
 
-    def greatest(
+    def with_greatest_effect(
         self, batch: BatchStates, hook_points: Sequence[Place], count: int
     ) -> list[Place]:
         """Return the hook points whose exchange changes the base most, the greatest first.
@@ -295,7 +296,7 @@ def exchange_outputs(
     modules = []
     for site in ("attn_out", "mlp_out"):
         modules += [Place(site, layer) for layer in exchange.shared_layers(site)]
-    exchanged_points = exchange.greatest(few_rows, modules, most_outputs)
+    exchanged_points = exchange.with_greatest_effect(few_rows, modules, most_outputs)
 
     layers_with_heads = exchange.shared_layers("z")
     heads = []
@@ -303,7 +304,7 @@ def exchange_outputs(
         if hook_point.site == "attn_out" and hook_point.layer in layers_with_heads:
             n_heads = exchange.base_sites.n_heads
             heads += [Place("z", hook_point.layer, head) for head in range(n_heads)]
-    exchanged_points += exchange.greatest(few_rows, heads, most_outputs)
+    exchanged_points += exchange.with_greatest_effect(few_rows, heads, most_outputs)
 
     changes = {}
     for hook_point in counted(exchanged_points, "output"):

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.measures.changes import beyond_null
+from thinkalike.measures.changes import deviations_beyond_null
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import first_tensor
@@ -97,7 +97,7 @@ def beyond_forks(
     Forks are copies of the base that were trained further on its own text, which tells how parts
     change without any aim. The change of a part is described by two statistics: its distance from
     the mean change of all runs, and its largest singular values, which are large where training
-    moved it in few directions. `beyond_null` compares both with those of the forks. A learning
+    moved it in few directions. `deviations_beyond_null` compares both with the forks. A learning
     rate, batch size or weight decay different from that of the forks makes most parts move farther
     or less far, so what counts is how far a part moved compared with the remaining parts.
 
@@ -106,7 +106,8 @@ def beyond_forks(
         forks: For each of two or more forks, how the same parts were changed.
 
     Returns:
-        How far each part is beyond the forks, see `beyond_null`, and the p-value of the farthest.
+        How far each part is beyond the forks, see `deviations_beyond_null`, and the p-value of the
+        farthest part.
     """
     statistics = []
     for moves in zip(changed, *forks, strict=True):  # of one part in all runs
@@ -117,7 +118,7 @@ def beyond_forks(
         largest_singular_values = torch.tensor(log_singular_values, dtype=torch.float64)
         statistics.append(torch.stack([log_distances, largest_singular_values], 1))
     by_run = torch.stack(statistics, 1)  # (runs, p, 2)
-    beyond, p_value = beyond_null(by_run[0], by_run[1:])
+    beyond, p_value = deviations_beyond_null(by_run[0], by_run[1:])
     return beyond, float(p_value)
 
 

@@ -43,8 +43,8 @@ def states_of_both(
 ) -> tuple[list[Float[Tensor, "b s _"]], list[Float[Tensor, "b t _"]]]:
     """Return states of the source and of the target at some layers, from one pass of each model.
 
-    The states of the source are those of its own tokens, which may be others than the target's;
-    `TokenRows.align` gives them at the target's tokens.
+    The states of the source are those of its own tokens. If its tokenizer is not the target's,
+    `TokenRows.align` turns them into one state for each token of the target.
 
     Args:
         source: A model, or anything that has `residuals` as models do. If it is the target, there

@@ -224,9 +224,10 @@ def _stitch_losses(
     stitched_last: list[Tensor],
     batch: _Batch,
 ) -> dict[str, Float[Tensor, "pairs b u"]]:
-    """Return the loss of φ, and how near its states and outputs are to the target's.
+    """Return the loss of a stitch φ, and how near its states and outputs are to the target's.
 
-    All are of the u = t - 1 predicted tokens of each row; states are those at the tokens before.
+    φ maps states h of the source to states of the target, whose later blocks then run. All results
+    are for the u = t - 1 predicted tokens of each row; states are those at the token before.
 
     Args:
         target: The model into which φ is stitched.
@@ -237,9 +238,9 @@ def _stitch_losses(
     """
     following = batch.rows.tokens[:, 1:].to(target.device)  # (b, u)
     stitched = torch.stack([state[:, :-1].flatten(0, 1) for state in stitched_last])
-    standard = batch.target_last[:, :-1]
+    target_last = batch.target_last[:, :-1]
     comparison = compare_outputs(
-        stitched, target.finish, standard.flatten(0, 1), following.flatten()
+        stitched, target.finish, target_last.flatten(0, 1), following.flatten()
     )
     loss, kl, top1 = (values.float().unflatten(1, following.shape) for values in comparison)
 
@@ -250,7 +251,7 @@ def _stitch_losses(
         target_state = target_state[:, :-1].float()
         distances.append(_relative_distance(mapped, target_state))
         norm_ratios.append(mapped.norm(dim=-1) / target_state.norm(dim=-1))
-    last_distances = [_relative_distance(state[:, :-1], standard) for state in stitched_last]
+    last_distances = [_relative_distance(state[:, :-1], target_last) for state in stitched_last]
     return {
         "stitch": loss,
         "kl": kl,

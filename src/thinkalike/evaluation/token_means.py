@@ -115,7 +115,7 @@ class TokenMeans:
     """The mean state of each token after several blocks of a model.
 
     It is asked for states as a model is. A token without a mean gets the mean of all tokens. Only
-    the means of tokens that the report has are in memory.
+    the means of tokens that occur in `report` are in memory.
 
     Args:
         model: The model whose states are averaged.
@@ -187,7 +187,8 @@ class TokenMeans:
         token if this pair did not occur. A token that did not occur has the mean of all tokens.
 
         Args:
-            rows: The token ids. Tokens that `report` does not have count as not occurring.
+            rows: The token ids. Of tokens outside of `report`, the rows that the object was made
+                for, no means are kept, so that they count as not occurring.
             layers: Blocks, each of them one of those after which states were averaged.
         """
         token_ids = rows.long().cpu()
@@ -195,7 +196,9 @@ class TokenMeans:
         for layer in layers:
             index = self.layers.index(layer)
             state = torch.zeros(rows.numel(), self.d_model)
-            # `strict=False`, because the view `tokens` of bigram means has fewer means than codes.
+            # From the least to the most specific context: the mean of the former stands in where
+            # the latter has none. `strict=False`, because the view `of_current_token` of bigram
+            # means has fewer means than codes.
             for context_code, means in zip(self.context_codes, self._means, strict=False):
                 codes = context_code(token_ids, self.vocabulary).flatten()
                 state = means.lookup(codes, index, state)
@@ -203,8 +206,8 @@ class TokenMeans:
         return states
 
     @property
-    def tokens(self) -> TokenMeans:
-        """The means by the current token alone, which share their memory with these."""
+    def of_current_token(self) -> TokenMeans:
+        """The means by the current token alone, without the previous one; memory is shared."""
         view = copy(self)
         view._means = self._means[: len(TokenMeans.context_codes)]
         return view

@@ -53,11 +53,12 @@ class GatheredWarnings(logging.Handler):
             self._texts[text] = None
             self._write_files()
 
-        # Without any other handler, `logging` prints records by its last resort. This handler
-        # must not prevent that.
-        is_only_handler = not logging.root.handlers and LOGGER.handlers[0] is self
+        # If no handler is set up, `logging` prints records by its last resort, which this handler
+        # prevents by being one. So the first handler of this class, which others may follow, calls
+        # the last resort itself.
+        is_first_of_all_handlers = not logging.root.handlers and LOGGER.handlers[0] is self
         is_repeated = getattr(record, "again", False)
-        if is_only_handler and logging.lastResort and not is_repeated:
+        if is_first_of_all_handlers and logging.lastResort and not is_repeated:
             logging.lastResort.handle(record)
 
     def store_beside_states(self, states: Path, models: Collection[str]) -> None:
@@ -100,7 +101,7 @@ class GatheredWarnings(logging.Handler):
 
         The file is replaced in one step. A job that has finished has no such folder any more.
         """
-        pass_models = _all_names(self._models_by_file)
+        pass_models = _names_of_all_models(self._models_by_file)
         for file, models in self._models_by_file.items():
             # The folder of a job that has finished is gone.
             with contextlib.suppress(FileNotFoundError):
@@ -110,7 +111,7 @@ class GatheredWarnings(logging.Handler):
                 os.replace(unfinished, file)
 
 
-def _all_names(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
+def _names_of_all_models(models_by_file: Mapping[Path, Collection[str]]) -> set[str]:
     """Return the names of the models of all jobs, each once."""
     names: set[str] = set()
     for models in models_by_file.values():

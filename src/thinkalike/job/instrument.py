@@ -228,11 +228,11 @@ class Instrument(ABC, Generic[Config]):
     def prepare(self, config: Config) -> Inputs:
         """Do the jobs whose results this job reads, and return these results as further `inputs`.
 
-        By default there are none.
+        By default a job reads no results of other jobs, and the mapping is empty.
         """
         return {}
 
-    def prepared(self, config: Config) -> Sequence[JobConfig]:
+    def prepared_jobs(self, config: Config) -> Sequence[JobConfig]:
         """Return the configurations of the jobs that `prepare` does.
 
         Forecasts of the duration add them up. By default there are none.
@@ -279,8 +279,9 @@ class Instrument(ABC, Generic[Config]):
     def model_passes(self, config: Config, shapes: Shapes) -> Sequence[Passes]:
         """Return the forward passes of the models of a job, from which its duration is forecast.
 
-        By default, each distinct model reads the evaluation text once. The list is empty if the
-        job reads no text or the amount of text is not set.
+        By default, each model reads the evaluation text once; a model that is both source and
+        target counts once. The list is empty if the job reads no text or the amount of text is not
+        set.
 
         Args:
             config: The configuration of the job.
@@ -291,7 +292,8 @@ class Instrument(ABC, Generic[Config]):
         tokens = float(config.data.evaluation_tokens)
         shortest = min((shape.context for shape in shapes.values()), default=0)
         row_length = config.data.context or shortest
-        distinct_shapes = dict.fromkeys(shapes.values())  # source and target may be one model
+        # A shape holds the name of its model, so shapes are equal for one and the same model only.
+        distinct_shapes = dict.fromkeys(shapes.values())
         return [shape.passes("report", tokens, row_length) for shape in distinct_shapes]
 
     def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:

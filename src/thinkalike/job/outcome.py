@@ -75,6 +75,7 @@ class Outcome:
             self._check_values(f"the headline number {name}", value)
 
         for table in (self.table, *self.tables.values()):
+            # Both ends of unbounded intervals are set to 0, which passes the check.
             numbers = _with_unbounded_ends(table, 0.0).select_dtypes("number")
             for column in numbers:
                 self._check_values(str(column), numbers[column].to_numpy(), table)

@@ -141,11 +141,11 @@ def perform_all(
     with GatheredWarnings() as warnings, contextlib.ExitStack() as opened:
         with doing("reading what the job needs", steps_aside=True):
             requested = [plan(instrument, config) for instrument, config in jobs]
-            job_of_key = {job.key: job for job in requested}
+            job_of_key = {planned.key: planned for planned in requested}
             results = _stored_results(job_of_key.values(), shown)
-            missing = [job for key, job in job_of_key.items() if key not in results]
-            notices = [job.check() for job in missing]
-        for notice in dict.fromkeys(notices):
+            missing = [planned for key, planned in job_of_key.items() if key not in results]
+            notices = [planned.check() for planned in missing]
+        for notice in dict.fromkeys(notices):  # each notice once
             if notice:
                 log.info(notice)
 
@@ -153,10 +153,10 @@ def perform_all(
 
         # Another process may have finished some of them while this one waited for their locks.
         results |= _stored_results(missing, shown)
-        missing = [job for job in missing if job.key not in results]
+        missing = [planned for planned in missing if planned.key not in results]
         if missing:
             results |= _run_missing(missing, len(requested), warnings, opened, shown)
-    return [results[job.key] for job in requested]
+    return [results[planned.key] for planned in requested]
 
 
 def _hold_locks(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> None:
@@ -167,39 +167,39 @@ def _hold_locks(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> Non
     are no errors. Errors that mean too little memory or space are explained while `opened` is
     open.
     """
-    for job in sorted(jobs, key=lambda job: job.key):
-        if job.is_of_first_process:
-            opened.enter_context(job.job.running(wait=job.config.wait))
+    for planned in sorted(jobs, key=lambda planned: planned.key):
+        if planned.is_of_first_process:
+            opened.enter_context(planned.job.running(wait=planned.config.wait))
         else:
             LOGGER.setLevel(logging.ERROR)
-        opened.enter_context(explaining_machine_errors(job.job))
+        opened.enter_context(explaining_machine_errors(planned.job))
 
 
 def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result]:
-    """Return the stored results of jobs by key, and repeat what is said of them.
+    """Return the stored results of jobs by key, after logging their warnings again.
 
     Jobs without a stored result are left out, and so are jobs with force=true, which are to be
-    done again. The warnings of each result are logged again.
+    done again.
 
     Args:
         jobs: The jobs.
         shown: Whether the results are printed.
     """
     results = {}
-    for job in jobs:
-        result = None if job.config.force else job.job.result()
+    for planned in jobs:
+        result = None if planned.config.force else planned.job.result()
         if result is None:
             continue
-        results[job.key] = result
+        results[planned.key] = result
         log.info("already done; force=true does it again")
         _repeat_warnings(result)
         if shown:
             with reporting_damage(result):
-                job.show(result)
+                planned.show(result)
 
         # An agent of W&B waits for the numbers of every job that it starts.
-        if WANDB_AGENT in os.environ and job.is_of_first_process:
-            with job.tracked(result.config) as tracker:
+        if WANDB_AGENT in os.environ and planned.is_of_first_process:
+            with planned.tracked(result.config) as tracker:
                 if tracker is not None:
                     tracker.publish(result)
     return results
@@ -234,7 +234,7 @@ class _Running:
 
 def _run_missing(
     missing: Sequence[PlannedJob],
-    requested: int,
+    requested_count: int,
     warnings: GatheredWarnings,
     opened: contextlib.ExitStack,
     shown: bool,
@@ -243,13 +243,13 @@ def _run_missing(
 
     Args:
         missing: The jobs, whose locks are held.
-        requested: How many jobs were asked for, including those whose results are stored.
+        requested_count: How many jobs were asked for, including those whose results are stored.
         warnings: Gathers the warnings of the jobs.
         opened: Keeps the contexts of the jobs open until they are finished.
         shown: Whether the results are printed.
     """
     began = time.monotonic()
-    running = opened.enter_context(_with_contexts(missing, requested))
+    running = opened.enter_context(_with_contexts(missing, requested_count))
     for job in running:
         if isinstance(job.planned.job, StoredJob):
             names = [model.called for model in job.planned.models.values()]
@@ -258,8 +258,8 @@ def _run_missing(
     with phase_of_all([job.work for job in running], "computing"):
         outcomes = _compute(running)
 
-    took = RunFacts(round(time.monotonic() - began, 1), len(running))
-    return _stored_outcomes(running, outcomes, took, warnings, shown)
+    run_facts = RunFacts(round(time.monotonic() - began, 1), len(running))
+    return _stored_outcomes(running, outcomes, run_facts, warnings, shown)
 
 
 def _compute(running: Sequence[_Running]) -> Sequence[OutcomeOrError]:
@@ -279,23 +279,23 @@ def _compute(running: Sequence[_Running]) -> Sequence[OutcomeOrError]:
 
 
 @contextlib.contextmanager
-def _with_contexts(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[_Running]]:
+def _with_contexts(jobs: Sequence[PlannedJob], requested_count: int) -> Iterator[list[_Running]]:
     """Yield jobs with the context that each needs to run, and release everything at the end.
 
     This also sets the seed and the number of threads of torch.
 
     Args:
         jobs: The jobs, which have the same settings of processes, threads and `force`.
-        requested: How many jobs were asked for, including those whose results are stored.
+        requested_count: How many jobs were asked for, including those whose results are stored.
     """
     import torch
 
     first = jobs[0]
     # With force=true a job starts from the beginning and must not resume from a stored state.
     if first.config.force and first.is_of_first_process:
-        for job in jobs:
-            if isinstance(job.job, StoredJob):
-                shutil.rmtree(job.job.states, ignore_errors=True)
+        for planned in jobs:
+            if isinstance(planned.job, StoredJob):
+                shutil.rmtree(planned.job.states, ignore_errors=True)
     # The jobs of a sweep run one after another in one process, so each sets the seed again.
     torch.manual_seed(first.instrument.seed(first.config))
     if first.config.threads:
@@ -309,22 +309,22 @@ def _with_contexts(jobs: Sequence[PlannedJob], requested: int) -> Iterator[list[
 
         # All processes run the jobs that the first one runs. Each has looked into the store on its
         # own, and a job may have been finished in between.
-        if requested > 1:
-            keys = processes.everyone([job.key for job in jobs])[0]
-            jobs = [job for job in jobs if job.key in keys]
+        if requested_count > 1:
+            keys = processes.everyone([planned.key for planned in jobs])[0]
+            jobs = [planned for planned in jobs if planned.key in keys]
 
         running = []
-        for job in jobs:
-            work = job.work(processes)
+        for planned in jobs:
+            work = planned.work(processes)
             opened.enter_context(work.opened)
-            running.append(_Running(job, work))
+            running.append(_Running(planned, work))
         yield running
 
 
 def _stored_outcomes(
     running: Sequence[_Running],
     outcomes: Sequence[OutcomeOrError],
-    took: RunFacts,
+    run_facts: RunFacts,
     warnings: GatheredWarnings,
     shown: bool,
 ) -> dict[str, Result]:
@@ -336,7 +336,7 @@ def _stored_outcomes(
     Args:
         running: The jobs.
         outcomes: The outcome, or the error, of each.
-        took: How long they took together.
+        run_facts: How long they took together.
         warnings: The warnings that were logged meanwhile.
         shown: Whether the results are printed.
 
@@ -357,7 +357,7 @@ def _stored_outcomes(
         planned = job.planned
         warnings_of_job = warnings.of_models(outcome.model_names, pass_models)
         try:
-            result = planned.write(job.work, outcome.guarded(), took, warnings_of_job)
+            result = planned.write(job.work, outcome.guarded(), run_facts, warnings_of_job)
             results[planned.key] = result
             if shown:
                 planned.show(result)

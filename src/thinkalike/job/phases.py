@@ -35,18 +35,18 @@ class Phases:
         Meanwhile the time of an outer phase stands still, so that no second counts twice.
         """
         outer = self._current
-        self._turn_to(name)
+        self._switch_to(name)
         try:
             yield
         finally:
-            self._turn_to(outer)
+            self._switch_to(outer)
 
     @property
     def seconds(self) -> dict[str, float]:
         """The seconds that each phase took until the last change of phase, rounded to 0.01."""
         return {name: round(value, 2) for name, value in self._seconds.items() if name}
 
-    def _turn_to(self, name: str | None) -> None:
+    def _switch_to(self, name: str | None) -> None:
         """End the current phase and begin another.
 
         The time since the last change is added to the current phase.

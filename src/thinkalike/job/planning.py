@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +150,9 @@ class PlannedJob:
         assert isinstance(self.job, StoredJob), "a job without a store has no logger"
         return tracked(self.config.logger, self.job, self.inputs, settings)
 
-    def write(self, work: Work, outcome: Outcome, took: RunFacts, warnings: list[str]) -> Result:
+    def write(
+        self, work: Work, outcome: Outcome, run_facts: RunFacts, warnings: list[str]
+    ) -> Result:
         """Write the result with its figures and provenance into the store, and return it.
 
         A job without a store keeps it in memory. The result appears in the store at the very end.
@@ -159,7 +160,7 @@ class PlannedJob:
         Args:
             work: The context of the job, which is closed here.
             outcome: What the job computed.
-            took: How long the job took, alone or together with others.
+            run_facts: How long the job took, alone or together with others.
             warnings: The warnings that concern this job.
         """
         began = time.monotonic()
@@ -168,11 +169,11 @@ class PlannedJob:
             "seed": self.config.seed,
             "models": list(outcome.models),
             **outcome.facts,
-            "wall_seconds": took.wall_seconds,
+            "wall_seconds": run_facts.wall_seconds,
             "inputs": self.contents,
         }
-        if took.jobs_in_this_pass > 1:
-            provenance["jobs_in_this_pass"] = took.jobs_in_this_pass
+        if run_facts.jobs_in_this_pass > 1:
+            provenance["jobs_in_this_pass"] = run_facts.jobs_in_this_pass
         if warnings:
             provenance["warnings"] = warnings
         if self.plugins:
@@ -192,7 +193,8 @@ class PlannedJob:
 
         # Two entries are added to the written result: the time includes that of drawing, and the
         # headline numbers are computed from the result.
-        provenance["wall_seconds"] = round(took.wall_seconds + time.monotonic() - began, 1)
+        seconds_of_writing = time.monotonic() - began
+        provenance["wall_seconds"] = round(run_facts.wall_seconds + seconds_of_writing, 1)
         provenance["phases"] = work.phase.seconds
         headlines = [headline._asdict() for headline in self.instrument.headlines(written)]
         written = self.job.add({"headlines": headlines, "provenance": provenance})
@@ -344,5 +346,6 @@ def _tokens_read(config: JobConfig) -> int:
     A setting that is left open counts as 0.
     """
     measure = getattr(config, "measure", None)
-    batch_sizes = [getattr(measure, name, None) or 0 for name in ("batches", "tokens_per_batch")]
-    return max(config.data.evaluation_tokens or 0, math.prod(batch_sizes))
+    batches = getattr(measure, "batches", None) or 0
+    tokens_per_batch = getattr(measure, "tokens_per_batch", None) or 0
+    return max(config.data.evaluation_tokens or 0, batches * tokens_per_batch)

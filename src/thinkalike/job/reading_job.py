@@ -60,21 +60,28 @@ class ReadingJob:
         return is_left_to_recipe or self._has_requested_default(key, requested)
 
     def _has_requested_value(self, key: str, requested: JobConfig) -> bool:
-        """Return whether the job has the value of the request.
+        """Return whether a setting of the job has the value that the request asks for.
 
-        It is True as well if the request leaves the value open (None or "auto"), and for a whole
-        part of the configuration.
+        A request for None or "auto" leaves the value open, so that any value is the requested one.
+        A part of the configuration, such as "data", is not compared as a whole, because each of
+        its settings is: True is returned.
+
+        Args:
+            key: The key of a setting, such as "data.context", or of a part, such as "data".
+            requested: The configuration that the user asked for.
         """
         value = value_at(requested, key)
         if value is None or value == "auto":
             return True
         value_in_job = value_at(self.config, key)
-        return is_dataclass(value_in_job) or bool(value_in_job == value)
+        is_part = is_dataclass(value_in_job)
+        return is_part or bool(value_in_job == value)
 
     def _has_requested_default(self, key: str, requested: JobConfig) -> bool:
-        """Return whether the request has the default of a setting that the job ignores.
+        """Return whether the request asks for the default of a setting that the job ignores.
 
-        The value must also be the one that the job's key has in place of the ignored setting.
+        The default must also be the value that enters the job's key, the hash of its settings, in
+        place of the ignored setting.
         """
         unread = self.instrument.unread(self.config)
         if key not in unread or unread[key] != value_at(requested, key):

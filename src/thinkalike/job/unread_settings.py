@@ -106,13 +106,14 @@ class _Request:
             and config.models is None
         )
         if not is_experiment:
-            return cls(config, [ReadingJob.of(job) for job in asked_for(config)], False)
+            jobs = [ReadingJob.of(job) for job in asked_for(config)]
+            return cls(config, jobs, checks_models=False)
 
         experiment = instrument_of(config)
         jobs = [ReadingJob.of(job) for _, job in experiment.labelled_jobs(config)]
         if not jobs:
             jobs = [ReadingJob.of(config, experiment)]
-        return cls(config, jobs, True)
+        return cls(config, jobs, checks_models=True)
 
     def unread(self, keys: Iterable[str]) -> list[str]:
         """Return those of the keys that none of the jobs reads, in their order.
@@ -217,12 +218,17 @@ def _kinds_in_words(jobs: Sequence[ReadingJob]) -> str:
 
 
 def _check_listed_models(config: JobConfig) -> None:
-    """Raise a ConfigError for a setting of an entry of models=[...] that no job reads."""
+    """Raise a ConfigError for a setting of a listed model that no job reads.
+
+    The list models=[...] has entries such as {model: NAME, dtype: float32}. Each job compares some
+    of the models, and must read the further settings of their entries.
+    """
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return
     instrument = instrument_of_measure(config.measure.kind)
     if instrument.of_models == "all":
-        # The one job of such a measure compares all pairs of models. The jobs of CKA have these.
+        # A single job of such a measure compares all pairs of models. To find out which settings
+        # of models it reads, it is treated as one job for each pair, as CKA has.
         jobs = []
         for pair in asked_for(replace(config, measure=measure_schema("cka")())):
             if isinstance(pair, AnalyzeConfig):

@@ -113,17 +113,17 @@ class Accumulator(Metric):
         single tensor with a row for each batch, which is split here; "documents", which has a row
         for each token, becomes a list of one tensor.
         """
-        own_states = dict(state_dict)
+        lists = dict(state_dict)
         for name in self.metric_state:
-            state = own_states[name]
+            state = lists[name]
             if isinstance(state, Tensor) and not len(state):
-                own_states[name] = []
+                lists[name] = []
             elif isinstance(state, Tensor):
-                rows_of_entry = len(state) if name == "documents" else 1
-                own_states[name] = list(state.split(rows_of_entry))
+                rows_per_entry = len(state) if name == "documents" else 1
+                lists[name] = list(state.split(rows_per_entry))
             else:
-                own_states[name] = list(state)
-        return super().load_state_dict(own_states, strict, assign)
+                lists[name] = list(state)
+        return super().load_state_dict(lists, strict, assign)
 
     @takes_arrays
     def update(
@@ -172,13 +172,14 @@ class Accumulator(Metric):
         return int(dim_zero_cat(self.numbers).max()) + 1
 
     def check(self, source: States, target: States, groups: Tensor | None) -> None:
-        """Raise a ValueError unless a batch has as many layers as this metric was made for.
+        """Raise a ValueError if a batch does not fit the settings of this metric.
 
-        Also if it has no groups although rows are compared within them, or has superfluous ones.
+        The batch must have as many layers as the metric was made for. It must have groups if the
+        metric compares rows within groups of one token, and no groups otherwise.
 
         Args:
             source, target: The states of each layer.
-            groups: The token of each state, if rows are compared within tokens.
+            groups: The token of each state; None if the batch has no groups.
         """
         announced = (self.source_layers, self.target_layers)
         counts = (len(source), len(target))

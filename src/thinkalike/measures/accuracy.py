@@ -45,12 +45,13 @@ def balanced_folds(
     return fold_of
 
 
-def without_each_part(
+def sums_without_each_part(
     values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "*b r"]:
     """Return the sum of n values, and then the sums without each part of the groups in turn.
 
-    Groups are divided into `JACKKNIFE_PARTS` parts; fewer groups are a part each.
+    Groups are divided into `JACKKNIFE_PARTS` parts of about equal size. If there are fewer groups
+    than parts, each group is a part.
 
     Args:
         values: The values, along the last axis.
@@ -67,48 +68,52 @@ def without_each_part(
 
 @dataclass(frozen=True, eq=False)
 class Jackknifed:
-    """Values, and those without each of r parts of the groups.
+    """Values of all stimuli, and their jackknife replicates: the values without some stimuli.
+
+    The stimuli are in groups, such as sentences, and the groups are divided into r parts. Each
+    replicate leaves out one part.
 
     Attributes:
         value: The values of all stimuli.
         replicates: The values without each part of the groups.
-        worth: How many parts of equal size the parts are worth, see `effective_number`.
+        effective_parts: How many parts of equal size the parts are worth, see `effective_number`.
     """
 
     value: Float[Tensor, "*b"]
     replicates: Float[Tensor, "*b r"]
-    worth: float
+    effective_parts: float
 
     def interval(self, level: float = 0.95) -> Estimate:
         """Return the values with jackknife intervals, whose ends are NaN for too few parts.
 
-        The intervals are wider if parts are unequal: the degrees of freedom of Student's t are one
-        less than the number of equal parts that they are worth.
+        If parts have unequal sizes, they are worth fewer parts of equal size, `effective_parts`.
+        Student's t has one degree of freedom less than this number, so that intervals are wider.
 
         Args:
             level: The probability with which an interval covers the value.
         """
         if self.replicates.shape[-1] < FEWEST_GROUPS:
             return interval_around(self.value, torch.nan)
-        t = torch.tensor(student_t(level, max(self.worth - 1, 1)), dtype=torch.float64)
+        t = torch.tensor(student_t(level, max(self.effective_parts - 1, 1)), dtype=torch.float64)
         return jackknife(self.value, self.replicates.movedim(-1, 0), level=level, t=t)
 
     def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
         """Return (a - above) / (b - above), with its interval, for these values a and a value b.
 
-        For instance, how much of the accuracy above chance that b reaches is left in a. It is NaN
-        if the lower end of b's interval is not above `above`, as the divisor may then be about 0.
+        If a and b are accuracies and `above` is that of chance, it is the share of b's accuracy
+        above chance that a reaches. It is NaN if the lower end of b's interval is not greater than
+        `above`, because the divisor may then be about 0.
 
         Args:
             other: The single value b, jackknifed over the same parts.
-            above: The value from which both are counted, such as chance.
+            above: The value that is subtracted from both, such as the accuracy of chance.
             level: The probability with which the interval covers the share.
         """
         if other.interval(level).low <= above:
             return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
         share = (self.value - above) / (other.value - above)
         shares_without = (self.replicates - above) / (other.replicates - above)
-        return Jackknifed(share, shares_without, self.worth).interval(level)
+        return Jackknifed(share, shares_without, self.effective_parts).interval(level)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +152,12 @@ def balanced_accuracies(
     """
     has_level = torch.nn.functional.one_hot(labels, levels).double().T  # (levels, n)
     # Entry 0 of the last axis is of all sentences, the others are without each part.
-    level_sizes = without_each_part(has_level, sentences)  # (levels, 1 + parts)
+    level_sizes = sums_without_each_part(has_level, sentences)  # (levels, 1 + parts)
     occurs = level_sizes > 0
-    right_of_level = without_each_part(right.double()[:, None] * has_level, sentences)
+    right_of_level = sums_without_each_part(right.double()[:, None] * has_level, sentences)
     recalls = right_of_level / level_sizes.masked_fill(~occurs, 1)  # (c, levels, 1 + parts)
     means = recalls.sum(1) / occurs.sum(0)  # (c, 1 + parts)
     sizes = level_sizes.sum(0)
     part_sizes = sizes[0] - sizes[1:]
-    worth = effective_number(part_sizes)
-    return [Accuracy(values[0], values[1:], worth, levels) for values in means]
+    effective_parts = effective_number(part_sizes)
+    return [Accuracy(values[0], values[1:], effective_parts, levels) for values in means]

@@ -86,8 +86,9 @@ def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]
     are those of Benjamini & Hochberg (1995) over all tokens.
 
     Args:
-        shift: The mean shift of each token, in nats.
-        nulls: The mean shifts of the runs of each null.
+        shift: The mean of log q - log p of each token, in nats.
+        nulls: The same for models that were changed at random: each null is a kind of random
+            change, and each of its r runs is one model.
     """
     beyond_by_null = []
     p_by_null = []

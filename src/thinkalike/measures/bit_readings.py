@@ -65,14 +65,15 @@ def next_bits(
     return None
 
 
-def reading_of(
+def interpolated_mark(
     value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
 ) -> Float[Tensor, " r"]:
     """Return the mark at which the calibration points would reach a value, interpolated linearly.
 
-    A calibration point is a copy of a model with a known change, such as rounding to 4 bits, its
-    mark. Points should rise with their marks: a point that is below an earlier one takes its
-    value. A value outside of all points reads as the first or the last mark.
+    A calibration point is a copy of a model whose weights were rounded to a known number of bits,
+    its mark. The values of points should rise with their marks: a point whose value is below that
+    of an earlier one takes the value of the earlier one. A value below all points gives the first
+    mark, and a value above all points the last.
 
     Args:
         value: A value and then its jackknife replicates, each of which is read by itself.
@@ -93,7 +94,7 @@ def reading_of(
 def reading_interval(
     value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
 ) -> Estimate:
-    """Return the bits that `reading_of` reads for a value, with a 95 % interval.
+    """Return the bits that `interpolated_mark` reads for a value, with a 95 % interval.
 
     For every candidate number of bits between the first and the last of `BITS_OF_COPIES`, the
     value that a copy of so many bits would have is interpolated linearly between the calibration
@@ -125,6 +126,6 @@ def reading_interval(
     difference = with_interval(value - expected)
     holds_zero = (difference.low <= 0) & (difference.high >= 0)
 
-    reading = reading_of(value[:1], marks, points[:, :1])
+    reading = interpolated_mark(value[:1], marks, points[:, :1])
     not_excluded = torch.cat([candidates[holds_zero], reading])
     return Estimate(reading[0], not_excluded.min(), not_excluded.max())

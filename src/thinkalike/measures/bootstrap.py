@@ -131,7 +131,7 @@ def bootstrap_interval(
     block_errors = []
     for block in torch.arange(resamples).split(block_size):
         drawn = drawn_counts(n, len(block), generator).to(counts.device)
-        deviations_of_block, errors_of_block = _resampled(residuals, counts, drawn)
+        deviations_of_block, errors_of_block = _deviations_of_resamples(residuals, counts, drawn)
         block_deviations.append(deviations_of_block)
         block_errors.append(errors_of_block)
     deviations = torch.cat(block_deviations, -1)  # (*b, r)
@@ -189,6 +189,7 @@ def _checked_bounds(bounds: object) -> tuple[float, float]:
         is_rising = least < greatest
     except (TypeError, ValueError, OverflowError):
         is_rising = False
+    # Text of two digits can be unpacked into two numbers as well.
     if isinstance(bounds, str) or not is_rising:
         raise ValueError(
             f"bounds={shown(bounds)} must be two numbers, the least value of a token and then the "
@@ -222,7 +223,7 @@ def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: flo
         )
 
 
-def _resampled(
+def _deviations_of_resamples(
     residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"], drawn: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
     """Return the mean per token in each resample, minus that of all documents, and its error.

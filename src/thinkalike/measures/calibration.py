@@ -62,9 +62,10 @@ def calibrate(
 
     The interval is the jackknife that leaves out whole groups, those of one tenth at a time. How
     much the value depends on the number of rows is learnt by leaving out as many rows at random.
-    p compares as many rows of each group that has them, since only groups of equal length are
-    exchangeable. Groups that are worth fewer than 15 of equal length (`effective_number`) have the
-    interval (-∞, ∞), and where fewer than 8 can be exchanged p is NaN; a warning says why.
+    For p, groups are cut to the same number of rows and shorter groups are left out, since only
+    groups of equal length are exchangeable. Groups that are worth fewer than 15 of equal length
+    (`effective_number`) have the interval (-∞, ∞), and where fewer than 8 can be exchanged p is
+    NaN; a warning says why.
 
     Args:
         function: Takes two tensors, (m, d) and (m, e), which may hold only some of the rows, and
@@ -86,9 +87,9 @@ def calibrate(
     check_groups(groups, len(X))
     numbers = numbered_by_part(groups)
     _, counts = numbers.unique(return_counts=True)
-    worth = effective_number(counts)
-    if worth < FEWEST_GROUPS_IF_BIASED:
-        reason = why_no_interval(worth, len(counts), "groups", FEWEST_GROUPS_IF_BIASED)
+    effective_count = effective_number(counts)
+    if effective_count < FEWEST_GROUPS_IF_BIASED:
+        reason = why_no_interval(effective_count, len(counts), "groups", FEWEST_GROUPS_IF_BIASED)
         warnings.warn(reason, stacklevel=2)
     value = torch.tensor(_value_of(function, X, Y), dtype=torch.float64)
     estimate = _with_jackknife_interval(function, X, Y, numbers, value, seed)
@@ -128,8 +129,8 @@ def _with_jackknife_interval(
 ) -> Estimate:
     """Return the value with its jackknife interval, which leaves out tenths of the groups.
 
-    Leaving out as many rows at random shows how much the value depends on the number of rows. The
-    interval is (-∞, ∞) if the groups are worth too few of equal size.
+    The value without as many rows drawn at random shows how much it depends on the number of rows.
+    The interval is (-∞, ∞) if the groups are worth too few of equal size.
 
     Args:
         function: The user's function of the rows of two layers.
@@ -147,6 +148,7 @@ def _with_jackknife_interval(
     if effective_number(counts) >= FEWEST_GROUPS_IF_BIASED:
         without_groups = _values_without_parts(function, X, Y, part_of_row)
         without_random_rows = _values_without_parts(function, X, Y, random_part_of_row)
+    # The reference is itself an estimate from random rows, which `is_drawn` says.
     return jackknife(
         value,
         replicates=torch.tensor(without_groups, dtype=torch.float64),
@@ -186,13 +188,13 @@ def _p_of_groups(
 ) -> float:
     """Return the p-value of the function's value when whole groups of Y change places at random.
 
-    Only groups of equal length are exchangeable, so as many rows of each group are compared.
+    Only groups of equal length are exchangeable, so each group has the same number of rows here.
 
     Args:
         function: The user's function of the rows of two layers.
         X, Y: The rows of both layers.
         numbers: The number of the group of each row.
-        rows: The indices of the rows that are compared, as many of each group.
+        rows: The indices of the rows that are compared, the same number for each group.
         seeds: The seed of each permutation.
     """
     x = X[rows]

@@ -90,8 +90,8 @@ def centre_all(
             much as a pass over it.
     """
     with torch.no_grad():
-        size = power_of_two_unit(features, (1, 2))
-    unit = size[:, None, None]
+        unit_of_layer = power_of_two_unit(features, (1, 2))  # (l,)
+    unit = unit_of_layer[:, None, None]
     if in_place:
         rows = features.div_(unit)
     else:
@@ -101,16 +101,15 @@ def centre_all(
         spread = distances.mean(1)
         flaws = flaw_of(spread, mean.square().sum(1), features.dtype)
         scale = spread.sqrt()
-    return [
-        *map(
-            CentredRows,
-            names,
-            rows.div_(scale[:, None, None]),
-            scale.double() * size,
-            distances.amax(1) / distances.sum(1),
-            flaws,
-        )
-    ]
+    scaled_rows = rows.div_(scale[:, None, None])
+    scale_of_features = scale.double() * unit_of_layer  # as if the unit had not been divided out
+    leverages = distances.amax(1) / distances.sum(1)
+    layers = []
+    for name, rows_of_layer, scale_of_layer, leverage_of_layer, flaw in zip(
+        names, scaled_rows, scale_of_features, leverages, flaws, strict=True
+    ):
+        layers.append(CentredRows(name, rows_of_layer, scale_of_layer, leverage_of_layer, flaw))
+    return layers
 
 
 @torch.no_grad()
@@ -163,9 +162,11 @@ def centre_groups(
         name: What errors call the layer.
     """
     rows = features[groups.order]
-    size = power_of_two_unit(rows)
-    rows /= size
+    unit = power_of_two_unit(rows)
+    rows /= unit
 
+    # Blocks are views of `rows` and `distances`, which are filled in place: a block (g, s, d) has
+    # all groups of one size s.
     offset = rows.new_zeros(())
     distances = rows.new_empty(len(rows))
     for block, block_distances in zip(
@@ -181,7 +182,7 @@ def centre_groups(
     return CentredRows(
         name=name,
         rows=rows.div_(scale),
-        scale=scale.double() * size,
+        scale=scale.double() * unit,
         leverage=distances.max() / distances.sum(),
         flaw=flaw,
     )
@@ -197,8 +198,9 @@ def flaw_of(
         offset: The squared norm of that mean, beside which a small spread is only rounding.
         dtype: The dtype of the rows.
     """
-    alike = ALIKE * all_alike(spread, offset, dtype)
-    return torch.where(spread.isfinite(), alike, NOT_FINITE)
+    are_alike = all_alike(spread, offset, dtype)
+    flaw_of_finite_rows = ALIKE * are_alike  # `ALIKE` or 0
+    return torch.where(spread.isfinite(), flaw_of_finite_rows, NOT_FINITE)
 
 
 def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:

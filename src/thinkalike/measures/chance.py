@@ -238,14 +238,15 @@ class BatchNull:
             signed = self._values_with_random_signs(document_of_row, self.token_groups)
             return signed, document_count
 
-        # Only documents of equal length are exchangeable, so as many rows of each are compared.
+        # Only documents of equal length are exchangeable, so the same number of rows is taken from
+        # each document.
         rows_of_document = balanced_rows(document_of_row)  # (documents, rows of each)
         is_balanced = rows_of_document.numel() == len(document_of_row)
         if document_count < FEWEST_GROUPS or is_balanced:
             return permuted, document_count
         if rows_of_document.numel() < self.measure.fewest:
             return permuted, 0
-        rows = self.rows.of(rows_of_document.flatten())
+        rows = self.rows.selected(rows_of_document.flatten())
         layers = self.measure.prepared(rows.layers, rows.names, rows.order)
         documents = rows.documents.cpu()
         orders = torch.stack([permuted_rows(documents, seed) for seed in range(self.permutations)])
@@ -299,8 +300,8 @@ class BatchNull:
 
         # All pairs of models are compared in one call, in which a layer that several targets have
         # is permuted once. Layers of sources come first, and then the permuted ones of targets.
-        source_layers = self._layers_of(sources)
-        target_layers = self._layers_of(targets)
+        source_layers = self._layer_indices_of(sources)
+        target_layers = self._layer_indices_of(targets)
         models = []
         for source in sources:
             indices = [
@@ -332,7 +333,7 @@ class BatchNull:
             for pair, across_models in by_pair.items()
         }
 
-    def _layers_of(self, models: Sequence[int]) -> list[int]:
+    def _layer_indices_of(self, models: Sequence[int]) -> list[int]:
         """Return the indices of all layers that some of these models have, in rising order."""
         return sorted(
             {layer for model in models for layer in self.model_pairs.layers_of_model[model]}
@@ -358,7 +359,9 @@ class BatchNull:
         """
         if not self.measure.is_ratio:
             return across_models
-        count, depth, _ = across_models.shape
+        count, depth, _ = across_models.shape  # a, l, m
+        # The numerators of every two of the l + m layers: only those across the two models, above
+        # the diagonal on the right, depend on the permutation.
         joint = joint_matrix(values, pair).double().repeat(count, 1, 1)  # (a, l + m, l + m)
         joint[:, :depth, depth:] = across_models
         return self.measure.ratios(joint)[:, :depth, depth:]

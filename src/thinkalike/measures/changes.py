@@ -79,9 +79,9 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     """Return KL(p ‖ q) = Σ p (log p - log q) of each row in nats, in [0, ∞).
 
     It is computed as Σ (q - p - p (log q - log p)), which is equal, as p and q both sum to 1. No
-    term of that sum is negative, so that nothing cancels: in float32, the terms of the first sum
-    leave about 1e-7 nats of rounding, and these less than 1e-12. It is 0 where it is no more than
-    `kl_of_rounding`.
+    term of that sum is negative, so that nothing cancels: in float32, the first sum has a rounding
+    error of about 1e-7 nats, and this one of less than 1e-12. A divergence is set to 0 if rounding
+    of the log-probabilities alone can cause it: up to `kl_of_rounding`.
 
     Args:
         p, q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
@@ -129,10 +129,14 @@ def signed_permutation(
 
 
 def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
-    """Return the change of a weight with the indices of each axis multiplied by 1 or -1 at random.
+    """Return the change of a weight with random signs for the indices of each axis.
 
-    For a matrix, these are its rows and its columns. Entries keep their places and their absolute
-    values, and the matrix its singular values.
+    Each row and each column of a matrix is multiplied by 1 or -1 at random. Entries keep their
+    places and their absolute values, and the matrix keeps its singular values.
+
+    Args:
+        change: The change of a weight; it is not changed.
+        generator: Draws the signs.
     """
     change = change.clone()
     for axis in range(change.dim()):
@@ -147,7 +151,8 @@ def _signs_along(
 
     For axis 0 of a matrix (n, m) the shape is (n, 1).
     """
-    signs = torch.randint(2, (change.shape[axis],), generator=generator).to(change) * 2 - 1
+    zeros_and_ones = torch.randint(2, (change.shape[axis],), generator=generator).to(change)
+    signs = zeros_and_ones * 2 - 1
     axes_after = change.dim() - axis - 1
     return signs.view(-1, *[1] * axes_after)
 
@@ -155,12 +160,13 @@ def _signs_along(
 def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
     """Return the p-value (1 + #{null ≥ value}) / (1 + r), in [1 / (r + 1), 1].
 
-    It is at most α with probability α if value and null are exchangeable and α (r + 1) is whole
-    (Phipson & Smyth 2010). Null values that are below the value by rounding alone count.
+    If value and null are exchangeable, it is at most α with probability α, for each α for which
+    α (r + 1) is a whole number (Phipson & Smyth 2010). A null value that is below the value by no
+    more than rounding counts as equal.
 
     Args:
         value: The values that are tested.
-        null: The same values in r runs of the null.
+        null: The same values in r runs of the null, such as models that were changed at random.
     """
     # The first comparison is for infinite values, for which the second one is with NaN.
     reaches = (null >= value) | (null >= value - NULL_ROUNDING * value.abs())
@@ -201,12 +207,13 @@ def excess(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
-    The excess is value - mean of the null's r ≥ 2 runs, and t is excess / (s √(1 + 1/r)), with
-    r - 1 degrees of freedom. s is the standard deviation of the runs, or the median one of all
-    groups if that is larger. With `FEWEST_GROUPS` groups or more, the median over groups is first
-    subtracted from the values and from each run, and t is divided by λ = median |t| / the median
-    of Student's |t|, if λ > 1 (genomic control, Devlin & Roeder 1999). So a change that most
-    groups have in common is no excess of any of them.
+    The null is the same in r ≥ 2 models that were changed at random, its runs. The excess is
+    value - mean of the runs, and t is excess / (s √(1 + 1/r)), with r - 1 degrees of freedom. s
+    is the standard deviation of the runs, or the median one of all groups if that is larger. With
+    `FEWEST_GROUPS` groups or more, the median over groups is first subtracted from the values and
+    from each run, and t is divided by λ = median |t| / the median of Student's |t|, if λ > 1
+    (genomic control, Devlin & Roeder 1999). So a change that most groups have in common is no
+    excess of any of them.
 
     Args:
         values: The value of each group.
@@ -233,12 +240,13 @@ def excess(
     return excess_of_groups, excess_of_groups / error, p
 
 
-def above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
+def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
     """Return for each of g groups the one-sided p-value that its value is above the null.
 
-    t = (value - mean of the null's r ≥ 2 runs) / (s √(1 + 1/r)), with s the standard deviation of
-    the runs, or the median one of all groups if that is larger. Unlike in `excess`, what groups
-    have in common is not subtracted, so a change that moves all groups is above the null in all.
+    The null is the same in r ≥ 2 models that were changed at random, its runs.
+    t = (value - mean of the runs) / (s √(1 + 1/r)), with s the standard deviation of the runs, or
+    the median one of all groups if that is larger. Unlike in `excess`, what groups have in common
+    is not subtracted, so a change that moves all groups is above the null in all.
 
     Args:
         values: The value of each group.
@@ -252,7 +260,7 @@ def above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float
     return torch.where(above > 0, p / 2, 1 - p / 2)
 
 
-def beyond_null(
+def deviations_beyond_null(
     values: Float[Tensor, "g k"], null: Float[Tensor, "r g k"]
 ) -> tuple[Float[Tensor, " g"], Float[Tensor, ""]]:
     """Return how far each of g groups is beyond r runs of a null, and the p-value of the farthest.
@@ -271,7 +279,7 @@ def beyond_null(
 
     Args:
         values: The k statistics of each of g groups.
-        null: The same in r runs of the null.
+        null: The same in each of r models that were changed at random, the runs of the null.
     """
     runs = torch.cat([values[None], null]).double()  # (1 + r, g, k); run 0 is the value
     r = len(null)

@@ -100,7 +100,7 @@ def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMa
     Raises:
         ValueError: The ridge is not a number >= 0.
     """
-    return _through_means(statistics, _solve(statistics, ridge))
+    return _map_through_means(statistics, _ridge_weight(statistics, ridge))
 
 
 def reduced_rank(
@@ -127,11 +127,11 @@ def reduced_rank(
     most = min(statistics.xy.shape)
     if not 1 <= rank <= most:
         raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
-    weight = _solve(statistics, _penalty(moments, pair, ridge, bias))
+    weight = _ridge_weight(statistics, _penalty(moments, pair, ridge, bias))
     fitted_products = weight @ statistics.xy
     symmetric = (fitted_products + fitted_products.T) / 2  # up to rounding it is symmetric already
     top = torch.linalg.eigh(symmetric).eigenvectors[:, -rank:]  # U
-    return _through_means(statistics, top @ (top.T @ weight))
+    return _map_through_means(statistics, top @ (top.T @ weight))
 
 
 def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = True) -> AffineMap:
@@ -156,20 +156,23 @@ def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = T
             f"no isometry goes from width {d} to {e}: fit the other direction, or use reduced_rank"
         )
     u, _, vh = torch.linalg.svd(statistics.xy.T, full_matrices=False)
-    return _through_means(statistics, u @ vh)
+    return _map_through_means(statistics, u @ vh)
 
 
 def bias_only(moments: Moments | HalvedMoments, pair: LayerPair) -> AffineMap:
-    """Return the best shift x + μᵧ - μₓ between two sites of one width, with W = I."""
+    """Return the map x ↦ x + μᵧ - μₓ, with W = I, between two layers of the same width.
+
+    It is the shift with the least squared error.
+    """
     statistics = moments.of(pair)
     identity = torch.eye(len(statistics.mean_x)).to(statistics.xx)
-    return _through_means(statistics, identity)
+    return _map_through_means(statistics, identity)
 
 
 def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -> PairStatistics:
-    """Return the means and products of a layer pair: products about the means, or about 0.
+    """Return the means and the sums of products of the states of a layer pair.
 
-    They are about 0 for a map without a bias.
+    The products are those of centred states, or of the states as they are if the map has no bias.
     """
     statistics = moments.of(pair)
     if bias:
@@ -180,9 +183,10 @@ def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -
 def _penalty(
     moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None, bias: bool
 ) -> float:
-    """Return the ridge; if it is None, the best one to predict one half of the documents.
+    """Return the ridge penalty that was given; if it is None, the one chosen on the documents.
 
-    It is chosen such that maps that were fitted on either half predict the other half best.
+    The penalty is chosen such that maps fitted on one half of the documents predict the other half
+    best.
 
     Args:
         moments: The moments of the states; to choose a ridge, those of both halves of documents.
@@ -202,15 +206,15 @@ def _penalty(
     return moments.penalty(pair, bias)
 
 
-def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
-    """Return the map x ↦ W x + b of a given W whose b takes the mean of x to the mean of y.
+def _map_through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
+    """Return the map x ↦ W x + b for a given W, with the b that maps the mean of x to that of y.
 
-    Statistics about 0 have means of 0, so that b = 0.
+    A map without a bias has statistics whose means are set to 0, so that b = 0.
     """
     return AffineMap(weight, statistics.mean_y - weight @ statistics.mean_x)
 
 
-def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
+def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     """Return W = Y'X (X'X + ridge I)⁺, without the directions of X that are only rounding.
 
     Args:

@@ -96,9 +96,9 @@ def joint_matrix(values: Mapping[Pair, Float[Tensor, "_ _"]], pair: Pair) -> Flo
     """
     first, second = pair
     across = values[pair]  # (l, m)
-    upper_half = torch.cat([values[first, first], across], 1)
-    lower_half = torch.cat([across.T, values[second, second]], 1)
-    return torch.cat([upper_half, lower_half])
+    rows_of_first = torch.cat([values[first, first], across], 1)  # (l, k)
+    rows_of_second = torch.cat([across.T, values[second, second]], 1)  # (m, k)
+    return torch.cat([rows_of_first, rows_of_second])
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class FastPaths(Generic[Prepared]):
     Attributes:
         prepares_together: Whether layers of one shape can be prepared at once, by `prepare_all`.
         leaves_out_parts: Whether values without a part of the rows follow from sums, by
-            `compare_without_parts`.
+            `compare_leaving_out_parts`.
         is_ratio: Whether a value is a ratio, as CKA is of HSICs. What compares layers then returns
             numerators, which are averaged over batches before `ratios` divides them.
         has_units: Whether a numerator grows with the squares of the sizes of both layers, which
@@ -166,7 +166,7 @@ class FastPaths(Generic[Prepared]):
         """
         raise NotImplementedError
 
-    def compare_without_parts(
+    def compare_leaving_out_parts(
         self, layers: Sequence[Prepared], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the values of layers with all rows, then those without each part of the rows.
@@ -579,8 +579,8 @@ class BatchRows(NamedTuple):
     documents: Int[Tensor, " n"]
     tokens: Int[Tensor, " n"] | None
 
-    def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
-        """Return a selection of the rows that are compared, `order`.
+    def selected(self, chosen: Int[Tensor, " m"]) -> BatchRows:
+        """Return the batch with only some of its compared rows.
 
         The states of layers are not copied: the new `order` says which of their rows are compared.
 
@@ -625,20 +625,20 @@ class Batch(NamedTuple):
     documents: Int[Tensor, " ..."] | None = None
 
     def rows(
-        self, sides: Sequence[Pair], flatten: str
+        self, pairs: Sequence[Pair], flatten: str
     ) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
         """Return the rows of all different layers, and the indices of each model's layers in them.
 
         A layer that several models share occurs once.
 
         Args:
-            sides: The pairs of models that are compared.
+            pairs: The pairs of models that are compared.
             flatten: What a row is: a "token", a "sample" (sequence), or the "mean" of a sequence.
 
         Raises:
             ValueError: The mask or the labels do not fit the states, or row counts differ.
         """
-        layers, names, layers_of_model = self._different_layers(sides)
+        layers, names, layers_of_model = self._different_layers(pairs)
         dtype = common_dtype(layers)
         token_indices = None
         if self.mask is not None:
@@ -659,20 +659,20 @@ class Batch(NamedTuple):
         return BatchRows(rows, names, order, documents[order], tokens), layers_of_model
 
     def _different_layers(
-        self, sides: Sequence[Pair]
+        self, pairs: Sequence[Pair]
     ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
         """Return the different layers of the compared models.
 
         Args:
-            sides: The pairs of models that are compared.
+            pairs: The pairs of models that are compared.
 
         Returns:
             The layers, each tensor once although several models may have it; what errors call each
             of them; and for each model the indices of its layers in the first list.
         """
-        model_names = {model: f"model {model}" for side in sides for model in side}
-        if len(sides) == 1:
-            source, target = sides[0]
+        model_names = {model: f"model {model}" for pair in pairs for model in pair}
+        if len(pairs) == 1:
+            source, target = pairs[0]
             # A model that is compared with itself is called the source.
             model_names[target] = "target"
             model_names[source] = "source"

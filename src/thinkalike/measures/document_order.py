@@ -22,13 +22,14 @@ LEAST_CORRELATION = 0.05
 
 
 def neighbour_correlation(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:
-    """Return how similar documents are that follow each other in a source, or 0 if not more so.
+    """Return the correlation of documents that follow each other in a source; 0 for random order.
 
-    A document with n tokens is described by the vector √n (c - c̄), with c the mean of random codes
-    of its tokens and c̄ that of all tokens. The intraclass correlation is Σ x'y / Σ x'x over
-    neighbouring documents x and y. 0 is returned for fewer than `FEWEST_DOCUMENTS` documents, for
-    a correlation of at most `LEAST_CORRELATION`, or if one of `RANDOM_ORDERS` random orders of the
-    same documents has as high a correlation.
+    Each token id has a random code. A document with n tokens is described by the vector
+    √n (c - c̄), with c the mean of the codes of its tokens and c̄ that of all tokens. The
+    correlation is Σ x'y over neighbouring documents x and y, divided by Σ x'x over all documents.
+    0 is returned for fewer than `FEWEST_DOCUMENTS` documents, for a correlation of at most
+    `LEAST_CORRELATION`, or if one of `RANDOM_ORDERS` random orders of the same documents has as
+    high a correlation.
 
     Args:
         tokens: The token ids.

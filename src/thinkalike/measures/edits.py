@@ -8,6 +8,7 @@ change that is no such operation has its size and rank.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -170,21 +171,23 @@ def edit(
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit whose size, spread, norm and axis are still missing; `edit` fills them in.
+    """Return an edit with an operation, whose size, spread and norm are NaN and that has no axis.
+
+    `edit` fills them in where they can be computed.
 
     Args:
         operation: What was done.
         amount: The number that goes with the operation, see `Edit`; NaN: it has none.
     """
-    return Edit(operation, math.nan, math.nan, math.nan, amount=amount)
+    return Edit(operation, size=math.nan, spread=math.nan, norm=math.nan, amount=amount)
 
 
 def _differing_indices(differs: Bool[Tensor, "..."]) -> tuple[int | None, Int[Tensor, " k"]]:
-    """Return the axis along which the fewest indices differ, as a share, and these indices.
+    """Return the axis with the smallest share of indices that differ, and these indices.
 
-    So a change of some rows of a matrix is told from one of some columns. An index differs if any
-    entry at it does. The axis is None, without indices, if that share is more than
-    `MOST_DIFFERING_SHARE`. If two axes have the same share, the first one is returned.
+    For a matrix, this tells a change of some rows from a change of some columns. An index differs
+    if any entry with this index does. If the share is more than `MOST_DIFFERING_SHARE`, the axis
+    is None and no indices are returned. Of two axes with the same share, the first is returned.
 
     Args:
         differs: Which entries of the tensor differ; at least one.
@@ -232,18 +235,30 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
         remaining = _matching_rows(rows, changed_rows)
         if remaining is not None:
             removed = set(range(len(rows))) - set(remaining.tolist())
-            return Edit("removed", 0.0, 0.0, 0.0, axis, tuple(sorted(removed)))
+            return _edit_of_length("removed", axis, sorted(removed))
     elif torch.equal(rows, changed_rows[: len(rows)]):
         added = range(len(rows), len(changed_rows))
-        return Edit("added", 0.0, 0.0, 0.0, axis, tuple(added))
+        return _edit_of_length("added", axis, added)
     return _edit_of_unknown_size("resized")
 
 
-def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
-    """Return the first operation that turns x into y, of those that are tried, simplest first.
+def _edit_of_length(operation: Operation, axis: int, indices: Sequence[int]) -> Edit:
+    """Return an edit that adds or removes indices of an axis and changes no other entry.
 
-    They are zeroing, permuting, masking, casting, scaling and rounding. If none fits, it is
-    "changed", or, for a tensor with the rows and columns of a matrix, what `_spectrum` says.
+    Args:
+        operation: "added" or "removed".
+        axis: The axis.
+        indices: The indices that were added or removed, in rising order.
+    """
+    return Edit(operation, size=0.0, spread=0.0, norm=0.0, axis=axis, indices=tuple(indices))
+
+
+def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
+    """Return the simplest operation that turns x into y.
+
+    Zeroing, permuting, masking, casting, scaling and rounding are tried in this order. If none
+    fits, a tensor of two axes or more is tested for a change of low rank or noise. Otherwise the
+    operation is "changed".
 
     Args:
         x, y: The tensors before and after. If only some indices of an axis differ, they hold these
@@ -272,9 +287,9 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
     if y.dim() == 2 and min(y.shape) > 2:
         scalings += [("scaled by row", 1), ("scaled by column", 0)]
     for operation, summed_axis in scalings:
-        if _factor(x_sample, y_sample, summed_axis, eps) is None:
+        if _scaling_factors(x_sample, y_sample, summed_axis, eps) is None:
             continue
-        factor = _factor(x, y, summed_axis, eps)
+        factor = _scaling_factors(x, y, summed_axis, eps)
         if factor is not None:
             amount = float(factor) if summed_axis is None else math.nan
             return _edit_of_unknown_size(operation, amount)
@@ -286,7 +301,7 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
         return _edit_of_unknown_size("rounded", float(bits))
 
     if y.dim() > 1 and min(y.flatten(1).shape) > 2:
-        return _edit_of_unknown_size(*_spectrum(x, y, eps))
+        return _edit_of_unknown_size(*_low_rank_or_noise(x, y, eps))
     return _edit_of_unknown_size("changed")
 
 
@@ -311,7 +326,7 @@ def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
         axis: The axis along which the order may differ; None: each axis is tried.
     """
     if y.dim() == 1 and len(y) < 3:
-        return False  # two single numbers may be equal to others by chance
+        return False  # one or two numbers may be equal in another order by chance
     axes = range(y.dim()) if axis is None else [axis]
     for candidate in axes:
         matches = _matching_rows(_rows_along(x, candidate), _rows_along(y, candidate))
@@ -344,7 +359,7 @@ def _bytes_of_rows(rows: Float[Tensor, "n d"]) -> list[bytes]:
     return [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
 
 
-def _factor(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor | None:
+def _scaling_factors(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) -> Tensor | None:
     """Return the factors s with y = s x up to rounding; None if there are none.
 
     They are those of least squares, Σ x y / Σ x², and 0 where x is 0. Either all entries share a
@@ -471,11 +486,12 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
 def _steps(
     rows: Float[Tensor, "n d"], eps: float
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return for each row the step of the grid on which its values lie, and its number of points.
+    """Return for each row the step of the grid on which its values lie, and the grid's length.
 
-    The step is the least distance between two values that is more than rounding. The points are
-    counted from the least value of the row to the greatest. Their number is ∞ if a value lies off
-    the grid, if the step is too small to be told from rounding, or if all values are equal.
+    The step is the least distance between two values that is more than rounding, or ∞ if all
+    values are equal. The length is the number of grid points from the least value of the row to
+    the greatest. It is ∞ if a value lies off the grid, if the step is too small to be told from
+    rounding, or if all values are equal.
 
     Args:
         rows: The rows.
@@ -493,12 +509,13 @@ def _steps(
     return steps, torch.where(is_rounded, multiples[:, -1].round() + 1, math.inf)
 
 
-def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
-    """Return whether the change y - x is of "low rank", with its rank, "noise", or "changed".
+def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
+    """Return "low rank" and the rank of the change y - x, or "noise" or "changed" with NaN.
 
-    "noise" and "changed" come with NaN in place of the rank. A change is noise if it looks like
-    independent entries: an n x m matrix of these, of spread s, has no singular values above about
-    s (√n + √m), the edge (Marchenko & Pastur 1967). Singular values come from a random sketch.
+    A change is noise if its largest singular value is not above that of independent entries with
+    the same root mean square s. For an n x m matrix this is about s (√n + √m), the edge (Marchenko
+    & Pastur 1967). A change is of low rank if a few leading singular values leave next to nothing
+    of it. All other changes are "changed". Singular values come from a random sketch.
 
     Args:
         x, y: The tensors before and after, of two axes or more; axes after the first are joined.
@@ -511,19 +528,21 @@ def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     rounding = eps * size_of_y * (math.sqrt(n) + math.sqrt(m))
     edge = float(change.square().mean().sqrt()) * (math.sqrt(n) + math.sqrt(m))
 
-    # In falling order. float32 is enough to recognise noise.
-    values = _sketched_singular_values(change.float(), 2)
+    # float32 is enough to recognise noise. Its singular values differ little from each other, so
+    # that the sketch needs an iteration more than below.
+    values = _sketched_singular_values(change.float(), iterations=2)  # in falling order
     if values[-1] > LOW_RANK_GAP * values[0]:  # its rank is greater than the sketch is wide
         if float(values[0]) <= NOISE_EDGE * edge:
             return "noise", math.nan
         return "changed", math.nan
 
-    values = _sketched_singular_values(change, 1)
-    # the Frobenius norm of what the leading singular values do not explain
+    values = _sketched_singular_values(change, iterations=1)
+    # The Frobenius norm of what the leading singular values do not explain. Of rounding errors it
+    # is at most √min(n, m) times their largest singular value.
     rest = max(float(change.square().sum() - values.square().sum()), 0.0) ** 0.5
-    rank = int((values > rounding).sum())
-    most_rank = min(MOST_RANK, min(n, m) // 4)
     most_rest = max(rounding * math.sqrt(min(n, m)), LOW_RANK_REST * edge)
+    rank = int((values > rounding).sum())
+    most_rank = min(MOST_RANK, min(n, m) // 4)  # more than a quarter of the full rank is not low
     if rank <= most_rank and rest <= most_rest:
         return "low rank", float(rank)
     return "changed", math.nan

@@ -164,13 +164,14 @@ def jackknife(
 def without_parts(
     sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
 ) -> Float[Tensor, " r *s"]:
-    """Return the total without the documents of one part, for each part that has documents.
+    """Return the total without one part of the documents, for each of the r parts with documents.
 
-    If there are too few documents for an interval, the result is empty, r = 0.
+    If there are too few documents for a jackknife interval, the result is empty, r = 0.
 
     Args:
         sums: The sum over the documents of each of the `JACKKNIFE_PARTS` parts.
-        documents: The number of the document of each row, by `numbered_by_part`.
+        documents: The number of the document of each row, by `numbered_by_part`: the remainder of
+            division by `JACKKNIFE_PARTS` is the part.
     """
     different_documents, row_counts = documents.unique(return_counts=True)
     parts_with_documents = (different_documents % JACKKNIFE_PARTS).unique()

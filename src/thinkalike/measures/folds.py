@@ -84,7 +84,8 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     part_of_group = torch.zeros(group_count, dtype=torch.long)
     part_of_group.scatter_(0, group_of_row, part_of_row)
 
-    # How many groups of the same part come before each group.
+    # The groups of part p are numbered p, p + 10, p + 20, ... The rank is the number of groups of
+    # the same part that come before a group.
     is_in_part = part_of_group[:, None] == torch.arange(JACKKNIFE_PARTS)  # (groups, parts)
     rank_in_part = is_in_part.cumsum(0).gather(1, part_of_group[:, None])[:, 0] - 1
     number_of_group = rank_in_part * JACKKNIFE_PARTS + part_of_group

@@ -42,7 +42,7 @@ class GramStatistics(NamedTuple):
     diagonals: list[Float[Tensor, "*p l n"]]
 
     def of_all_rows(self) -> GramStatistics:
-        """Return the statistics of all rows, the first of the sets of `left_out_statistics`."""
+        """Return the statistics of the first set of rows, which is that of all rows."""
         return GramStatistics(
             {pair: products[0] for pair, products in self.products.items()},
             [sums[0] for sums in self.sums],
@@ -80,12 +80,13 @@ class GramStatistics(NamedTuple):
         for model, target in model_pairs.pairs:
             if model != target:
                 continue
-            sums = self.sums[model]
+            sums = self.sums[model]  # (*p, l, n); the rows of a group follow one another
             n: int | Tensor = sums.shape[-1] // groups  # rows of each group
             if rows is not None:
                 n = rows
             products = self.products[model, model].diagonal(dim1=-2, dim2=-1)
-            squared_totals = sums.unflatten(-1, (groups, -1)).sum(-1).square().sum(-1)
+            totals = sums.unflatten(-1, (groups, -1)).sum(-1)  # (*p, l, groups)
+            squared_totals = totals.square().sum(-1)
             # The formula subtracts its second term; with a minus sign it is added.
             sum_of_terms = unbiased_from_sums(n, products, -sums.square().sum(-1), squared_totals)
 
@@ -205,7 +206,7 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield which parts of a matrix's columns a window of columns overlaps, and where.
+    """Yield each part of a matrix's columns that a window overlaps, and the overlapping columns.
 
     Args:
         sizes: How many columns each part has; the parts follow one another.
@@ -234,10 +235,11 @@ def _multiplies_features(n: int, dtype: torch.dtype) -> bool:
 def _feature_products(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij over rows i of part g and j of part h, without Gram matrices.
+    """Return Σ_{i≠j} K_ij L_ij over rows i of part g and rows j of part h, for all g and h.
 
-    With K = X X' and L = Y Y' for the rows X and Y of two layers, the sum is the inner product
-    <X_g'Y_g, X_h'Y_h>. For g = h, Σᵢ K_ii L_ii over the rows of the part is subtracted.
+    With K = X X' and L = Y Y' for the rows X and Y of two layers, the sum over all i and j is the
+    inner product <X_g'Y_g, X_h'Y_h>, so that no Gram matrix is needed. For g = h, Σᵢ K_ii L_ii
+    over the rows of the part is subtracted.
 
     Args:
         rows: The rows of each of the different layers.
@@ -322,9 +324,10 @@ def _tiles_of_models(
     tile: Tile,
     memory: Sequence[Float[Tensor, " _"]],
 ) -> list[Float[Tensor, "_ h w"]]:
-    """Return one tile of the Gram matrix X X' of every layer, (l, height, width) for each model.
+    """Return the same tile of the Gram matrix X X' of every layer, (l, h, w) for each model.
 
-    A tile on the diagonal has zeros on the diagonal and below it.
+    h and w are the height and the width of the tile. If it lies on the diagonal of the matrix, its
+    entries on the diagonal and below are set to 0.
 
     Args:
         rows: The rows X of each layer.
@@ -356,7 +359,7 @@ def _tiles_of_models(
 def part_indicators(
     sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype
 ) -> Float[Tensor, "p n"]:
-    """Return a matrix that is 1 where a row (column of the matrix) belongs to a part, else 0.
+    """Return the matrix whose entry (g, i) is 1 if row i belongs to part g, and else 0.
 
     Args:
         sizes: The sizes of the p parts; the first part has the first rows, and so on.
@@ -378,7 +381,10 @@ def left_out_statistics(
     sizes: Sequence[int],
     products: Mapping[Pair, Float[Tensor, "p p l m"]],
 ) -> GramStatistics:
-    """Return the statistics of K = X X' for 1 + p sets: all rows, and all but those of each part.
+    """Return what HSIC needs of K = X X' for 1 + p sets: all rows, and all but those of each part.
+
+    The statistics are, without the diagonals of the Gram matrices K: the inner product of every
+    two layers' matrices, and the sum of each row; and the diagonals themselves.
 
     Args:
         rows: The rows X of each layer.
@@ -445,7 +451,15 @@ def _row_sums_over_parts(
 def linear_statistics(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs
 ) -> GramStatistics:
-    """Return the statistics of K = X X' for the rows X of each layer, which are nearly centred."""
+    """Return what HSIC needs of the Gram matrices K = X X' of all layers.
+
+    The statistics are, without the diagonals of the matrices: the inner product of every two
+    layers' matrices, and the sum of each row; and the diagonals themselves.
+
+    Args:
+        rows: The rows X of each layer, which are nearly centred.
+        model_pairs: The layers of each model, and which models are compared.
+    """
     single_part = [len(rows[0])]
     products = gram_products(rows, model_pairs, single_part)
     return left_out_statistics(rows, model_pairs, single_part, products).of_all_rows()
@@ -455,9 +469,11 @@ def linear_statistics(
 def block_statistics(
     rows: Sequence[Float[Tensor, "n _"]], model_pairs: ModelPairs, groups: int
 ) -> GramStatistics:
-    """Return the statistics of K = X X' without the entries between rows of different groups.
+    """Return what HSIC needs of the Gram matrices K = X X' within groups of rows.
 
-    The products of two layers are summed over groups. Small groups are computed several at a time.
+    The statistics of each group are, without the diagonals: the inner product of every two layers'
+    matrices, which is summed over groups, and the sum of each row; and the diagonals themselves.
+    Small groups are computed several at a time.
 
     Args:
         rows: The rows X of each layer; those of a group follow one another.
@@ -498,7 +514,10 @@ def block_statistics(
 def dense_statistics(
     grams: Sequence[Float[Tensor, "*g n n"]], model_pairs: ModelPairs
 ) -> GramStatistics:
-    """Return the statistics of symmetric Gram matrices; they are differentiable.
+    """Return what HSIC needs of symmetric Gram matrices, differentiably.
+
+    The statistics are, without the diagonals of the matrices: the inner product of every two
+    layers' matrices, and the sum of each row; and the diagonals themselves.
 
     Args:
         grams: The Gram matrix (n, n) of each layer, or those of several groups of rows, (g, n, n).
@@ -511,13 +530,15 @@ def dense_statistics(
         diagonal = gram.double().diagonal(dim1=-2, dim2=-1)
         diagonals.append(diagonal)
         off_diagonals.append(gram.double() - diagonal.diag_embed())
-    flat = model_pairs.by_model(
-        [off_diagonal.flatten() for off_diagonal in off_diagonals]
-    )  # (l, g n²)
+    # For each model the matrices of its layers, flat, (l, g n²).
+    flat = model_pairs.by_model([off_diagonal.flatten() for off_diagonal in off_diagonals])
+    products = {}
+    for source, target in model_pairs.pairs:
+        products[source, target] = flat[source] @ flat[target].T
+    row_sums = [off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]
+    flat_diagonals = [diagonal.flatten() for diagonal in diagonals]
     return GramStatistics(
-        {(source, target): flat[source] @ flat[target].T for source, target in model_pairs.pairs},
-        model_pairs.by_model([off_diagonal.sum(-1).flatten() for off_diagonal in off_diagonals]),
-        model_pairs.by_model([diagonal.flatten() for diagonal in diagonals]),
+        products, model_pairs.by_model(row_sums), model_pairs.by_model(flat_diagonals)
     )
 
 

@@ -41,8 +41,8 @@ class HalvedMoments:
             sources, targets: The states (n, d) of each layer.
             halves: A number for each row; even numbers are the first half, odd ones the second.
         """
-        for number, half in enumerate(self.halves):
-            rows = (halves % len(self.halves) == number).nonzero()[:, 0]
+        for remainder, half in enumerate(self.halves):  # 0 for even numbers, 1 for odd ones
+            rows = (halves % len(self.halves) == remainder).nonzero()[:, 0]
             half.update(_selected_rows(sources, rows), _selected_rows(targets, rows))
 
     def of(self, pair: LayerPair) -> PairStatistics:
@@ -97,7 +97,7 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         halves = stimulus_folds(n, 2, groups=documents)
     is_balanced = n / 4 <= int(halves.sum()) <= 3 * n / 4
     if not is_balanced:
-        halves = torch.arange(n) * 2 // max(n, 1)
+        halves = torch.arange(n) * 2 // max(n, 1)  # 0 for the first half of the rows, then 1
     return halves.to(documents.device)
 
 

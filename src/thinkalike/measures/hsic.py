@@ -35,8 +35,8 @@ def hsic1(
     return unbiased_from_sums(
         n=len(K),
         products=(K * L.T).sum(),
-        of_sums=(K.sum(0) * L.sum(1)).sum(),
-        of_totals=K.sum() * L.sum(),
+        row_sum_product=(K.sum(0) * L.sum(1)).sum(),
+        total_product=K.sum() * L.sum(),
     )
 
 
@@ -59,37 +59,37 @@ def hsic0(
     return biased_from_sums(
         n=len(K),
         products=(K * L.T).sum(),
-        of_sums=(K.sum(0) * L.sum(1)).sum(),
-        of_totals=K.sum() * L.sum(),
+        row_sum_product=(K.sum(0) * L.sum(1)).sum(),
+        total_product=K.sum() * L.sum(),
     )
 
 
 def unbiased_from_sums(
-    n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor
+    n: int | Tensor, products: Tensor, row_sum_product: Tensor, total_product: Tensor
 ) -> Tensor:
-    """Return the unbiased HSIC of Gram matrices K and L of n rows, from sums of their entries.
+    """Return the unbiased HSIC of symmetric Gram matrices K and L, from sums of their entries.
 
-    K̃ and L̃ are K and L with zero diagonals, and symmetric.
+    K̃ and L̃ are K and L with the diagonal set to 0. This is equation 5 of Song et al. (2012).
 
     Args:
         n: The number of rows.
         products: Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ.
-        of_sums: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K̃ and of L̃.
-        of_totals: The product of the sums of all entries of K̃ and of L̃.
+        row_sum_product: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K̃ and of L̃.
+        total_product: The product of the sums of all entries of K̃ and of L̃.
     """
-    centred = products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))
+    centred = products - row_sum_product * 2 / (n - 2) + total_product / ((n - 1) * (n - 2))
     return centred / (n * (n - 3))
 
 
 def biased_from_sums(
-    n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor
+    n: int | Tensor, products: Tensor, row_sum_product: Tensor, total_product: Tensor
 ) -> Tensor:
-    """Return the biased HSIC of Gram matrices K and L of n rows, from sums of their entries.
+    """Return the biased HSIC, tr(KHLH) / (n-1)², of symmetric Gram matrices, from sums of entries.
 
     Args:
         n: The number of rows.
         products: Σᵢⱼ Kᵢⱼ Lᵢⱼ.
-        of_sums: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K and of L, which are symmetric.
-        of_totals: The product of the sums of all entries of K and of L.
+        row_sum_product: Σᵢ kᵢ lᵢ, with kᵢ and lᵢ the sums of row i of K and of L.
+        total_product: The product of the sums of all entries of K and of L.
     """
-    return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2
+    return (products - row_sum_product * 2 / n + total_product / n**2) / (n - 1) ** 2

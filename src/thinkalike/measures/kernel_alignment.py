@@ -72,6 +72,7 @@ def cka(
     >>> round(float(cka(X, 3 * X.flip(1))), 4)  # rotated and scaled
     1.0
     """
+    # `is_relative`: a single ratio needs no HSICs in the unit of the features.
     measure = CKAMeasure(estimator, kernel, is_relative=True)
     return measure.of(X, Y).to(common_dtype([X, Y]))
 
@@ -177,10 +178,12 @@ class CKAMeasure(LayerMeasure[CentredRows]):
             is_relative=self.is_relative,
         )
 
-    def compare_without_parts(
+    def compare_leaving_out_parts(
         self, layers: Sequence[CentredRows], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the HSICs (1 + parts, l, m) of all rows, then without each part of the rows.
+        """Return the HSIC of every two layers for all rows, and then leaving out each part.
+
+        A jackknife takes these 1 + parts values, (1 + parts, l, m) for each pair of models.
 
         Args:
             layers: All different layers, with centred rows.
@@ -282,10 +285,11 @@ def layer_hsics(
 def hsics_without_parts(
     layers: Sequence[CentredRows], model_pairs: ModelPairs, sizes: Sequence[int], *, estimator: str
 ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
-    """Return the linear HSIC of every two layers, of all rows and then without each part of them.
+    """Return the linear HSIC of every two layers for all rows, and then leaving out each part.
 
-    For each pair of models it has the shape (1 + parts, l, m). It is NaN where fewer than 4 rows
-    remain, and the unbiased HSIC of a layer with itself where it may be only rounding.
+    For each pair of models it has the shape (1 + parts, l, m). It is NaN where fewer than
+    `FEWEST_HSIC_ROWS` rows remain. The unbiased HSIC of a layer with itself is also NaN where it
+    may be only rounding.
 
     Args:
         layers: The centred layers.
@@ -301,9 +305,11 @@ def hsics_without_parts(
     products = gram_products(rows, model_pairs, sizes)
     statistics = left_out_statistics(rows, model_pairs, sizes, products)
 
+    # How many rows there are, and how many remain without each part, (1 + parts, 1, 1).
     n = len(rows[0])
-    rows_without = n - part_indicators(sizes, rows[0], torch.float64).sum(1)
-    row_counts = torch.cat([rows_without.new_full((1,), n), rows_without])[:, None, None]
+    remaining_counts = n - part_indicators(sizes, rows[0], torch.float64).sum(1)
+    row_counts = torch.cat([remaining_counts.new_full((1,), n), remaining_counts])
+    row_counts = row_counts[:, None, None]
     hsics = {}
     for pair, hsics_of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
         hsics[pair] = hsics_of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
@@ -321,7 +327,7 @@ def hsics_without_parts(
 def hsics_within(
     layers: Sequence[CentredRows], model_pairs: ModelPairs, *, groups: RowGroups, estimator: str
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σ_g n_g HSIC_g of every two layers, with HSIC_g that of the n_g rows of group g.
+    """Return Σ_g n_g HSIC_g for every two layers, where HSIC_g compares the n_g rows of group g.
 
     Shifting all rows of a group by the same vector changes nothing. The kernel is linear.
 
@@ -338,7 +344,7 @@ def hsics_within(
     totals: dict[Pair, Tensor] = {}
     rounding: dict[int, Tensor] = {}
     start = 0
-    for group_count, size in groups.shapes:
+    for group_count, size in groups.shapes:  # how many groups have this size
         stop = start + group_count * size
         rows = [layer.rows[start:stop] for layer in layers]
         statistics = block_statistics(rows, model_pairs, group_count)

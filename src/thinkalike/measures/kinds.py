@@ -193,12 +193,12 @@ class FeatureColumns(NamedTuple):
     def _check_same_features(self, frame: pd.DataFrame) -> None:
         """Raise a ValueError unless a table has the features that this object describes.
 
-        A table without names must have as many; its order is then trusted, and a warning says so
-        if this object has names.
+        A table without names of features must have the same number of features. Their order is
+        then trusted, and a warning says so if this object has names.
         """
         names = _names(frame)
-        have_other_names = bool(names) and bool(self.names) and names != self.names
-        if frame.shape[1] != len(self.kinds) or have_other_names:
+        are_renamed = bool(names) and bool(self.names) and names != self.names
+        if frame.shape[1] != len(self.kinds) or are_renamed:
             columns = ", ".join(names) or frame.shape[1]
             expected = ", ".join(self.names) or len(self.kinds)
             raise ValueError(f"X has the features {columns}, and the fit had {expected}")
@@ -278,11 +278,11 @@ def _frame_of_values(values: object) -> pd.DataFrame:
 
 
 def _frame(X: object) -> tuple[pd.DataFrame, bool]:
-    """Return a table as a DataFrame, and whether the types of its columns say what values mean.
+    """Return a table as a DataFrame, and whether its columns have types that say what values mean.
 
-    They do not for an array or tensor of numbers, where a number may be a code of a category: the
-    second result is then False, and the columns are float64. In an array of text, columns that are
-    all numbers are read as numbers, and empty text and "nan" as missing values.
+    The second result is False for an array or tensor of numbers, where a number may be a code of a
+    category; its columns become float64. In an array of text, columns that are all numbers are
+    read as numbers, and empty text and "nan" as missing values.
 
     Raises:
         ValueError: X is no table of two axes, is masked or huge, or has numbers that float64
@@ -309,7 +309,7 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
 
     if array.dtype.kind in "US":  # text or bytes: numbers beside text have become text
         texts = pd.DataFrame(array.astype(str), dtype=object)
-        return texts.mask(texts.isin(EMPTY)).apply(_written_numbers), True
+        return texts.mask(texts.isin(EMPTY)).apply(_as_numbers_if_possible), True
     frame = pd.DataFrame(array).infer_objects()
     _refuse_inexact_numbers(frame)
     is_numeric = all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
@@ -370,7 +370,7 @@ def _names(frame: pd.DataFrame) -> tuple[str, ...]:
     return ()
 
 
-def _written_numbers(column: pd.Series) -> pd.Series:
+def _as_numbers_if_possible(column: pd.Series) -> pd.Series:
     """Return a column of text as numbers if all its values, but missing ones, can be read as such.
 
     Otherwise the column is returned as it is.

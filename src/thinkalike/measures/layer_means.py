@@ -155,7 +155,7 @@ class LayerMeans(Accumulator):
 
         for metric, (source, target), pair in zip(metrics, sides, pairs, strict=True):
             layers_of_pair = (*layers_of_model[source], *layers_of_model[target])
-            states = {"values": _joined_parts(values, pair)}
+            states = {"values": _joint_matrices(values, pair)}
             if groups:
                 used = [len(groups.order), groups.rows]
                 states["used"] = torch.tensor(used, dtype=torch.float64)
@@ -189,8 +189,10 @@ class LayerMeans(Accumulator):
         """
         part_of_row = rows.documents % JACKKNIFE_PARTS
         if measure.leaves_out_parts:
-            return measure.compare_without_parts(layers, model_pairs, sizes_of_parts(part_of_row))
-        # The remaining rows are compared again, and `self.measure` is grouped by their tokens.
+            sizes = sizes_of_parts(part_of_row)
+            return measure.compare_leaving_out_parts(layers, model_pairs, sizes)
+        # The remaining rows are compared again. Their groups of one token are new ones, so this
+        # begins with `self.measure`, which is not restricted to groups yet.
         values_of_all = measure.compare_all(layers, model_pairs)
         without_parts = values_without_each_part(
             self.measure, part_of_row, rows, model_pairs, values_of_all
@@ -318,7 +320,7 @@ class LayerMeans(Accumulator):
             values: The values of all rows, and then without each part of the documents.
             states: What is stored of all batches, see `gathered`.
         """
-        reference = self._reference(values, states)
+        reference = self._expected_mean_of_replicates(values, states)
         estimate = jackknife(values[0], values[1:], reference, is_drawn="dependence" in states)
         if estimate.uncorrected is not None and self.measure.higher_is_closer:
             # A correction must not make layers more similar than a layer is with itself, `best`.
@@ -326,13 +328,14 @@ class LayerMeans(Accumulator):
             estimate.value = torch.minimum(estimate.value, highest)
         return estimate
 
-    def _reference(
+    def _expected_mean_of_replicates(
         self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]
     ) -> Float[Tensor, "k k"] | None:
-        """Return what values without a part of the documents would average for independent rows.
+        """Return the mean that the jackknife's replicates would have if rows were independent.
 
-        How far their mean is from this shows the bias through dependent rows, see `jackknife`.
-        None if it is not known.
+        A replicate is the value without one part of the documents. The jackknife takes the
+        difference between the mean of the replicates and this mean as a bias, which comes from
+        the rows of a document depending on each other. None if the mean is not known.
 
         Args:
             values: The values of all rows, and then without each part of the documents.
@@ -358,7 +361,7 @@ class LayerMeans(Accumulator):
         return self.measure.is_unbiased and not self.after_ratio
 
 
-def _joined_parts(
+def _joint_matrices(
     values: Mapping[Pair, Float[Tensor, "a _ _"]], pair: Pair
 ) -> Float[Tensor, "a k k"]:
     """Return the values of every two of the k = l + m layers of two models, in float64.

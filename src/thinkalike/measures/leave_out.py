@@ -48,7 +48,8 @@ def values_without_each_part(
 ) -> list[Mapping[Pair, Tensor]]:
     """Return the values without the rows of each part in turn, by comparing the remaining rows.
 
-    Values are NaN where the measure refuses the remaining rows, for instance as too few.
+    Values are NaN if the measure raises a ValueError for the remaining rows, for instance because
+    they are too few.
 
     Args:
         measure: The measure, before it is restricted to rows of the same token.
@@ -73,7 +74,7 @@ def values_without_each_part(
         values: Mapping[Pair, Tensor] = nan_values
         with contextlib.suppress(ValueError):  # the measure refuses the remaining rows
             remaining_parts = [*rows_of_parts[:part_number], *rows_of_parts[part_number + 1 :]]
-            remaining = rows.of(torch.cat(remaining_parts).sort().values)
+            remaining = rows.selected(torch.cat(remaining_parts).sort().values)
             measure_of_remaining, _ = measure_within_tokens(measure, remaining)
             layers = measure_of_remaining.prepared(
                 remaining.layers, remaining.names, remaining.order
@@ -117,7 +118,9 @@ def bias_of_documents(
         by_part = random_part_of_row.argsort(stable=True)
         sorted_layers = [measure_of_rows.reordered(layer, by_part) for layer in layers]
         sizes = sizes_of_parts(random_part_of_row)
-        values_by_pair = measure_of_rows.compare_without_parts(sorted_layers, model_pairs, sizes)
+        values_by_pair = measure_of_rows.compare_leaving_out_parts(
+            sorted_layers, model_pairs, sizes
+        )
         # Entry 0 is the value of all rows.
         without_rows = {pair: of_parts[1:] for pair, of_parts in values_by_pair.items()}
     else:

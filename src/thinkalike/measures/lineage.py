@@ -83,9 +83,10 @@ class UnitTest(NamedTuple):
         return max(math.exp(min(self.log_p + math.log(tests), 0.0)), LEAST_P)
 
     def randomised_p(self, uniform: float) -> float:
-        """Return a p-value that is uniform on [0, 1] under independence: P(more) + u P(as many).
+        """Return P(more units in place) + u P(exactly as many), uniform on [0, 1] by chance.
 
-        The plain p-value of a count is not uniform, as a count is discrete.
+        "By chance" means for models that were trained independently. The p-value of a count, `p`,
+        is not uniform, because counts are whole numbers.
 
         Args:
             uniform: u, a random number from a uniform distribution on [0, 1].
@@ -115,16 +116,16 @@ def compare_units(
     sampled = sample_of(len(source))
     if of_sample is None:
         of_sample = match_units(source, target, sampled)
-    result = unit_test(of_sample, sampled, len(source), len(target))
+    result = test_of_matching(of_sample, sampled, len(source), len(target))
     if len(sampled) < len(source) and result.p < P_TO_MATCH_ALL_UNITS:
         every_unit = torch.arange(len(source))
         matching = match_units(source, target, every_unit)
-        result = unit_test(matching, every_unit, len(source), len(target))
+        result = test_of_matching(matching, every_unit, len(source), len(target))
     return result
 
 
 def sample_of(units: int) -> Int[Tensor, " s"]:
-    """Return the positions of at most `SAMPLED_UNITS` units, evenly spaced."""
+    """Return the positions of at most `SAMPLED_UNITS` of so many units, evenly spaced."""
     count = min(units, SAMPLED_UNITS)
     return torch.arange(count) * units // max(count, 1)
 
@@ -191,7 +192,7 @@ def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]
     sizes = source_sizes[:, None] * target_sizes[None, :]  # (n, m)
     similarity = products.square().sum((2, 3)) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
     matching = mutual_nearest(similarity)
-    return unit_test(matching, torch.arange(len(source)), len(source), len(target))
+    return test_of_matching(matching, torch.arange(len(source)), len(source), len(target))
 
 
 def too_few_to_test(count: int, tests: int, level: float) -> bool:
@@ -209,7 +210,7 @@ def too_few_to_test(count: int, tests: int, level: float) -> bool:
     return least_log_p >= math.log(level)
 
 
-def unit_test(
+def test_of_matching(
     matching: Matching,
     sampled: Int[Tensor, " s"],
     source_units: int,
@@ -321,8 +322,8 @@ def longest_increasing(positions: list[int]) -> int:
     # Entry l: the smallest last element of the increasing subsequences of length l + 1 so far.
     smallest_ends: list[int] = []
     for position in positions:
-        length = bisect_left(smallest_ends, position)
-        smallest_ends[length : length + 1] = [position]
+        length = bisect_left(smallest_ends, position)  # of the longest one that it can extend
+        smallest_ends[length : length + 1] = [position]  # replaces an end, or is appended
     return len(smallest_ends)
 
 

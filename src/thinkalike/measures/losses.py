@@ -376,8 +376,15 @@ def _compare_outputs(
 ) -> OutputMatch:
     """Compare k outputs with a reference at each of n tokens, chunk by chunk to bound the memory.
 
-    The arguments and the result are those of `compare_outputs`: the loss, the KL from the
-    reference, and whether the most likely token is the same.
+    The result has for each output and token the cross-entropy of the next token, the KL divergence
+    of the output from the reference, and whether both have the same most likely token.
+
+    Args:
+        states: The last residual states of k outputs, which `finish` maps to logits.
+        finish: The final norm and the unembedding: it maps states (n, d) to logits (n, v).
+        reference: The last residual states of the reference.
+        targets: The id of the next token of each row.
+        chunk: How many rows have their logits in memory at a time; None: as many as fit.
     """
     chunk = chunk or logit_rows_per_chunk(reference, finish)
     chunks = list(

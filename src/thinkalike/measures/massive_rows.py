@@ -67,10 +67,11 @@ def massive(
 
         centre = layer[~is_long].float().mean(0)
         squares = (layer.float() - centre).square().sum(1)
-        if _decide(is_long_first, is_long, squares, DECISIVE_VARIANCE_AT_BEGINNING):
-            at_beginning = _either(at_beginning, is_long_first.cpu())
-        if _decide(is_long_inside, is_long, squares, 1.0):
-            inside = _either(inside, is_long_inside.cpu())
+        if _decide_layer(is_long_first, is_long, squares, DECISIVE_VARIANCE_AT_BEGINNING):
+            at_beginning = _union(at_beginning, is_long_first.cpu())
+        # No share is above 1: what is inside of texts must always be few rows.
+        if _decide_layer(is_long_inside, is_long, squares, 1.0):
+            inside = _union(inside, is_long_inside.cpu())
 
     if inside is None:
         return at_beginning
@@ -82,10 +83,10 @@ def massive(
             "median at some layer or head; as these are not few, none of them is left out"
         )
         return at_beginning
-    return _either(at_beginning, inside)
+    return _union(at_beginning, inside)
 
 
-def _decide(
+def _decide_layer(
     outliers: Bool[Tensor, " n"],
     is_long: Bool[Tensor, " n"],
     squares: Float[Tensor, " n"],
@@ -93,15 +94,16 @@ def _decide(
 ) -> bool:
     """Return whether some long rows carry so much variance that they decide a layer.
 
-    They are judged among themselves and the rows that are not long. They decide the layer if their
-    share of the variance is above `DECISIVE_VARIANCE`, and above `DECISIVE_CONCENTRATION` times
-    their share of the rows.
+    Only these rows and the rows that are not long are compared; other long rows are left out. The
+    judged rows decide the layer if their share of the variance is above `DECISIVE_VARIANCE`, and
+    above `DECISIVE_CONCENTRATION` times their share of the rows.
 
     Args:
         outliers: The long rows that are judged.
         is_long: All long rows, those whose norm is far above the median.
         squares: The squared distance of each row from the mean of the rows that are not long.
-        always_enough: A share of the variance above which they decide however many they are.
+        always_enough: A share of the variance above which they decide the layer even if they are
+            many rows.
     """
     compared = outliers | ~is_long
     share_of_rows = float(outliers.sum() / compared.sum())
@@ -110,7 +112,7 @@ def _decide(
     return bool(share_of_variance > min(least_share, always_enough))
 
 
-def _either(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
+def _union(rows: Bool[Tensor, " n"] | None, more: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
     """Return the rows that are in `rows` or in `more`; None stands for no rows."""
     if rows is None:
         return more

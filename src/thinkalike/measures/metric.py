@@ -44,7 +44,8 @@ class CKAResult(LayerPairEstimate):
     ):
         """Make a `LayerPairEstimate` of its arguments, and store what CKA has beside it.
 
-        `leverages` are those of the source layers, then of the target layers, (l + m,).
+        `leverages` are those of the source layers, then of the target layers, (l + m,). `without`
+        is the CKA without each part of the documents, the replicates of the jackknife.
         """
         super().__init__(**estimate_arguments)
         depth = len(self.value)
@@ -207,11 +208,15 @@ class CKA(LayerMeans):
         """Return the CKA of all batches so far, of all processes, with intervals."""
         states = self.gathered()
         depth = self.source_layers
+        # Both arrays have the values of all rows first, and then those without each part of the
+        # documents. Of these values of every two layers, the upper right is across the models.
+        hsics_of_batches = states["values"][:, 0]
+        without_parts = self.mean_values(states)[1:, :depth, depth:]
         return CKAResult(
             **self.estimate_arguments(states),
             leverages=states["leverages"].amax(0),
-            hsics=states["values"][:, 0],
-            without=self.mean_values(states)[1:, :depth, depth:],
+            hsics=hsics_of_batches,
+            without=without_parts,
             aggregate=self.aggregate,
             is_unbiased=self.is_unbiased,
         )

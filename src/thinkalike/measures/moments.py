@@ -74,16 +74,17 @@ class PairStatistics(NamedTuple):
             n=n,
             mean_x=self.mean_x + delta_x * share,
             mean_y=self.mean_y + delta_y * share,
+            # addr_ adds weight · δₓ δᵧ'.
             xx=(self.xx + other.xx).addr_(delta_x, delta_x, alpha=weight),
             yy=(self.yy + other.yy).addr_(delta_y, delta_y, alpha=weight),
             xy=(self.xy + other.xy).addr_(delta_x, delta_y, alpha=weight),
         )
 
     def about_zero(self) -> PairStatistics:
-        """Return statistics whose `xx` and `xy` are sums of products of states as they are.
+        """Return statistics whose `xx` and `xy` are sums of products of uncentred states.
 
-        The means do not count, and are set to 0, as for a map without a constant b. `yy` stays
-        about its mean.
+        A map without a constant b is fitted on these. The means are set to 0, and `yy` remains the
+        sum of centred products.
         """
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),
@@ -127,14 +128,21 @@ class Moments:
     """
 
     def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
-        """List the layers of both models, and the pairs of layers whose products are gathered."""
+        """List the layers of both models, and the pairs of layers whose products are gathered.
+
+        If maps of both directions are fitted, `both`, products of target layers with themselves
+        are gathered as well.
+        """
         self.pairs = different_pairs(pairs)
         across = [(("source", source), ("target", target)) for source, target in self.pairs]
         layers = [layer for pair in across for layer in pair]
         self._layers: list[ModelLayer] = list(dict.fromkeys(layers))
-        # Of a layer with itself; those of targets are needed for maps from target to source only.
-        within = [(layer, layer) for layer in self._layers if both or layer[0] == "source"]
-        self._products: list[tuple[ModelLayer, ModelLayer]] = [*within, *across]
+        with_themselves = []
+        for layer in self._layers:
+            model, _ = layer
+            if both or model == "source":
+                with_themselves.append((layer, layer))
+        self._products: list[tuple[ModelLayer, ModelLayer]] = [*with_themselves, *across]
         self.n = 0
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
@@ -210,7 +218,9 @@ class Moments:
         return rows
 
     def of(self, pair: LayerPair) -> PairStatistics:
-        """Return the statistics of one layer pair.
+        """Return the number of rows, the means and the centred products of one layer pair.
+
+        Products of the target with itself are 0 if they were not gathered.
 
         Raises:
             ValueError: There are fewer than two rows, the pair is unknown, or products overflow.

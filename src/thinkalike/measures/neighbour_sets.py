@@ -28,7 +28,11 @@ def jaccard(
 
     It is 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, with S(i) the k rows of greatest cosine
     similarity with row i (Klabunde et al. 2024, ReSi). Features with nothing in common give about
-    k / (2n). It has no gradient, and raises the same errors as `mutual_knn`.
+    k / (2n). It has no gradient.
+
+    Raises:
+        ValueError: X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or all
+            rows are the same.
     """
     return Jaccard(k).of(X, Y)
 
@@ -97,24 +101,24 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:
         """Return the k nearest neighbours of each row, and the cosines of all pairs of rows."""
         single_group = RowGroups.whole(len(layer), layer.device)
-        units = directions(layer, single_group, name)
-        cosines = units.new_empty(1, len(units), len(units))  # `nearest_rows` fills it
-        neighbour_indices = nearest_rows(units[None], self.neighbours, cosines)[0]
+        unit_rows = directions(layer, single_group, name)
+        cosines = unit_rows.new_empty(1, len(unit_rows), len(unit_rows))  # `nearest_rows` fills it
+        neighbour_indices = nearest_rows(unit_rows[None], self.neighbours, cosines)[0]
         return Neighbours(neighbour_indices, _is_neighbour(neighbour_indices), cosines[0])
 
     def compare(self, first: Neighbours, second: Neighbours) -> Float[Tensor, ""]:
-        """Return the mean over rows of the cosine of s and t.
+        """Return the mean over rows of the cosine of two vectors, s and t.
 
-        s are the cosine similarities of the row with all its neighbours in either layer, in the
-        first layer, and t the same in the second layer.
+        For each row, take the rows that are its neighbours in the first or in the second layer. s
+        holds its cosine similarities with them in the first layer, t those in the second layer.
         """
         neighbours_in_either = torch.cat([first.indices, second.indices], 1)  # (n, 2 k)
         # A neighbour in both layers is listed twice, and counts the first time only.
-        counts = torch.ones_like(neighbours_in_either, dtype=torch.bool)
+        is_counted = torch.ones_like(neighbours_in_either, dtype=torch.bool)
         k = first.indices.shape[1]
-        counts[:, k:] = ~first.is_neighbour.gather(1, second.indices)
-        in_first = first.cosine.gather(1, neighbours_in_either).double() * counts
-        in_second = second.cosine.gather(1, neighbours_in_either).double() * counts
+        is_counted[:, k:] = ~first.is_neighbour.gather(1, second.indices)
+        in_first = first.cosine.gather(1, neighbours_in_either).double() * is_counted
+        in_second = second.cosine.gather(1, neighbours_in_either).double() * is_counted
         return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
     def reordered(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:

@@ -112,14 +112,14 @@ def directions(
     rows = rows / power_of_two_unit(rows)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     order = groups.order.to(rows.device)
-    units = rows[order].div_(norms[order])
+    unit_rows = rows[order].div_(norms[order])
 
     # The mean squared distance of directions from the mean of their group is 1 - ‖mean‖².
     squared_means = []  # summed over the rows of all groups of one size
-    for units_of_groups in groups.split_by_size(units):  # (g, s, d)
+    for units_of_groups in groups.split_by_size(unit_rows):  # (g, s, d)
         size = units_of_groups.shape[1]
         squared_means.append(size * units_of_groups.mean(1).square().sum())
-    spread = 1 - torch.stack(squared_means).sum() / len(units)
+    spread = 1 - torch.stack(squared_means).sum() / len(unit_rows)
     # A single copy from the device, as each makes a GPU wait.
     checks = torch.stack([norms.isfinite().all(), (norms == 0).any(), spread])
     is_finite, has_zero, spread_on_host = checks.tolist()
@@ -128,18 +128,18 @@ def directions(
     if has_zero:
         zero_row = int((norms == 0).nonzero()[0, 0])
         raise ValueError(f"{name}: row {zero_row} is zero and has no direction")
-    eps = torch.finfo(units.dtype).eps
-    if spread_on_host <= ROUNDINGS_APART * eps and units.dtype == torch.float32:
+    eps = torch.finfo(unit_rows.dtype).eps
+    if spread_on_host <= ROUNDINGS_APART * eps and unit_rows.dtype == torch.float32:
         return directions(features.double(), groups, name)
     if spread_on_host <= SUM_ROUNDING * eps:
         raise ValueError(
             f"{name}: all rows, or all of each token, are the same, so none is nearer than another"
         )
-    return units
+    return unit_rows
 
 
 def nearest_rows(
-    units: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] | None = None
+    unit_rows: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] | None = None
 ) -> Int[Tensor, "g s k"]:
     """Return the k rows of the same group that are nearest to each row, without the row itself.
 
@@ -149,7 +149,7 @@ def nearest_rows(
     number of layers, so that a layer has the same neighbours whichever other layers are compared.
 
     Args:
-        units: Rows of length 1.
+        unit_rows: Rows of length 1.
         k: How many neighbours each row has.
         cosines: If given, the cosines of all rows of a group are written into it.
 
@@ -160,19 +160,21 @@ def nearest_rows(
         ValueError: On a CPU, a group has more than `MOST_ROWS` rows: all pairs of them would take
             minutes.
     """
-    group_count, size, _ = units.shape
-    if size > MOST_ROWS and units.device.type == "cpu":
+    group_count, size, _ = unit_rows.shape
+    if size > MOST_ROWS and unit_rows.device.type == "cpu":
         raise ValueError(
             f"{size:,} rows are too many to find neighbours among on a CPU, where all pairs of "
             f"them are compared: give at most {MOST_ROWS:,}, such as a random choice"
         )
     groups_at_once = max(SIMILARITIES_AT_ONCE // size**2, 1)
     rows_at_once = max(SIMILARITIES_AT_ONCE // size, 1)
-    neighbour_numbers = torch.empty(group_count, size, k, dtype=torch.long, device=units.device)
+    neighbour_numbers = torch.empty(
+        group_count, size, k, dtype=torch.long, device=unit_rows.device
+    )
 
-    order = tie_order(size).to(units.device)
+    order = tie_order(size).to(unit_rows.device)
     for first_group in range(0, group_count, groups_at_once):
-        block = units[first_group : first_group + groups_at_once]
+        block = unit_rows[first_group : first_group + groups_at_once]
         groups = slice(first_group, first_group + len(block))
         for first_row in range(0, size, rows_at_once):
             rows = slice(first_row, first_row + rows_at_once)
@@ -250,9 +252,9 @@ def neighbour_indices_of(
     """
     if groups is None:
         groups = RowGroups.whole(len(features), features.device)
-    units = directions(features, groups, name)
+    unit_rows = directions(features, groups, name)
     nearest = []
-    for units_of_groups in groups.split_by_size(units):  # (g, s, d)
+    for units_of_groups in groups.split_by_size(unit_rows):  # (g, s, d)
         nearest.append(nearest_rows(units_of_groups, k).flatten(0, 1))
     return torch.cat(nearest)
 
@@ -346,6 +348,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         """
         neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
         layer_count, row_count, _ = neighbours_of_layers.shape
+        # How many groups have which size; groups of one size follow one another.
         shapes = self.groups.shapes if self.groups else [(1, row_count)]
         shared = neighbours_of_layers.new_zeros(layer_count, layer_count, dtype=torch.float64)
         start = 0
@@ -359,11 +362,11 @@ class MutualKNN(OfNeighbours[Tensor]):
                 shared += (flat @ flat.T).double()
             start = stop
         shares = shared / (self.neighbours * row_count)  # of every two of the different layers
-        rows_by_model = model_pairs.by_model(shares.unbind())  # (l, layers) for each model
         shares_of_pairs = {}
         for source, target in model_pairs.pairs:
-            columns = rows_by_model[source].unbind(1)  # (l) for each of the different layers
-            shares_of_pairs[source, target] = model_pairs.by_model(columns)[target].T
+            source_layers = list(model_pairs.layers_of_model[source])
+            target_layers = list(model_pairs.layers_of_model[target])
+            shares_of_pairs[source, target] = shares[source_layers][:, target_layers]  # (l, m)
         return shares_of_pairs
 
     def within(self, groups: RowGroups) -> MutualKNN:

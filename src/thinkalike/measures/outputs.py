@@ -181,10 +181,12 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         """Return the same outputs in another order of the tokens."""
         return prepared._replace(values=prepared.values[order])
 
-    def compare_without_parts(
+    def compare_leaving_out_parts(
         self, layers: Sequence[_Outputs], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the mean value of all rows, and then without each part; NaN if no row remains.
+        """Return the mean over all rows, and then over the rows that remain without each part.
+
+        For each pair of models it has the shape (1 + parts, l, m). It is NaN if no row remains.
 
         Args:
             layers: The different outputs.

@@ -19,23 +19,25 @@ def permuted_rows(
 ) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents change places at random.
 
-    Row i of the new order is the former row order[i]. Documents are permuted as wholes (Winkler et
-    al. 2015), as the rows of a document depend on each other; they keep their order within it. The
-    documents are laid end to end in random order. Those of equal length exchange places; if
-    lengths differ, a document may extend over the places of two. The rows of a single document are
-    rotated by a random number.
+    Row i of the new order is the former row order[i]. The rows of a document depend on each other,
+    so they move together and keep their order (Winkler et al. 2015). All documents are laid end to
+    end in random order, and fill the places of the former documents one after another. So
+    documents of equal length exchange places, and if lengths differ, a document may extend over
+    the places of two. If there is a single document, its rows are rotated by a random number.
 
     Args:
         documents: The number of the document of each row.
         seed: The seed. The order of the documents depends on it and on their numbers alone.
     """
-    by_document = documents.argsort(stable=True)  # rows document by document
-    code_of_document = random_codes(documents, seed)  # for each row; equal within a document
-    by_code = code_of_document.argsort(stable=True)  # rows document by document, in random order
+    places = documents.argsort(stable=True)  # the indices of rows, document by document
+    # The random code of each row's document. Sorted by it, documents are in random order, and the
+    # rows of each stay together.
+    code_of_document = random_codes(documents, seed)
+    rows = code_of_document.argsort(stable=True)
     if (documents == documents[0]).all():
-        by_code = by_document.roll(int(code_of_document[0]) % len(by_document))
-    order = torch.empty_like(by_document)
-    order[by_document] = by_code
+        rows = places.roll(int(code_of_document[0]) % len(places))
+    order = torch.empty_like(places)
+    order[places] = rows  # row rows[i] goes to the place places[i]
     return order
 
 
@@ -62,10 +64,11 @@ def permuted_within(
 
 
 def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
-    """Return the first m rows of each of the d documents that have as many, (d, m).
+    """Return the indices of the first m rows of each document that has at least m rows, (d, m).
 
-    So all documents are of equal length, and exchangeable. m is chosen such that d ≥ 8 documents
-    remain, `FEWEST_GROUPS`, and as many rows d m as possible. Fewer than 8 documents all remain.
+    The d documents are then of equal length, and so exchangeable. m is chosen such that at least
+    `FEWEST_GROUPS` = 8 documents remain, and among these m the one for which the most rows d m
+    remain. If there are fewer than 8 documents, all of them remain.
 
     Args:
         documents: The number of the document of each row.

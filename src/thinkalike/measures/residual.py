@@ -90,6 +90,12 @@ class ResidualStates:
         mixing: Iterable[Float[Tensor, "n _"]] = (),
         is_compared: Bool[Tensor, " n"] | None = None,
     ):
+        """Group the compared rows by word within each fold of documents, and compute covariates.
+
+        The covariates of a row are the leading principal components of each entry of `mixing`,
+        states that are linear in the embeddings of the tokens so far, and functions of the
+        `positions` of its word, except the first ones, whose mean states are subtracted instead.
+        """
         folds = fold_of(documents)
         if is_compared is None:
             is_compared = torch.ones(len(words), dtype=torch.bool)
@@ -105,7 +111,7 @@ class ResidualStates:
         self.documents: Int[Tensor, " kept"] = documents[self.rows]
         covariates = [principal_components(self._without_means(states)) for states in mixing]
         for position in positions[1:]:
-            functions = self._without_means(functions_of(position))
+            functions = self._without_means(functions_of_position(position))
             covariates.append(functions * POSITION_WEIGHT)
         self.covariates = sum(columns.shape[1] for columns in covariates)
         self._covariates: Predictor | None = None
@@ -114,10 +120,10 @@ class ResidualStates:
 
     @takes_arrays
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return what word, position and mixing leave of states, in the order of `rows`.
+        """Return states less what their word, its position and the earlier tokens predict.
 
-        It is in float64; if there are covariates, in units of its largest entry before they are
-        regressed out.
+        The rows are those of `rows`, in float64. If there are covariates, the unit is the largest
+        absolute entry of the states less the means of word and position.
         """
         residuals = self._without_means(states)
         if self._covariates is None:
@@ -125,9 +131,10 @@ class ResidualStates:
         return self._covariates.residuals(residuals)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return a ridge predictor from what word, position and mixing leave of these states.
+        """Return a ridge predictor from these states, less what word, position and mixing predict.
 
-        It predicts the same residuals of another layer, as `of` returns them.
+        It predicts states of another layer that were treated likewise, by `of`. Mixing is a linear
+        function of the embeddings of earlier tokens.
         """
         return Predictor(self.of(states), self.documents)
 
@@ -136,10 +143,10 @@ class ResidualStates:
         return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return states less the mean of their word and the mean of their position.
+        """Return states less the mean state of their word and that of their position.
 
-        Means are over a fold of documents. Maps are later judged on one fold and fitted on the
-        others, and so no mean has states of both.
+        Means are taken within each fold of documents. Maps are later evaluated on one fold and
+        fitted on the others, so no mean may contain states of both.
         """
         residuals = []
         for rows, groups_of_words in self._folds:
@@ -148,10 +155,11 @@ class ResidualStates:
 
 
 def fewest_rows(width: int, covariates: int) -> int:
-    """Return how many rows of states residual R² needs.
+    """Return the least number of rows from which residual R² can be estimated.
 
-    With fewer rows, a map does not find what one model predicts of the other, or the covariates
-    explain everything by overfitting.
+    Residual R² is the R² between the states of two models after the word, its position and the
+    earlier tokens were regressed out. With fewer rows, the map between the models is fitted too
+    badly, or the covariates explain everything by overfitting.
 
     Args:
         width: The width of the wider model.
@@ -175,7 +183,7 @@ def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
     return unit_components
 
 
-def functions_of(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
+def functions_of_position(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
     """Return f = `POSITION_FUNCTIONS` functions of each row's position t ≥ 0, in float64.
 
     They are t, log (1 + t), 1 / (1 + t), 1 / √(1 + t), the indicators of the first

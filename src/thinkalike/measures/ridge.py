@@ -34,7 +34,8 @@ def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         documents: The number of the document of each row, by `numbered_by_part`, so that folds
             have nearly equal sizes.
     """
-    return documents % JACKKNIFE_PARTS % FOLDS
+    part = documents % JACKKNIFE_PARTS  # the part that the jackknife leaves out
+    return part % FOLDS  # whole parts make up each fold
 
 
 class _FoldStates(NamedTuple):
@@ -60,13 +61,13 @@ class _FoldFit(NamedTuple):
 
     Attributes:
         fitted: V' Σ (x - x̄) y' over the rows outside.
-        targets: y - ȳ for the rows of the fold, with ȳ the mean over the rows outside.
+        deviations: y - ȳ for the rows of the fold, with ȳ the mean over the rows outside.
         penalties: The penalties that are tried.
         gains: What the map of each penalty gains on the fold, see `gained`.
     """
 
     fitted: Float[Tensor, "d e"]
-    targets: Float[Tensor, "k e"]
+    deviations: Float[Tensor, "k e"]
     penalties: Float[Tensor, " p"]
     gains: Float[Tensor, " p"]
 
@@ -157,17 +158,19 @@ class Predictor:
             ValueError: y has another number of rows, or a state is not finite.
         """
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
-        for rows, residuals, targets in self._residuals(_of_unit_size(y)):
-            squares = torch.stack([residuals.square().sum(1), targets.square().sum(1)], 1).cpu()
+        for rows, residuals, deviations in self._residuals_of_folds(_of_unit_size(y)):
+            residual_squares = residuals.square().sum(1)
+            total_squares = deviations.square().sum(1)
+            squares = torch.stack([residual_squares, total_squares], 1).cpu()  # (k, 2)
             part_of_row = self.documents[rows].cpu() % JACKKNIFE_PARTS
             sums.index_add_(0, part_of_row, squares)
         return HeldOut(sums, self.documents)
 
     @takes_arrays
     def residuals(self, y: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
-        """Return what is left of y, y - ŷ, where a row is predicted from documents of other folds.
+        """Return the residuals y - ŷ, where ŷ is predicted by a map fitted on other documents.
 
-        It is in float64, in the order of the rows. The unit is the largest absolute entry of y
+        They are in float64, in the order of the rows. The unit is the largest absolute entry of y
         less its mean.
 
         Raises:
@@ -175,15 +178,21 @@ class Predictor:
         """
         y = _of_unit_size(y)
         residuals = torch.zeros_like(y)
-        for rows, residuals_of_fold, _ in self._residuals(y):
+        for rows, residuals_of_fold, _ in self._residuals_of_folds(y):
             residuals[rows] = residuals_of_fold
         return residuals
 
-    def _residuals(self, y: Float[Tensor, "n e"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each fold its k rows, and of these y - ŷ, (k, e), and y - ȳ, (k, e).
+    def _residuals_of_folds(
+        self, y: Float[Tensor, "n e"]
+    ) -> Iterator[tuple[Int[Tensor, " k"], Float[Tensor, "k e"], Float[Tensor, "k e"]]]:
+        """Yield for each fold the indices of its k rows, their residuals and their deviations.
 
-        The map to ŷ and the mean ȳ come from the rows outside of the fold. The ridge penalty is
-        the one whose maps predict the other folds best.
+        The residuals are y - ŷ, where ŷ is predicted by a ridge regression on the rows outside of
+        the fold. The deviations are y - ȳ, with ȳ the mean of the rows outside. The penalty of the
+        regression is the one that predicts the other folds best.
+
+        Raises:
+            ValueError: y has a different number of rows than x.
         """
         if len(y) != len(self.states):
             raise ValueError(
@@ -195,13 +204,16 @@ class Predictor:
             other_fits = [*fits[:index], *fits[index + 1 :]]
             gains = torch.stack([other_fit.gains for other_fit in other_fits])
             penalty = best_penalty(gains, fit.penalties)
+            # ŷ - ȳ. The states are in the eigenbasis of Σ (x - x̄)(x - x̄)' over the rows outside,
+            # where ridge regression divides by the eigenvalues plus the penalty.
             predicted = (fold.states / (fold.basis.values + penalty)) @ fit.fitted
-            yield fold.rows, fit.targets - predicted, fit.targets
+            yield fold.rows, fit.deviations - predicted, fit.deviations
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
-        """Return for each fold the products of x and y outside of it, and what each penalty gains.
+        """Return for each fold what its ridge regressions need, and what each penalty gains.
 
-        A gain is how much better than the mean a map fitted outside predicts the rows inside.
+        The maps for a fold are fitted on the rows outside of it. The gain of a penalty is how much
+        better than the mean its map predicts the rows inside.
         """
         total = y.sum(0)
         products = self.states.T @ y  # over all rows, from which those of a fold are subtracted
@@ -209,7 +221,7 @@ class Predictor:
         for fold in self._folds:
             inside = y[fold.rows]
             sum_outside = total - inside.sum(0)
-            targets = inside - sum_outside / max(len(y) - len(inside), 1)
+            deviations = inside - sum_outside / max(len(y) - len(inside), 1)
 
             # Σ (x - x̄) y' over the rows outside does not need y less its mean.
             products_inside = self.states[fold.rows].T @ inside
@@ -217,16 +229,17 @@ class Predictor:
             fitted = fold.basis.vectors.T @ across
             penalties = PENALTIES.to(y) * fold.basis.unit
             gains = gained(
-                fold.basis.values, penalties, fitted, fold.states.T @ targets, fold.products
+                fold.basis.values, penalties, fitted, fold.states.T @ deviations, fold.products
             )
-            fits.append(_FoldFit(fitted, targets, penalties, gains))
+            fits.append(_FoldFit(fitted, deviations, penalties, gains))
         return fits
 
 
 def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicates"]:
     """Return the held-out R² with which the first states predict the second, and in reverse.
 
-    Entry [direction, 0] is that of all documents, the further ones are without each part of them.
+    Each direction has the R² of all documents, and then its jackknife replicates: the R² without
+    each part of the documents.
     """
     return torch.stack([first.of(second.states).shares, second.of(first.states).shares])
 

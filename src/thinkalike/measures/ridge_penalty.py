@@ -171,7 +171,7 @@ def penalty_of(
     extremes = [torch.zeros_like(basis_of_all.unit)]
     for products in (*fitted_of_halves, *across_of_halves):
         if products.numel():
-            extremes += products.aminmax()
+            extremes.extend(products.aminmax())  # the least and the greatest entry
     size = torch.stack(extremes).abs().max()
 
     gains = []

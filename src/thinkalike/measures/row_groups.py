@@ -154,7 +154,7 @@ class RowGroups:
         ordered_rows = rows[self.order].to(dtype)
         residuals = self._centre(ordered_rows.clone())
         if positions is not None:
-            effects = self._effects_of(positions)
+            effects = self._position_effects(positions)
             width = residuals.shape[1]
             # Z' residuals, with Z the indicators of positions less their means within groups: as
             # residuals have mean 0 in each group, these means do not matter.
@@ -171,7 +171,7 @@ class RowGroups:
         precision = common_dtype([rows]) if positions is None else torch.float32
         return residuals.masked_fill_(all_alike(spread, offset, precision), 0)
 
-    def _effects_of(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
+    def _position_effects(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
         """Return what a regression of rows on the indicators of their positions needs.
 
         Z'Z of the indicators Z, less their means within groups, is Σ_g (diag(n_g) - n_g n_g' / s)

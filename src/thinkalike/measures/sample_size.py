@@ -36,7 +36,7 @@ def effective_number(
     return float(counts.sum().square() / counts.square().sum())
 
 
-def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
+def has_interval(effective_count: float | int, fewest: int = FEWEST_GROUPS) -> bool:
     """Return whether documents are enough for an interval.
 
     A jackknife learns the spread from whole documents. Where one document has half of the rows,
@@ -44,26 +44,27 @@ def has_interval(worth: float | int, fewest: int = FEWEST_GROUPS) -> bool:
     then cover 84 % (`benchmarks/unequal_coverage.py`).
 
     Args:
-        worth: How many documents of equal length the documents are worth, which is fewer than
-            there are if lengths differ; see `effective_number`.
+        effective_count: How many documents of equal length the documents are worth, which is fewer
+            than there are if lengths differ; see `effective_number`.
         fewest: How many they must be worth, up to rounding.
     """
-    return worth >= fewest * (1 - RELATIVE_ROUNDING)
+    return effective_count >= fewest * (1 - RELATIVE_ROUNDING)
 
 
 def why_no_interval(
-    worth: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS
+    effective_count: float | int, count: int, unit: str = "documents", fewest: int = FEWEST_GROUPS
 ) -> str:
     """Return a message for users that documents are too few for an interval.
 
     Args:
-        worth: How many documents of equal length they are worth, the effective sample size.
+        effective_count: How many documents of equal length they are worth, the effective sample
+            size.
         count: How many documents there are.
         unit: What the message calls the documents.
         fewest: How many they must be worth.
     """
     return (
-        f"no intervals: effective sample size {worth:.1f} {unit} (of {count:,}); "
+        f"no intervals: effective sample size {effective_count:.1f} {unit} (of {count:,}); "
         f"intervals need {fewest}"
     )
 

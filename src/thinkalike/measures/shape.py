@@ -67,7 +67,8 @@ class Procrustes(LayerMeasure[Tensor]):
         """
         rows = centred_rows(layer, name)
         if rows.shape[1] > len(rows) and not rows.requires_grad:
-            # X = R'Q' with orthonormal columns of Q: R' has the same singular values of X'Y.
+            # X' = Q R, where Q has orthonormal columns. So X'Y = Q (R Y) has the singular values
+            # of R Y for any Y, and R', which is n x n, can take the place of X.
             rows = torch.linalg.qr(rows.T).R.T
         norm: Tensor = rows.norm()
         return rows / norm

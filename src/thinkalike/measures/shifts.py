@@ -26,6 +26,7 @@ class ShiftEstimate(LayerPairEstimate):
     """
 
     def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
+        """Store the cosines and norms, and make a `LayerPairEstimate` of the other arguments."""
         super().__init__(**estimates)
         self.cosine = cosine
         self.norm_source = norm_source

@@ -32,4 +32,5 @@ def random_codes(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
 
     Another seed gives other codes.
     """
-    return splitmix(numbers.long() + (seed + 1) * SPLITMIX_STEP % 2**63)
+    start = (seed + 1) * SPLITMIX_STEP % 2**63  # of the sequence; it fits into int64
+    return splitmix(numbers.long() + start)

@@ -46,11 +46,14 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     scores = likeness.detach().cpu().numpy()
     if size > MOST_COPIES:
         return torch.from_numpy(_plan_by_linear_program(scores)).to(likeness.device)
-    # A square of copies of units: size // d of each row, and size // e of each column.
-    copies = scores.repeat(size // d, 0).repeat(size // e, 1)
+    # A square of copies of units, which are matched one to one. A pair of copies has the weight
+    # 1 / size.
+    copies_of_row = size // d
+    copies_of_column = size // e
+    copies = scores.repeat(copies_of_row, 0).repeat(copies_of_column, 1)  # (size, size)
     rows, columns = linear_sum_assignment(copies, maximize=True)
     plan = np.zeros((d, e))
-    np.add.at(plan, (rows // (size // d), columns // (size // e)), 1 / size)
+    np.add.at(plan, (rows // copies_of_row, columns // copies_of_column), 1 / size)
     return torch.from_numpy(plan).to(likeness.device)
 
 

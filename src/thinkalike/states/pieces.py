@@ -257,8 +257,8 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
 
 def held_out_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents for the evaluation of a job that fits nothing, without copies."""
-    for text, is_for_report in DocumentSplit(config, is_fitted=False):
-        if is_for_report:
+    for text, is_for_evaluation in DocumentSplit(config, is_fitted=False):
+        if is_for_evaluation:
             yield text
 
 

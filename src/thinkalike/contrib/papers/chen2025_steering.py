@@ -124,7 +124,7 @@ class Steered:
         with_difference = Jackknifed(
             torch.cat([value, value[[matched]] - value[[random]]]),
             torch.cat([replicates, replicates[[matched]] - replicates[[random]]]),
-            effects.steered.worth,
+            effects.steered.effective_parts,
         )
         shares = with_difference.share_of(effects.natural, level=level)
         names = [*conditions, BEYOND_RANDOM]

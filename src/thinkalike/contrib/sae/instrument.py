@@ -78,7 +78,7 @@ class SparseAutoencoders(
             return {}
         return {"source": source_result(config)}
 
-    def prepared(self, config: SAEJob) -> list[SAEJob]:
+    def prepared_jobs(self, config: SAEJob) -> list[SAEJob]:
         """Return the jobs that train the source's autoencoders, which must run first."""
         return source_jobs(config)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinkalike.contrib.subjects.noise_ceiling import NoiseCeiling, noise_ceiling
 from thinkalike.contrib.subjects.resampling import Draws, draw
-from thinkalike.measures.distances.comparators import compare, stimuli_of
+from thinkalike.measures.distances.comparators import compare, stimulus_count_of
 from thinkalike.processes import counted
 
 RESAMPLES_AT_ONCE = 16
@@ -106,7 +106,7 @@ def model_scores(
     ceiling = noise_ceiling(subjects, comparator)
     ceiling_on_cpu = NoiseCeiling(*(tensor.cpu() for tensor in ceiling))
     n_models, n_subjects = values.shape
-    n_stimuli = stimuli_of(models.shape[1])
+    n_stimuli = stimulus_count_of(models.shape[1])
     if resamples == 0:
         no_draws = Draws(
             values.new_zeros(0, n_subjects), values.new_zeros(0, n_stimuli), n_stimuli

@@ -323,7 +323,7 @@ def _rows_of_conditions(
                 **interval_columns("share", share),
                 **interval_columns("share_above_chance", share_above_chance),
                 "levels": len(task.levels),
-                "effective_parts": accuracy.worth,
+                "effective_parts": accuracy.effective_parts,
                 "stimuli": len(task.rows),
                 "sentences": len(task.sentences.unique()),
                 "words": n_words,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.accuracy import Jackknifed, without_each_part
+from thinkalike.measures.accuracy import Jackknifed, sums_without_each_part
 from thinkalike.measures.sample_size import effective_number
 
 
@@ -71,12 +71,13 @@ def effects_of(
     # The row of ones counts the texts: its sums are the sizes of the sets of texts.
     ones = torch.ones(1, len(natural), dtype=torch.float64)
     rows = torch.cat([steered.double(), natural.double()[None], ones])
-    sums = without_each_part(rows, groups)  # column 0: all texts; others: without each part
+    sums = sums_without_each_part(rows, groups)  # column 0: all texts; others: without each part
     counts = sums[-1]
     means = sums[:-1] / counts
     part_sizes = counts[0] - counts[1:]
-    worth = effective_number(part_sizes)  # as many parts of equal size would be as informative
+    # As many parts of equal size would be as informative.
+    effective_parts = effective_number(part_sizes)
     return (
-        Jackknifed(means[:-1, 0], means[:-1, 1:], worth),
-        Jackknifed(means[-1, 0], means[-1, 1:], worth),
+        Jackknifed(means[:-1, 0], means[:-1, 1:], effective_parts),
+        Jackknifed(means[-1, 0], means[-1, 1:], effective_parts),
     )

@@ -17,10 +17,10 @@ from thinkalike.evaluation.exchanges import PartChanges
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.measures.bootstrap import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
-    above_null,
     excess,
     false_discovery_rates,
     kl_of_rounding,
+    p_above_null,
 )
 from thinkalike.measures.estimates import SCORE_ROUNDING, Estimate, interval_around
 from thinkalike.measures.sample_size import FEWEST_GROUPS
@@ -233,7 +233,7 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
     null = means_of_groups(null_of_runs, groups)[:, is_frequent]  # (runs, tokens)
     log_kl = kl.clamp(min=SCORE_ROUNDING).log()
     log_null = null.clamp(min=SCORE_ROUNDING).log()
-    p_random = above_null(log_kl, log_null)
+    p_random = p_above_null(log_kl, log_null)
     beyond, _, two_sided_p = excess(log_kl, log_null)
     # One-sided: only tokens after which predictions change more count.
     p = torch.where(beyond > 0, two_sided_p / 2, 1 - two_sided_p / 2)

@@ -177,14 +177,14 @@ def _table_of_continuations(observed: Observations, models: NullModels | None) -
                 "factor": factor,
                 "beginning": repr(beginning),
                 "text": _decoded_continuation(base, by_change, index),
-                "lead": float(by_change.lead[index]),
+                "lead": float(by_change.mean_log_ratio[index]),
                 "base": _decoded_continuation(base, by_base, beginning_index),
                 "random": "",
                 "lead_random": math.nan,
             }
             if by_random_change is not None:
                 row["random"] = _decoded_continuation(base, by_random_change, index)
-                row["lead_random"] = float(by_random_change.lead[index])
+                row["lead_random"] = float(by_random_change.mean_log_ratio[index])
             rows.append(row)
     return pd.DataFrame(rows)
 

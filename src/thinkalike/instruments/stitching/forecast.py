@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from thinkalike.data.splits import tokens_of_report
+from thinkalike.data.splits import estimated_token_count
 from thinkalike.job.reductions import REDUCTIONS
 from thinkalike.models.layer_choice import layers_at_depths, pairs_of_layers
 from thinkalike.training.recipe import (
@@ -101,7 +101,7 @@ def _passes_of_direction(
     """
     stitch = config.stitch
     row = config.data.context or min(source.context, target.context)
-    evaluation_tokens = tokens_of_report(
+    evaluation_tokens = estimated_token_count(
         config.data, config.data.evaluation_tokens or REPORT_TOKENS, target.vocabulary
     )
     tokens_of_steps = stitch.steps * whole_rows(stitch.tokens_per_step, row)

@@ -164,7 +164,7 @@ def _controls_of_other_models(
     """
     setting = forms.setting
     identity = identity_maps(setting.target, setting.layer_pairs)
-    controls = {"token_mean": Control(means.tokens, identity, "target")}
+    controls = {"token_mean": Control(means.of_current_token, identity, "target")}
     if setting.config.controls:
         controls["bigram_mean"] = Control(means, identity, "target")
     if untrained:

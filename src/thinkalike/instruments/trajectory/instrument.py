@@ -70,7 +70,7 @@ class TrajectoryInstrument(
             model = checkpoints[-1]
         return {"model": model}
 
-    def prepared(self, config: AnalyzeConfig) -> Sequence[JobConfig]:
+    def prepared_jobs(self, config: AnalyzeConfig) -> Sequence[JobConfig]:
         """Return the jobs that run before this one: that which trains the model, if asked for."""
         if config.measure_as(TrajectoryConfig).train:
             return [training_job(config)]

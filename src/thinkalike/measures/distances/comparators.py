@@ -65,7 +65,7 @@ def compare(
         ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant
             (zero, under cosines), or counts are not whole numbers for n stimuli.
     """
-    stimuli = stimuli_of(x.shape[1], "x")
+    stimuli = stimulus_count_of(x.shape[1], "x")
     x_prepared = comparable(x, comparator)
     y_prepared = x_prepared if y is x else comparable(y, comparator)
     if counts is None:
@@ -137,7 +137,7 @@ def _unit_vectors(
     return _normed(vectors, weights)
 
 
-def stimuli_of(pairs: int, name: str = "vectors") -> int:
+def stimulus_count_of(pairs: int, name: str = "vectors") -> int:
     """Return the number n of stimuli that have this many pairs, n (n - 1) / 2.
 
     Args:
@@ -184,7 +184,7 @@ def comparable(
         ValueError: A vector cannot be compared, see `compare`.
     """
     check_choice("comparator", comparator, COMPARATORS)
-    stimuli_of(vectors.shape[1])
+    stimulus_count_of(vectors.shape[1])
     if not isinstance(names, list | tuple) or len(names) not in (0, len(vectors)):
         raise ValueError(
             f"names={shown(names)} must be a list of one name for each of the {len(vectors)} "
@@ -271,8 +271,8 @@ def _tau_a(
 ) -> Float[Tensor, "a b"]:
     """Return Kendall's τ_a of each vector of x with each of y.
 
-    Its denominator counts tied pairs of distances, so that a model gains nothing by ties. It is
-    SciPy's τ_b, which leaves them out, times √(share not tied in x) √(share not tied in y).
+    The denominator of τ_a counts tied pairs of distances, so that a model gains nothing by ties.
+    That of SciPy's τ_b leaves them out: τ_a is τ_b √(share not tied in x) √(share not tied in y).
 
     Args:
         x, y: The levels of the p distances in each vector: whole numbers in their order.

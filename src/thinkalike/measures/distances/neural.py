@@ -167,10 +167,10 @@ class NeuralDistances:
     def block(
         self, rows: Index, columns: Index, out: Float[Tensor, "a b"] | None = None
     ) -> Float[Tensor, "a b"]:
-        """Return (D^N)² between two sets of stimuli, in float64.
+        """Return the squared neural distance of each of a stimuli from each of b, in float64.
 
         Args:
-            rows, columns: The stimuli of either set, as indices or a slice.
+            rows, columns: The a and the b stimuli, as indices or a slice.
             out: If given, the columns must begin with the stimuli of the rows. Euclidean distances
                 are then written into it, with ∞ for the distance of a stimulus from itself. Other
                 distances do not use it.
@@ -297,11 +297,12 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
 
 
 def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tensor, " n"]:
-    """Return for each state the size of the numbers whose difference a distance takes.
+    """Return for each state the size of the numbers that the distance subtracts from each other.
 
-    Times the relative precision of the states it bounds how far rounding moves a state, in the
-    unit of the distance. It is ∞ or NaN for a constant state under correlation, which is refused
-    later.
+    For Euclidean distances, for instance, it is the norm of the state, and for cosine, which
+    subtracts states of norm 1, it is 1. Multiplied by the relative precision of the states, it
+    bounds how far rounding moves a state in the unit of the distance. It is ∞ or NaN for a
+    constant state under correlation, which is refused later.
 
     Args:
         states: The states, or the distances of a precomputed matrix.

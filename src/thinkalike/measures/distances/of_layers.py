@@ -108,10 +108,16 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-        """Return the U-centred distances of rows, of norm 1."""
+        """Return the U-centred Euclidean distances of all pairs of rows, as a matrix of norm 1.
+
+        Raises:
+            ValueError: All distances are equal up to rounding, or a state is not finite.
+        """
         rows = centred(layer, name).rows
+        squared_distances = NeuralDistances.of(rows, name=name).squared()
+        # If centring leaves no larger share of the distances than this, they are all equal.
         rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
-        return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
+        return u_centred(squared_distances, name, rounding)
 
     def compare(
         self, first: Float[Tensor, "n n"], second: Float[Tensor, "n n"]
@@ -131,13 +137,15 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         """Return the distance correlation of every two layers, (l, m) for each pair of models."""
         return products(layers, model_pairs, is_symmetric=True)
 
-    def compare_without_parts(
+    def compare_leaving_out_parts(
         self, layers: Sequence[Float[Tensor, "n n"]], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the distance correlations of all rows, and then without each part.
+        """Return the distance correlations of all rows, and then leaving out each part of them.
 
-        U-centring takes out all that is a sum of something of both rows, so what it leaves of
-        distances will do in place of the distances of the remaining rows.
+        They have the shape (1 + parts, l, m) for each pair of models. The correlation of the
+        remaining rows is a ratio of unbiased HSICs, which do not change if a_i + a_j is added to
+        the distance of rows i and j. U-centred distances of all rows differ from the distances by
+        such sums, so they can be used in their place.
 
         Args:
             layers: U-centred distances.
@@ -197,10 +205,10 @@ class _Ranks(NamedTuple):
     norm: Float[Tensor, ""]
 
     def among(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return the ranks that distances have among some pairs of rows, centred and of norm 1.
+        """Return the mid-ranks of the distances of only some pairs of rows, centred, of norm 1.
 
-        They follow from the ranks among all pairs, without sorting: those are in the order of the
-        distances, and equal for equal ones.
+        They are computed from the ranks among all pairs, which have the order of the distances, so
+        that nothing is sorted again.
 
         Args:
             pairs: For rows i and j the flat index i n + j in an n x n matrix.
@@ -275,10 +283,10 @@ class TokenRSA(LayerMeasure[_Ranks]):
             for (source, target), products_of_pair in products_of_ranks.items()
         }
 
-    def compare_without_parts(
+    def compare_leaving_out_parts(
         self, layers: Sequence[_Ranks], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the rank correlations of all rows, and then without each part of the rows.
+        """Return the rank correlations of all rows, and then leaving out each part of the rows.
 
         They are NaN where fewer than `FEWEST_RANKED_ROWS` rows remain. The distances of the
         remaining rows are not sorted again: their new ranks are counted from the old ones.

@@ -76,13 +76,17 @@ def _level_beginnings(
 
 
 def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Return the values, where those that differ by rounding alone are set to the least of them.
+    """Return the values, in which those that differ by rounding alone are made equal.
+
+    In ascending order, a value that is above the one before by no more than its rounding is in the
+    same group, and all values of a group become the least of them. A group that spans more than
+    twice the rounding is a continuum, whose values stay as they are.
 
     Args:
         values: The values.
-        rounding: By how much rounding may have changed each of them, see `levels_of`.
+        rounding: By how much rounding may have changed each of them.
     """
-    levels = levels_of(values, rounding)
+    levels = levels_of(values, rounding)  # the number of the group of each value
     least = values.new_full((len(values),), torch.inf)
     least.scatter_reduce_(0, levels, values, "amin")
     return least[levels]
@@ -197,8 +201,8 @@ def spearman_of_patterns(
     Args:
         predictions: The predicted distance of the pairs of each pattern, in each of l layers.
         counts: The number of pairs of each pattern.
-        rank_sums: Of the ranks of measured distances in each layer, centred and of norm 1: their
-            sum over the pairs of each pattern.
+        rank_sums: The sum, over the pairs of each pattern, of the ranks of the measured distances
+            in each layer. These ranks are centred and of norm 1 over all pairs.
     """
     mean_rank = (counts.sum() + 1) / 2
     ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count, Repetitions, Seed
-from thinkalike.measures.distances.comparators import TIE_TOLERANCE, compare, stimuli_of
+from thinkalike.measures.distances.comparators import TIE_TOLERANCE, compare, stimulus_count_of
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
@@ -105,15 +105,15 @@ def rsa_estimate(
         ValueError: Without a fold, all distances of a layer are equal; see also `rsa`.
     """
     vectors, other_vectors = _distances_of_both(layers, others, distance)
-    n = stimuli_of(vectors.shape[1])
+    n = stimulus_count_of(vectors.shape[1])
     sizes = torch.ones(n)
     if groups is not None:
         check_groups(groups, n)
         _, sizes = groups.unique(return_counts=True)
-    worth = effective_number(sizes)
-    if not has_interval(worth):
+    effective_count = effective_number(sizes)
+    if not has_interval(effective_count):
         unit = "stimuli" if groups is None else "groups"
-        warnings.warn(why_no_interval(worth, len(sizes), unit), stacklevel=2)
+        warnings.warn(why_no_interval(effective_count, len(sizes), unit), stacklevel=2)
         return interval_around(compare(vectors, other_vectors, comparator), math.inf)
 
     fold_of = stimulus_folds(n, folds, seed, groups).to(vectors.device)
@@ -176,7 +176,7 @@ def mantel(
     0.05
     """
     vectors, other_vectors = _distances_of_both(layers, others, distance)
-    n = stimuli_of(vectors.shape[1])
+    n = stimulus_count_of(vectors.shape[1])
     device = vectors.device
     value = compare(vectors, other_vectors, comparator)
     owners = torch.arange(n, device=device)

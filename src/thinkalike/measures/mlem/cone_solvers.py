@@ -25,7 +25,7 @@ MOST_PSD_STEPS = 100_000
 
 
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
-    """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
+    """Return the w ≥ 0 that minimises w'Gw / 2 - t'w, exactly, for any number of systems.
 
     Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and
     active sets the remaining ones (Lawson & Hanson 1974, algorithm NNLS). A column that is zero,
@@ -148,16 +148,20 @@ def _by_active_sets(
         # A column whose weight does not grow as its slope says has a slope of rounding.
         is_refused |= enters & (_solved_on_used(gram, target, is_used) <= 0)
         is_used &= ~is_refused
-        weights, is_used = _back_to_cone(gram, target, weights, is_used)
+        weights, is_used = _nonnegative_solution(gram, target, weights, is_used)
 
 
-def _back_to_cone(
+def _nonnegative_solution(
     gram: Float[Tensor, "b f f"],
     target: Float[Tensor, "b f"],
     weights: Float[Tensor, "b f"],
     is_used: Bool[Tensor, "b f"],
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, "b f"]]:
-    """Move from `weights` to the solution on the used columns, dropping columns that reach 0.
+    """Return the solution w ≥ 0 on the used columns, without those whose weight reaches 0.
+
+    Weights move from `weights` towards the unconstrained solution of G w = t on the used columns.
+    Where one of them would become negative, its column is dropped, and the next solution is aimed
+    at.
 
     This is the inner loop of Lawson & Hanson's algorithm, for b systems at once.
 
@@ -199,9 +203,9 @@ def _solved_on_used(
 def _system_of_used(
     gram: Float[Tensor, "b f f"], is_used: Bool[Tensor, "b f"]
 ) -> Float[Tensor, "b f f"]:
-    """Return Gram matrices in which unused rows and columns are those of the identity.
+    """Return Gram matrices whose unused rows and columns are replaced by those of the identity.
 
-    So systems with different used columns can be solved at once.
+    In this form, systems that use different columns can be solved in one batch.
     """
     used = is_used.to(gram.dtype)
     return gram * used[:, :, None] * used[:, None] + torch.diag_embed(1 - used)

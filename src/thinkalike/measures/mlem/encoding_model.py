@@ -266,7 +266,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 "recipe='paper' divides pairs into folds and cannot keep groups together"
             )
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
-        layers, is_single = _layers_in(Y)
+        layers, is_single = _layers_of_states(Y)
         states = []
         for index, layer in enumerate(layers):
             states.append(tensor_of(layer, Float, f"Y, layer {index}"))
@@ -447,16 +447,16 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return ends
 
 
-def _layers_in(Y: object) -> tuple[Sequence[object], bool]:
+def _layers_of_states(Y: object) -> tuple[Sequence[object], bool]:
     """Return the layers of the argument Y of a fit, and whether it is a single layer.
 
-    A single layer is an array of two axes, or a list of lists of numbers; several are an array of
-    three axes, or a list or tuple of anything else.
+    A single layer is an array of two axes, or a list of lists of numbers. Several layers are an
+    array of three axes, or a list or tuple of anything else, such as arrays.
 
     Raises:
-        ValueError: There are no layers.
+        ValueError: Y is empty, or neither an array of two or three axes nor a list or tuple.
     """
-    dimensions = getattr(Y, "ndim", None)  # of an array
+    dimensions = getattr(Y, "ndim", None)  # None for a list
     if dimensions == 2:
         return [Y], True
     if dimensions == 3:
@@ -466,9 +466,10 @@ def _layers_in(Y: object) -> tuple[Sequence[object], bool]:
             "Y has no layers: give states of shape (stimuli, width) or a list of them, not "
             f"{shown(Y)}"
         )
-    first_row = Y[0]
-    is_row = isinstance(first_row, list | tuple) and len(first_row) > 0
-    if is_row and np.ndim(first_row[0]) == 0:
+    first_entry = Y[0]
+    is_filled_list = isinstance(first_entry, list | tuple) and len(first_entry) > 0
+    is_row_of_numbers = is_filled_list and np.ndim(first_entry[0]) == 0
+    if is_row_of_numbers:
         return [Y], True
     return Y, False
 

@@ -92,14 +92,15 @@ class Features:
         rows: Int[Tensor, " a"] | None = None,
         columns: Int[Tensor, " b"] | None = None,
     ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"] | Int[Tensor, "a b"]:
-        """Return Δ_f between two sets of stimuli.
+        """Return Δ, how two stimuli differ in a feature, for each of a stimuli with each of b.
 
-        It is bool for an indicator, float64 for a scaled feature, and int32 where pairs of levels
-        have weights: the codes of `pair_codes`.
+        It is True or False for an indicator, which says whether the levels differ, and a distance
+        in float64 for a scaled feature. Where pairs of levels have weights it is the code of the
+        two levels in int32, see `pair_codes`.
 
         Args:
-            feature: f.
-            rows, columns: The indices of the stimuli of either set; None: all stimuli.
+            feature: The index of the feature.
+            rows, columns: The indices of the a and of the b stimuli; None: all stimuli.
         """
         row_stimuli = self
         if rows is not None:
@@ -270,13 +271,14 @@ class FeatureEncoder:
                 positions_of_feature, extent = self._positions(feature, column)
             positions.append(positions_of_feature)
             ranges.append(extent)
+        weighted_levels = [self.weighted_level_count(feature) for feature in range(feature_count)]
         level_of_missing = -1 if self.missing == "ignore" else 0
         return Features(
             levels=torch.stack(levels, 1).where(~is_missing, level_of_missing).int(),
             positions=torch.stack(positions, 1),
             ranges=tuple(ranges),
             scaled=scaled,
-            weighted_levels=tuple(self.size(feature) for feature in range(feature_count)),
+            weighted_levels=tuple(weighted_levels),
             labels=tuple(self.columns.label(feature) for feature in range(feature_count)),
         )
 
@@ -313,7 +315,7 @@ class FeatureEncoder:
                     "unknown='new' for levels as far from others as the mean"
                 )
 
-    def size(self, feature: int) -> int:
+    def weighted_level_count(self, feature: int) -> int:
         """Return how many levels a feature has if each pair of them has a weight, else 0.
 
         These are the levels of the training stimuli, and one for missing values.
@@ -332,7 +334,7 @@ class FeatureEncoder:
             feature: The index of the feature.
             column: Its values, without NaN.
         """
-        if not self.size(feature):
+        if not self.weighted_level_count(feature):
             level_in_column: Tensor = torch.unique(column, return_inverse=True)[1]
             return level_in_column
         training_levels = self.training_levels[feature]
@@ -520,12 +522,16 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return the sum of weights times regressors at each of p pairs, without the intercept.
+    """Return the predicted squared distance of each of p pairs of stimuli, less the intercept.
 
-    Terms are added one by one, so that pairs with equal Δ have predictions with equal bits.
+    It is the sum over terms of weight times regressor. The regressor of a term (f, g) is the
+    product of the differences Δ of features f and g; that of a term (f, a, b) is 1 for pairs with
+    the levels a and b of feature f. Terms are added one by one, so that pairs with equal Δ have
+    predictions with equal bits.
 
     Args:
-        differences: Δ of the pairs, feature by feature, as `regressors` takes them.
+        differences: Δ of the pairs, feature by feature. For a feature with a weight for each pair
+            of levels these are codes of the pairs, from `pair_codes`.
         terms: The terms, the intercept first.
         weights: The r weights of the terms after the intercept, for any number of models.
     """

@@ -121,7 +121,7 @@ class Importance:
         Raises:
             ValueError: There are no null draws, as null=199 gives.
         """
-        return self._share_of_null(largest=False)
+        return self._p_values_against_null(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
         """Return p-values that are corrected for the number of layers and features.
@@ -132,7 +132,7 @@ class Importance:
         Raises:
             ValueError: There are no null draws.
         """
-        return self._share_of_null(largest=True)
+        return self._p_values_against_null(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         """Return the mean over the k folds of the last axis, with a 95 % interval.
@@ -144,7 +144,7 @@ class Importance:
             return estimate
         return interval_around(estimate.value, torch.inf)
 
-    def _share_of_null(self, *, largest: bool) -> Float[Tensor, "l f"]:
+    def _p_values_against_null(self, *, largest: bool) -> Float[Tensor, "l f"]:
         """Return the p-value (1 + #{null ≥ importance}) / (1 + #null) of each feature and layer.
 
         It is NaN where the null is, because groups are too few.

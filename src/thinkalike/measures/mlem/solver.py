@@ -122,7 +122,7 @@ def fit_weights(
     term_count = len(terms)
     sums = stimulus_pairs.sums(features, terms, division.fold_of)
     covariance = about_means(sums)[0, :, : term_count - 1] / sums[0, 0, 0]  # of all pairs
-    varies = ~_constant(covariance, terms)
+    varies = ~_constant_terms(covariance, terms)
     if any(features.weighted_levels):
         counts = stimulus_pairs.level_counts(features, division.fold_of)
         has_pairs = sums[:, 0, 1:term_count] > 0
@@ -157,15 +157,16 @@ def fit_weights(
 
 
 def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return for each term (f, g) after the intercept 1 if f = g, for W_ff, else √2, for W_fg.
+    """Return 1 for each term (f, f) and √2 for each term (f, g) with f ≠ g, without the intercept.
 
-    Multiplied by these, the entries of W on and above the diagonal have the norm of W.
+    The term (f, g) is the entry W_fg of a symmetric matrix. The entries on and above the diagonal,
+    multiplied by these factors, are a vector whose norm is the Frobenius norm of W.
     """
     norms = [1.0 if f == g else 2**0.5 for f, g in terms[1:]]
     return torch.tensor(norms, dtype=torch.float64)
 
 
-def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
+def _constant_terms(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
     """Return which of the r terms after the intercept have a constant feature.
 
     A feature is constant if its Δ is the same in all pairs of stimuli, up to rounding.
@@ -218,10 +219,13 @@ def _weights_by_alpha(
     identity = torch.eye(r, dtype=scale.dtype, device=scale.device)
     ridge = moments.new_tensor(alphas)[:, None, None, None, None] * identity  # (a, 1, 1, r, r)
     gram = (moments[..., :r] * scale[:, None] * scale)[:, None] + ridge  # (a, s, 1, r, r)
+    # If W is full, the terms of different features come last.
     last_term = terms[-1]
     is_diagonal = last_term[0] == last_term[1]
     solve = nnls if is_diagonal else psd_least_squares
-    return solve(gram.expand(*shape, r), target.expand(shape)) * scale
+    coordinates = solve(gram.expand(*shape, r), target.expand(shape))
+    # W_ff, and 2 W_fg: the weight of Δ_f Δ_g, which Δᵀ W Δ has twice.
+    return coordinates * scale
 
 
 def feature_correlations(
@@ -364,6 +368,7 @@ def pair_sizes(
         level_count = level_counts.shape[1]
         if level_count:
             first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
+            # The last weight of a feature is that of pairs with a new level.
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)
             sizes[:, known_pairs] = level_counts[:, first] + level_counts[:, second]
     return sizes

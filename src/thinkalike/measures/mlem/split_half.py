@@ -107,10 +107,10 @@ def split_half_reference(
             raise ValueError(f"layers[{index}]: {reason}")
 
     _, group_sizes = owners.unique(return_counts=True)
-    worth = effective_number(group_sizes)
-    if not has_interval(worth):
+    effective_count = effective_number(group_sizes)
+    if not has_interval(effective_count):
         unit = "stimuli" if groups is None else "groups"
-        warnings.warn(why_no_interval(worth, len(group_sizes), unit), stacklevel=2)
+        warnings.warn(why_no_interval(effective_count, len(group_sizes), unit), stacklevel=2)
         return interval_around(values[0], math.inf)
 
     is_known = values.isfinite().all(0)

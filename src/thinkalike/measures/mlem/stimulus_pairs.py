@@ -115,7 +115,8 @@ class StimulusPairs:
     ) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, after some features were permuted.
 
-        Their values move between stimuli; if folds divide pairs, their Δ moves between pairs.
+        Δ says how the stimuli of a pair differ in a feature. The values of the permuted features
+        move between stimuli. If folds divide pairs and not stimuli, Δ moves between pairs instead.
 
         Args:
             features: The features of all stimuli of the table.
@@ -124,7 +125,8 @@ class StimulusPairs:
             order: For each stimulus, or pair, the index of the one whose values it takes.
         """
         permuted = list(differences)
-        if self.chosen is not None:
+        folds_divide_pairs = self.chosen is not None
+        if folds_divide_pairs:
             for feature in permuted_features:
                 permuted[feature] = differences[feature][order]
             return permuted
@@ -146,7 +148,8 @@ class StimulusPairs:
             terms: The t terms of the model, the intercept first.
             fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
-        if self.chosen is None:
+        folds_divide_stimuli = self.chosen is None
+        if folds_divide_stimuli:
             return normal_equations(features.take(self.index), self.layers, terms, fold_of)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, fold_of)
 
@@ -197,7 +200,7 @@ class StimulusPairs:
             rank_sums = self.ranks.new_zeros(len(self.ranks), len(counts))
             rank_sums.index_add_(1, pattern_of_pair, self.ranks)
 
-            rows = weights.flatten(0, -2)  # (b l, r)
+            rows = weights.flatten(0, -2)  # (b l, r): all layers of a fit, then of the next
             layer_of_row = torch.arange(len(rows), device=rows.device) % len(rank_sums)
             rows_at_once = max(1, PREDICTIONS_AT_ONCE // len(counts))
             for weights_of_rows, layers in zip(

@@ -196,12 +196,12 @@ class _SumsOfAgreeing:
     """
 
     def __init__(self, levels: Int[Tensor, "n f"], fold_of: Int[Tensor, " n"]):
-        """Store the levels and folds; `classes`, `counts` and `pairs` keep their results."""
+        """Store the levels and folds; `classes`, `counts` and `pairs` cache their results."""
         self.levels = levels.long()
         self.fold_of = fold_of
         self.fold_count = int(fold_of.max()) + 1
-        self.has_ignored = (levels < 0).any(0).tolist()
-        self.level_counts = (levels.amax(0) + 2).tolist()
+        self.has_ignored = (levels < 0).any(0).tolist()  # for each feature
+        self.level_counts = (levels.amax(0) + 2).tolist()  # with the ignored level -1
         self.classes = cache(self._classes)
         self.counts = cache(self._counts)
         self.pairs = cache(self._pairs)
@@ -261,8 +261,10 @@ class _SumsOfAgreeing:
     ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
         """Return a function that sums squared distances over the pairs of stimuli of one class.
 
-        The function takes `agree` and `needed`, and returns for each set of stimuli the sum over
-        classes of n Σ ‖x‖² - ‖Σ x‖², for the n states x of a class. It keeps its results.
+        A class is the stimuli with equal levels of all features in `agree`, without those that
+        have an ignored value of a feature in `needed`. The function takes `agree` and `needed`,
+        and returns for each set of stimuli the sum over classes of n Σ ‖x‖² - ‖Σ x‖², for the n
+        states x of a class. It keeps its results.
         """
         norms = torch.cat(
             [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
@@ -270,7 +272,11 @@ class _SumsOfAgreeing:
 
         @cache
         def squares(agree: Term, needed: Term) -> Tensor:
-            """Return the sum of squared distances over pairs of stimuli of one class, by set."""
+            """Return the sum of squared distances over pairs of stimuli of one class, by set.
+
+            Stimuli of a class have equal levels of the features `agree`, and no ignored value of
+            the features `needed`.
+            """
             stimuli, keys, class_count = self.classes(agree, needed)
             rows = states
             row_norms = norms
@@ -363,10 +369,12 @@ class _FeatureForms(NamedTuple):
             feature: The index of the feature.
             weight_slice: The slice of its weights among all weights, without the intercept.
         """
-        first_term = weight_slice.start + 1  # among all terms, of which the intercept is the first
+        # Among all terms, of which the intercept is the first: weight i is that of term i + 1.
+        first_term = weight_slice.start + 1
+        last_term = weight_slice.stop
         if features.weighted_levels[feature]:
-            # The last term is that of new levels, which no training stimulus has.
-            return cls._of_level_pairs(features, feature, first_term, weight_slice.stop)
+            # The last term is left out: it is that of new levels, which no training stimulus has.
+            return cls._of_level_pairs(features, feature, first_term, stop=last_term)
         return cls._of_scaled(features, feature, first_term)
 
     @classmethod
@@ -388,6 +396,7 @@ class _FeatureForms(NamedTuple):
         level_count = features.weighted_levels[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
         levels = features.levels[:, feature].clamp(min=-1).long()  # -1: ignored
+        # Column 0, that of ignored values, is left out.
         has_level = one_hot(levels + 1, level_count + 1)[:, 1:].double()
         terms = torch.arange(first_term, stop, device=device)
         return cls(terms, has_level, (first, second))
