@@ -201,7 +201,7 @@ def test_leaving_out_a_massive_row_leaves_all_digits_of_the_others(device):
         measure = CKAMeasure(is_relative=True)
         prepared = measure.prepared(sides, ["x", "y"])
         pairs = ModelPairs([[0], [1]], [(0, 0), (0, 1), (1, 1)])
-        hsics = measure.compare_without_parts(prepared, pairs, [4, 10])
+        hsics = measure.compare_leaving_out_parts(prepared, pairs, [4, 10])
         found = hsics[0, 1][1] / (hsics[0, 0][1] * hsics[1, 1][1]).sqrt()
         assert abs(found.item() - exact_cka(x[4:], y[4:])) < 1e-4
 
