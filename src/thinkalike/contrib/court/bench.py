@@ -16,7 +16,7 @@ from thinkalike.contrib.court.source import Source
 from thinkalike.contrib.court.token_profile import token_features
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
-from thinkalike.instruments.ruler.calibration_points import greatest_at_each_layer
+from thinkalike.instruments.ruler.calibration_points import greatest_at_each_pair
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.residual import ResidualStates
@@ -171,7 +171,7 @@ class Bench:
             r2_both_ways = both_ways(residual.predictor(states), beyond)
             controls.append(r2_both_ways[None])
         plain = residual.plain_predictor(self.report_states)
-        return TargetSide(residual, beyond, plain, greatest_at_each_layer(controls))
+        return TargetSide(residual, beyond, plain, greatest_at_each_pair(controls))
 
     @cached_property
     def target_runs(self) -> list[TargetRun]:

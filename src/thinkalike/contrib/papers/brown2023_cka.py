@@ -31,7 +31,7 @@ from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, I
 from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import reached
-from thinkalike.models.checkpoints import located, named_folder
+from thinkalike.models.checkpoints import named_folder, path_arguments
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.store import Result
 
@@ -375,7 +375,7 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
 
     with explaining_loading_errors(config), reached(config) as (place, commit):
         revision = None if named_folder(config) else commit
-        shape = AutoConfig.from_pretrained(**located(place), revision=revision)
+        shape = AutoConfig.from_pretrained(**path_arguments(place), revision=revision)
     d_head = shape.hidden_size // shape.num_attention_heads
     rope_parameters = getattr(shape, "rope_parameters", None) or {}
     return {
