@@ -40,7 +40,7 @@ from torch import Tensor
 
 from thinkalike.config import compose_job
 from thinkalike.data.splits import training_texts
-from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_at_each_layer
+from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_at_each_pair
 from thinkalike.instruments.ruler.words import Words, r2_of_layers
 from thinkalike.measures import CKAMeasure, MutualKNN
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure, ModelPairs, joint_matrix
@@ -372,10 +372,10 @@ class RulerBesideTarget:
         sources = once_for_each(source.states, partial(self._predictor, residual))
         value = r2_of_layers(sources, targets)
         of_source = [alike_with_one(sources, control) for control in controls[source.embedding]]
-        source_mixing = greatest_at_each_layer(of_source)
-        target_mixing = greatest_at_each_layer(of_target)
+        source_mixing = greatest_at_each_pair(of_source)
+        target_mixing = greatest_at_each_pair(of_target)
         mixing = {
-            "": greatest_at_each_layer([source_mixing, target_mixing]),
+            "": greatest_at_each_pair([source_mixing, target_mixing]),
             " target": target_mixing,
             " least": least([source_mixing, target_mixing]),
         }
@@ -419,7 +419,7 @@ class RulerBesideTarget:
 
 def least(values: Sequence[Float[Tensor, "l 2 r"]]) -> Float[Tensor, "l 2 r"]:
     """Return at each layer the smallest of several values, by the mean of both ways."""
-    return -greatest_at_each_layer([-value for value in values])
+    return -greatest_at_each_pair([-value for value in values])
 
 
 def once_for_each(layers: States, call: Callable[[Tensor], Any]) -> list[Any]:

@@ -22,7 +22,7 @@ import torch
 from dependence import LATENT, LENGTHS, NOISE, Records
 from torch import Tensor
 
-from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_at_each_layer
+from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_at_each_pair
 from thinkalike.measures import CKA
 from thinkalike.measures.bit_readings import INTERVAL_STEP, interpolated_mark, reading_interval
 from thinkalike.measures.folds import numbered_by_part
@@ -82,7 +82,7 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
         own = compared(model, states(shared(first, common), 0))
         other = compared(target, states(shared(second, common), 1))
         both = torch.stack([compared(model, target)] * 2)
-        control = greatest_at_each_layer([torch.stack([own] * 2)[None], torch.stack([other] * 2)[None]])
+        control = greatest_at_each_pair([torch.stack([own] * 2)[None], torch.stack([other] * 2)[None]])
         beyond.append(float(difference_interval((both - control[0]).mean(0)[None]).low))
     ends = [[float(each.low), float(each.high)] for each in readings]
     return [[float(each[0]) for each in pairs], points[:, 0].tolist(), *ends, beyond]

@@ -15,7 +15,7 @@ from stores import made
 from thinkalike.config import TrainerConfig, compose_job
 from thinkalike.contrib.court import job
 from thinkalike.contrib.court.bench import Bench
-from thinkalike.contrib.court.catalogue import SOURCES, entries
+from thinkalike.contrib.court.catalogue import SOURCES, source_recipes
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
@@ -58,7 +58,7 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def heard(bench):
-    table = {entry.name: entry for entry in entries(bench.materials)}
+    table = {entry.name: entry for entry in source_recipes(bench.materials)}
     names = ("rotated", "rescaled and permuted", "affine", "other seed", "token code", "superset")
     return {name: Evidence(table[name].made(bench.materials), bench) for name in names}
 

@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 import tiny
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.court.bags_and_shifts import token_vectors
-from thinkalike.contrib.court.catalogue import entries
+from thinkalike.contrib.court.catalogue import source_recipes
 from thinkalike.contrib.court.changed_weights import reverted, with_noisy_weights
 from thinkalike.contrib.court.invertible_maps import CONDITION, SCALE_RATIO
 from thinkalike.contrib.court.materials import Materials
@@ -63,7 +63,7 @@ def setting(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sources(setting):
     before = setting.target.fingerprint()
-    made = {entry.name: entry.made(setting) for entry in entries(setting)}
+    made = {entry.name: entry.made(setting) for entry in source_recipes(setting)}
     assert setting.target.fingerprint() == before
     return made
 
@@ -77,7 +77,7 @@ def flat(found, rows):
 
 
 def test_sources_of_every_kind_have_distinct_names(setting, sources):
-    listed = entries(setting)
+    listed = source_recipes(setting)
     assert len(sources) == len(listed) >= 60
     assert {entry.kind for entry in listed} == KINDS
     for name, each in sources.items():
@@ -89,7 +89,7 @@ def test_sources_of_every_kind_have_distinct_names(setting, sources):
 
 
 def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
-    for entry in entries(setting):
+    for entry in source_recipes(setting):
         if entry.name not in TRAINED:  # which is not repeated
             again = states(entry.made(setting), setting.evaluation_rows[[5]])
             assert (again - states(sources[entry.name], setting.evaluation_rows)[[5]]).abs().max() < 1e-4, entry.name
@@ -99,7 +99,7 @@ def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
 def test_only_leaks_see_what_comes_later(place, sources, setting):
     rows = setting.evaluation_rows.clone()
     rows[:, place + 1] = (rows[:, place + 1] + 1) % TOKENS
-    leaks = {entry.name for entry in entries(setting) if entry.kind == "leak"}
+    leaks = {entry.name for entry in source_recipes(setting) if entry.kind == "leak"}
     for name, each in sources.items():
         change = (states(each, rows) - states(each, setting.evaluation_rows)).abs().amax((0, 2))
         assert (change[: place + (name not in leaks)] < 1e-4).all(), name
@@ -155,7 +155,7 @@ def test_whitened_states_are_principal_components_of_variance_1(setting, sources
 
 
 def test_what_is_near_the_target_is_not_it(setting, sources):
-    for name in (entry.name for entry in entries(setting) if entry.kind == "near"):
+    for name in (entry.name for entry in source_recipes(setting) if entry.kind == "near"):
         assert (
             1e-3
             < through(flat(sources[name], setting.fit_rows), flat(setting.target_source, setting.fit_rows))[1]

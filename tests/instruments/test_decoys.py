@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from thinkalike.instruments.ruler.calibration_points import MIXING, difference_interval, greatest_at_each_layer
+from thinkalike.instruments.ruler.calibration_points import MIXING, difference_interval, greatest_at_each_pair
 from thinkalike.instruments.ruler.words import WordComparison, Words
 from thinkalike.models.load import load_model
 
@@ -33,7 +33,7 @@ def test_trained_pairs_are_compared_as_the_ruler_does(decoys, text):
     values = decoys.RulerBesideTarget(text, target).compare(source)
     ruler = WordComparison(text.words, [text.models[SOURCE], text.models[TARGET]], [layers, layers])
     value = ruler.similarity_of_models()
-    mixing = greatest_at_each_layer(
+    mixing = greatest_at_each_pair(
         [ruler.similarity_to_point(side, MIXING, ruler.calibration_states(side, MIXING)) for side in (0, 1)]
     )
     beyond = difference_interval((value - mixing).mean(1))

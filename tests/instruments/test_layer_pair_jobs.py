@@ -271,7 +271,7 @@ def test_a_new_measure_is_one_class():
     entry = KindEntry(__name__, "Mine", "mine", "my measure", OF_STATES)
     made = instrument(entry)
     settings = made.settings(null=True, permutations=3, power=2)
-    assert made.measure_of(settings) == Mine(2)
+    assert made.layer_measure(settings) == Mine(2)
     with pytest.raises(ConfigError, match=r"measure\.power=-1"):
         made.settings(power=-1)
     metric = made.metric(settings, 1, 1)

@@ -33,16 +33,17 @@ def plot(
     """Draw a figure of a `Result`, or the matrix of all layer pairs that a metric computed.
 
     Args:
-        what: The result, or what the metric computed.
-        name: The name of a figure of the result, as its files are called, such as "penalty"; by
-            default the first.
-        ax: Where to draw; by default into a new figure.
+        what: The result, or the estimate that the metric computed.
+        name: The name of a figure of the result without its file extension, such as "penalty";
+            by default the first figure.
+        ax: The axes to draw into; by default those of a new figure.
 
     Returns:
         The figure and its axes, a list where there are several.
 
     Raises:
-        ResultError: The kind draws no figures, or none of that name; or `what` is no result.
+        ResultError: The result has no figures, or none of that name, or `what` is neither a result
+            nor an estimate.
 
     >>> metric = CKA(1, 1)
     >>> metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
@@ -66,9 +67,9 @@ def _plot_estimate(estimate: LayerPairEstimate, ax: Axes | None) -> object:
     """Draw the matrix of all layer pairs that a metric computed, and return figure and axes.
 
     Raises:
-        ResultError: The estimate is not one.
+        ResultError: `estimate` has no tensor `value`, or no `label`.
     """
-    from torch import Tensor  # the help of a command need not load it
+    from torch import Tensor  # imported here so that `--help` does not load torch
 
     is_estimate = isinstance(getattr(estimate, "value", None), Tensor)
     if not is_estimate or not hasattr(estimate, "label"):

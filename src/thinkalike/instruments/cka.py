@@ -60,7 +60,7 @@ class CKAConfig(WithNull):
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return the settings that the recipe decides: the number of batches.
 
-        It is that of Brown et al. (2023), and fewer for the small models that this project ships.
+        It is 1,000 as in Brown et al. (2023), or 64 for the small models that this project ships.
         """
         if job.is_mini:
             return {"batches": BATCHES}
@@ -85,34 +85,34 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
     in_atlas = True
     for_stimuli: ClassVar[Mapping[str, object]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
-    def fewest(self, measure: CKAConfig) -> int:
+    def fewest(self, settings: CKAConfig) -> int:
         """Return the fewest rows of a batch that CKA can compare."""
         return FEWEST_ROWS
 
-    def metric(self, measure: CKAConfig, source_layers: int, target_layers: int) -> CKA:
+    def metric(self, settings: CKAConfig, source_layers: int, target_layers: int) -> CKA:
         """Return an empty metric, which computes CKA from batches of states.
 
         Args:
-            measure: The settings of CKA; without a null there are no permutations.
+            settings: The settings of CKA; without a null there are no permutations.
             source_layers, target_layers: How many layers of the source and target are compared.
         """
         permutations = 0
-        if measure.null:
-            permutations = measure.permutations
+        if settings.null:
+            permutations = settings.permutations
         return CKA(
             source_layers,
             target_layers,
-            estimator=measure.estimator,
-            aggregate=measure.aggregate,
-            kernel=measure.kernel,
-            flatten=measure.flatten,
-            conditional_on=measure.conditional_on,
+            estimator=settings.estimator,
+            aggregate=settings.aggregate,
+            kernel=settings.kernel,
+            flatten=settings.flatten,
+            conditional_on=settings.conditional_on,
             permutations=permutations,
         )
 
     def batches(
         self,
-        measure: CKAConfig,
+        settings: CKAConfig,
         config: AnalyzeConfig,
         models: Sequence[StateSource],
         runs: ModelRuns,
@@ -123,19 +123,20 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
             DataError: Words are compared (the tokenizers differ), and `flatten` asks for whole
                 rows of text or their means.
         """
-        batches = super().batches(measure, config, models, runs)
-        if batches.level == "word" and measure.flatten != "token":
+        batches = super().batches(settings, config, models, runs)
+        if batches.level == "word" and settings.flatten != "token":
             raise DataError(
-                f"words are compared one by one, so measure.flatten={measure.flatten} is for "
+                f"words are compared one by one, so measure.flatten={settings.flatten} is for "
                 "tokens only"
             )
         return batches
 
     def arrays(self, estimate: LayerPairEstimate) -> dict[str, Tensor]:
-        """Return the arrays of a result, by name.
+        """Return the arrays that a result stores, by name.
 
-        These are HSIC of all layer pairs in each batch, CKA without each part of the documents,
-        and CKA over the batches up to each one.
+        `hsics` is the HSIC of every layer pair in each batch. `without` is the CKA when one part
+        of the documents is left out, for each part. `convergence` is the CKA of the first k
+        batches, for every k.
         """
         assert isinstance(estimate, CKAResult)
         return {
@@ -148,7 +149,8 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         """Return the headline numbers.
 
         Where the models have equally many layers, these begin with the distance between the models
-        (Brown et al. 2023), its interval if there is one, and `clipped`.
+        (Brown et al. 2023, equation 2), its interval if there is one, and `clipped`: how many
+        corresponding layers have a CKA outside [-1, 1], by rounding alone.
         """
         assert isinstance(estimate, CKAResult)
         source_layers, target_layers = estimate.value.shape
@@ -175,29 +177,30 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         target: pd.DataFrame,
         level: str,
     ) -> None:
-        """Warn of what any measure warns of, and of layers that a single row decides.
+        """Warn of missing intervals and p-values, and of layers that a single row decides.
 
-        The leverage of a row is its share of a layer's variance in a batch.
+        The leverage of a row is its share of a layer's variance in a batch. A row decides a layer
+        if its leverage is above `LARGE_LEVERAGE`.
 
         Args:
             estimate: The values of all layer pairs, with the largest leverage in each layer.
-            source, target: The names of the models and of their layers, a row for each layer.
+            source, target: Tables with the columns `model` and `layer`, a row for each layer.
             level: What a row of a batch is: "token", "word" or "stimulus".
         """
         super().warn(estimate, source, target, level)
         assert isinstance(estimate, CKAResult)
-        leverages_of_model: defaultdict[str, dict[object, float]] = defaultdict(dict)
+        large_leverages: defaultdict[str, dict[object, float]] = defaultdict(dict)
         sides = [(source, estimate.leverage_source), (target, estimate.leverage_target)]
         for layers, leverages in sides:
             for row, leverage in zip(layers.itertuples(), leverages.tolist(), strict=True):
                 if leverage > LARGE_LEVERAGE:
-                    leverages_of_model[str(row.model)][row.layer] = leverage
-        if not leverages_of_model:
+                    large_leverages[str(row.model)][row.layer] = leverage
+        if not large_leverages:
             return
 
         layers_in_words = []
         largest = 0.0
-        for model, leverage_of_layer in leverages_of_model.items():
+        for model, leverage_of_layer in large_leverages.items():
             word = "layer" if len(leverage_of_layer) == 1 else "layers"
             layers_in_words.append(f"{word} {listed(leverage_of_layer)} of {model}")
             largest = max(largest, *leverage_of_layer.values())
@@ -207,7 +210,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         )
 
     def show(self, result: Result) -> None:
-        """Print what any measure prints, and the distance between the models if it is known.
+        """Print the most and least similar layers, and the models' distance if it is known.
 
         The distance of a single layer pair is the arccos of the printed CKA, and is left out.
         """

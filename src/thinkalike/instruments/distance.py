@@ -97,22 +97,23 @@ class Distance(
 
     def batches(
         self,
-        measure: DistanceConfig,
+        settings: DistanceConfig,
         config: AnalyzeConfig,
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> StateBatches:
-        """Return the batches of both models' states, including those with massive activations.
+        """Return the batches of both models' states, including massive (very long) states.
 
-        Distances are relative to the norm of each state, so that no long state decides a mean.
+        They need not be left out: a distance is relative to the norm of the state, so that no long
+        state decides a mean.
         """
-        return super().batches(replace(measure, massive="keep"), config, models, runs)
+        return super().batches(replace(settings, massive="keep"), config, models, runs)
 
     def metric(
-        self, measure: DistanceConfig, source_layers: int, target_layers: int
+        self, settings: DistanceConfig, source_layers: int, target_layers: int
     ) -> LayerShifts:
         """Return an empty metric, which computes from batches how far each layer moved."""
-        return LayerShifts(source_layers, target_layers, conditional_on=measure.conditional_on)
+        return LayerShifts(source_layers, target_layers, conditional_on=settings.conditional_on)
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l l"]]:
         """Return further columns of the table, by name: mean cosines, and norms in both models."""
@@ -141,7 +142,10 @@ class Distance(
         return [Headline.with_ends("highest_distance", row["value"], row["low"], row["high"])]
 
     def show(self, result: Result) -> None:
-        """Print by how much states differ, and distances and cosines at some layers."""
+        """Print by how much states differ, and distances and cosines at some layers.
+
+        If components of layers were compared, these are printed instead.
+        """
         if "components" in result.tables:
             super().show(result)
             return
@@ -173,7 +177,7 @@ def sentence_of_distances(table: pd.DataFrame) -> str:
     """Return in words by how much states differ, and from which layer on.
 
     States count as unrelated if at all layers their distance is at least `UNRELATED_DISTANCE` and
-    their cosine at most `UNRELATED_COSINE`, up to its sign.
+    the absolute value of their cosine is at most `UNRELATED_COSINE`.
 
     Args:
         table: The mean distance ("value") and cosine of each layer, in order of depth.

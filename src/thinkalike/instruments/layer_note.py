@@ -15,7 +15,7 @@ STATES = "states"
 def show_layer_note(result: Result) -> None:
     """Print what "layer n" means, if the layers of a result are the residual stream after blocks.
 
-    Nothing is printed of folders of states, whose layers may be anything.
+    Nothing is printed if a side is a folder of stored states, whose layers may be anything.
     """
     models = result.provenance.get("models", ())
     are_models = all(model.get("family", STATES) != STATES for model in models)
@@ -26,13 +26,14 @@ def show_layer_note(result: Result) -> None:
 def _are_after_blocks(result: Result) -> bool:
     """Return whether all states of a result are those after blocks, the default hook point.
 
-    Results with the embedding, layer -1, count as if they had a different hook point.
+    It is also False if a layer of the table is not a plain number: -1 for the embedding, or the
+    name of a hook point.
     """
     for side in ("model", "target"):
         model = result.config.get(side)
         if model and str(model.get("site", AFTER)) != AFTER:
             return False
-    # Such as a stitch between the attention and the MLP of a block.
+    # The provenance names a site if, for example, a stitch is inside a block, before the MLP.
     has_site_inside_blocks = any("site" in model for model in result.provenance["models"])
     for name in ("layer", "source_layer", "target_layer"):
         if name in result.details and not result.details[name].map(_is_number_text).all():

@@ -43,16 +43,19 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
     smallest: ClassVar[Mapping[str, object]] = {"data.evaluation_tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the setting that this job ignores, the amount of text to fit on, with its value.
+        """Return the setting that this job ignores, the amount of text to fit on.
 
-        Keys of jobs have always contained it.
+        It is returned with its value, since the keys of stored results contain it.
         """
         return left_in_key(config, FIT_TEXT)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield settings of ever fewer tokens, for `budget=`; nothing if no number is set."""
+        """Yield settings with ever fewer evaluation tokens, for `budget=`.
+
+        Nothing is yielded if the job sets no number of tokens.
+        """
         if config.data.evaluation_tokens:
             for tokens in halvings(config.data.evaluation_tokens, least=FEWEST_TOKENS):
                 yield {"data.evaluation_tokens": tokens}

@@ -95,8 +95,8 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     ) -> object:
         """Compute the numbers of all layers of all models and recordings.
 
-        This takes most of the time of a job besides passes of models. A forecast calls it with
-        random states, and ignores the result.
+        A job spends most of its time here, apart from forward passes of models. A forecast times
+        this method with random states, and ignores the result.
 
         Args:
             config: The job.
@@ -119,18 +119,23 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         return sentence_passes(config, shapes)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that comparing takes, for a forecast.
+        """Return the seconds of a job besides forward passes of models, for a forecast.
 
-        They are extrapolated from timings with random states of two and of four layers. They are 0
-        where only recordings are compared, and where the stimuli cannot be compared.
+        The time of `compare` is measured with random states of two and of four layers, and
+        extrapolated linearly to all layers of all models. It is 0 if only recordings are compared,
+        or if the stimuli cannot be compared.
+
+        Args:
+            config: The job.
+            shapes: The sizes of its models. A model that is compared with itself counts once.
         """
-        models = set(shapes.values())
-        if not models:
+        different_models = set(shapes.values())
+        if not different_models:
             return 0.0
         stimuli = read_stimuli(config.stimuli)
-        width = max(shape.width for shape in models)
+        width = max(shape.width for shape in different_models)
         has_embedding = config.measure_as(StimulusDistanceConfig).embed
-        layers = sum(shape.layers + int(has_embedding) for shape in models)
+        n_layers = sum(shape.layers + int(has_embedding) for shape in different_models)
         try:
             seconds_of_two = self._seconds_of_random_states(config, stimuli, 2, width)
             seconds_of_four = self._seconds_of_random_states(config, stimuli, 4, width)
@@ -138,7 +143,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             log.debug("no time of %s: %s", stimuli.source, error)
             return 0.0
         seconds_per_layer = max(seconds_of_four - seconds_of_two, 0.0) / 2
-        return seconds_of_two + seconds_per_layer * (layers - 2)
+        return seconds_of_two + seconds_per_layer * (n_layers - 2)
 
     def _seconds_of_random_states(
         self, config: AnalyzeConfig, stimuli: Stimuli, layers: int, width: int
@@ -153,7 +158,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
 
         def compare(count: int) -> None:
-            """Compare some of the stimuli, evenly spaced, by random states."""
+            """Run `compare` on some evenly spaced stimuli with random states."""
             evenly_spaced = torch.linspace(0, len(stimuli) - 1, count).long().numpy()
             generator = torch.Generator().manual_seed(0)
             states = [torch.randn(count, width, generator=generator) for _ in range(layers)]
@@ -175,7 +180,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
         yield {}
         count = len(read_stimuli(config.stimuli))
-        # The first one is all stimuli again.
+        # The first number is that of all stimuli, for which no sample is drawn.
         for sample in halvings(count, least=min(FEWEST_STIMULI, count))[1:]:
             yield {"stimuli.sample": sample}
 
@@ -206,9 +211,9 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
     """Return what decides the numbers of a measure of stimuli, by name, for the key of its job.
 
-    These are the stimuli and the models. With recordings they are also the contents of these, the
-    ids of stimuli that match their rows, and names that differ from those that recordings have by
-    default.
+    These are the stimuli and the models. With recordings, they are also the hashes of the files,
+    the ids of stimuli, which rows of a recording refer to, and the names of recordings if the user
+    changed them.
     """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)
@@ -237,9 +242,9 @@ def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
 
 
 def sentence_of_stimuli(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
-    """Return the number of each stimulus's sentence; None: there are under `FEWEST_SENTENCES`.
+    """Return the number of each stimulus's sentence; None with fewer than `FEWEST_SENTENCES`.
 
-    Folds and resamples keep the stimuli of a sentence together, but where it is None they are of
+    Folds and resamples keep the stimuli of a sentence together. With None, they are drawn from
     single stimuli.
     """
     if len(stimuli.groups.unique()) < FEWEST_SENTENCES:
@@ -256,8 +261,8 @@ def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
 def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, object]:
     """Return what the provenance of a result says of its stimuli, and of its subjects if any.
 
-    Subjects are participants who were recorded. Among what it says of the stimuli are features
-    that can hardly be told from the identity of words.
+    Subjects are participants who were recorded. `confounded_with_words` lists the features that
+    can hardly be told from the identity of words, if there are any.
     """
     facts_of_stimuli: dict[str, object] = {
         "source": stimuli.source,
@@ -274,7 +279,7 @@ def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> 
 
 
 def stimuli_in_words(facts: Mapping[str, object]) -> str:
-    """Return how many stimuli there are and of what: "72 stimuli", or "72 stimuli of words.csv".
+    """Return how many stimuli there are, and from which file: "72 stimuli of words.csv".
 
     Args:
         facts: What the provenance of a result says of its stimuli. A table in memory has no name.
@@ -328,9 +333,9 @@ def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
 def _with_chosen_layers(
     config: AnalyzeConfig, sides: list[StimulusStates]
 ) -> list[StimulusStates]:
-    """Return the sides, where models have only the layers that the setting `layers=` lists.
+    """Return the sides; models keep only the layers that the setting `layers=` lists.
 
-    Recordings keep all their layers, and so do models where it is "same" or "all".
+    Recordings keep all their layers, and so do models if the setting is "same" or "all".
     """
     models = [side for side in sides if not side.runs]  # only recordings have runs
     if config.layers in ("same", "all") or not models:
@@ -379,7 +384,7 @@ def _side_with_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusSt
 def comparison_of_stimuli(
     instrument: AnyPairMeasure, config: AnalyzeConfig, work: Work
 ) -> LayerPairComparison:
-    """Return the comparison of two recordings, or of one with a model, on the same stimuli.
+    """Return the comparison of two recordings, or of a recording with a model, on stimuli.
 
     Args:
         instrument: Computes a measure of layer pairs.
@@ -391,7 +396,7 @@ def comparison_of_stimuli(
     states_by_side = stimulus_states_of(config, stimuli, measure.embed)
     compared, with_massive = without_massive(config, stimuli, states_by_side)
 
-    needed_by = ""
+    needed_by = ""  # the setting to blame in an error if there are too few stimuli
     if hasattr(measure, "neighbours"):
         needed_by = f"measure.neighbours={measure.neighbours}"
 

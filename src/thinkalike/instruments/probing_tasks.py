@@ -58,6 +58,7 @@ class Task:
             folds = self.fold_of[self.labels == label].unique()
             fold_count_of_level.append(len(folds))
         is_kept = torch.tensor(fold_count_of_level)[self.labels] > 1  # (stimuli)
+        # `new_labels` numbers the remaining levels from 0, in the order of their former labels.
         kept_labels, new_labels = self.labels[is_kept].unique(return_inverse=True)
         return replace(
             self,
@@ -130,7 +131,7 @@ def _stimuli_of_frequent_levels(
     Args:
         stimuli: The stimuli.
         name: The feature.
-        least: Levels that fewer stimuli have are left out.
+        least: A level is frequent if at least so many stimuli have it.
 
     Returns:
         The index of each such stimulus among all stimuli, the index of its level, and the names of
@@ -152,7 +153,7 @@ def _stimuli_of_frequent_levels(
         raise DataError(
             f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli"
         )
-    is_number = frequent.dtype.kind in "if"
+    is_number = frequent.dtype.kind in "if"  # integers and floats
     sortable = frequent.astype(float) if is_number else frequent.astype(str)
     labels, levels = pd.factorize(sortable, sort=True)
     level_names = []

@@ -106,9 +106,10 @@ class LayerR2(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that linear maps take, for a forecast.
+        """Return the seconds that fitting linear maps takes, for a forecast.
 
-        There are maps of the residual states, and as many of the states as they are.
+        Maps are fitted twice: between the states after word, position and earlier tokens are
+        regressed out, and between the states without that.
         """
         measure = config.measure_as(R2Config)
         layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
@@ -124,12 +125,12 @@ class LayerR2(
     ) -> Iterator[dict[str, object]]:
         """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
 
-        There are fewer layers of equal relative depth, and then also fewer words, but never fewer
-        than R² needs, unless the job asks for fewer.
+        They have fewer layers of equal relative depth, and then also fewer words, but never fewer
+        words than R² needs, unless the job itself asks for fewer.
         """
         words = config.measure_as(R2Config).words
-        needed = fewest_words_for_r2(shape.width for shape in shapes.values())
-        fewest = min(needed, words)
+        words_needed = fewest_words_for_r2(shape.width for shape in shapes.values())
+        fewest = min(words_needed, words)
         for layers, divisor in REDUCTIONS:
             settings = setting_of_fewer_layers(layers, shapes)
             if divisor > 1:
@@ -194,9 +195,9 @@ class LayerR2(
         )
 
     def label(self, result: Result) -> str:
-        """Return what tables and figures call the measure.
+        """Return the name of the measure for tables and figures.
 
-        Results of earlier versions have no residual R², and are called "R²".
+        Results of earlier versions have R² only of the states as they are, and the name is "R²".
         """
         label = super().label(result)
         if "r2_forward" in result.details:
@@ -204,7 +205,7 @@ class LayerR2(
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
-        """Print residual R² as any measure of layer pairs, and R² of the states as they are."""
+        """Print residual R² (after word, position and earlier tokens) and R² of the states."""
         super().show(result)
         if "r2_forward" in result.details:
             for sentence in sentences_of_directions(at_equal_depth(result.details)):
@@ -213,10 +214,14 @@ class LayerR2(
 
 
 def sentences_of_directions(compared: pd.DataFrame) -> list[str]:
-    """Return what the values predict from what, R² in reverse, and R² of the states as they are.
+    """Return two sentences about the directions of prediction.
+
+    The first says which model predicts which, and the residual R² (after word, position and
+    earlier tokens are regressed out) in the reverse direction. The second has R² without
+    regressing them out, in both directions.
 
     Args:
-        compared: The rows of the layer pairs that sentences are about.
+        compared: The rows of the layer pairs that the sentences are about.
     """
     source = compared["source"].iloc[0]
     target = compared["target"].iloc[0]
@@ -251,10 +256,10 @@ def _range_in_words(values: pd.Series) -> str:
 def _residual_and_plain_r2(
     comparison: WordComparison, *, is_itself: bool
 ) -> tuple[Values, Values]:
-    """Return the residual R² of all layer pairs, and R² of the states as they are.
+    """Return two values for each layer pair: the residual R², and R² of the states as they are.
 
-    Residual R² is after the word, its position and linear mixing of earlier tokens are regressed
-    out of the states.
+    For the residual R², the word, its position and linear mixing of earlier tokens are regressed
+    out of the states of both models first.
 
     Args:
         comparison: The states of two models at the same words.
@@ -328,12 +333,12 @@ def _interval_columns(
 ) -> dict[str, Float[Tensor, "l m"]]:
     """Return the columns of a value and of the ends of its 95 % interval over documents.
 
-    The ends have the names NAME_low and NAME_high, but those of "value" are "low" and "high".
+    The ends are called NAME_low and NAME_high, or "low" and "high" if the name is "value".
 
     Args:
         name: The name of the column.
-        values: The value of each layer pair, and then its replicates without a part of the
-            documents.
+        values: Replicates of each layer pair. The first is the value of all documents, and each
+            further one leaves a part of the documents out.
     """
     prefix = "" if name == "value" else f"{name}_"
     estimate = with_interval(values)

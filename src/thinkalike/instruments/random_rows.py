@@ -43,8 +43,8 @@ def read_random_rows(
 ) -> RandomRows:
     """Return random rows of the evaluation text, and separate text to fit on.
 
-    Several times more text is read than is drawn, so that the rows come from many documents. They
-    are the same rows each time.
+    Several times more text is read than is drawn, so that the rows come from many documents. The
+    seed is fixed, so that every call draws the same rows.
 
     Args:
         config: The job, which says which text is read.
@@ -59,6 +59,7 @@ def read_random_rows(
     corpus = read_corpus(
         data, model.tokenizer, row_length, bos=model.bos_each_row, fit_tokens=fit_tokens
     )
-    drawn = torch.randperm(len(corpus.report), generator=seeded(0))[:row_count]
+    evaluation_rows = corpus.report  # the documents that numbers come from, not fitted on
+    drawn = torch.randperm(len(evaluation_rows), generator=seeded(0))[:row_count]
     facts = {"name": config.data.name, **corpus.facts()}
-    return RandomRows(corpus.report.select(drawn), corpus.fit.tokens, facts)
+    return RandomRows(evaluation_rows.select(drawn), corpus.fit.tokens, facts)

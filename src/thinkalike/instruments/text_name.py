@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def name_of_text(result: Result) -> str:
-    """Return what to call the text of a result: the name of its data set, or those of its files.
+    """Return the name of a result's text: that of its data set, or the names of the user's files.
 
-    It is "the text" where the configuration names none.
+    It is "the text" if the configuration has no part `data`.
     """
     data = result.config.get("data")
     if not isinstance(data, Mapping):

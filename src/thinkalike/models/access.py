@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield (place, revision): where a checkpoint can be read while this is open, and its commit.
+    """Yield (place, revision): where a checkpoint can be read in this context, and its commit.
 
     The place is a folder, a GGUF file or the name of a repository of the hub. A checkpoint of
     Lightning is unpacked into a temporary folder. The revision is the commit of a repository,
@@ -55,7 +55,7 @@ def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
             Path(unpacked, path.name).symlink_to(path)
         find_classes = torch.serialization.get_unsafe_globals_in_checkpoint
         class_names = find_classes(checkpoint)  # type: ignore[no-untyped-call]
-        # No code of the checkpoint runs: objects of its classes are read as `_Unread`.
+        # No code of the checkpoint runs: `_Unread` stands in for each class that it names.
         stand_ins: list[Callable[..., object] | tuple[Callable[..., object], str]] = []
         stand_ins += [(_Unread, name) for name in class_names]
         with torch.serialization.safe_globals(stand_ins):
@@ -63,7 +63,8 @@ def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
         weights = content["state_dict"]
         # If all names begin with the same component, it is the attribute of Lightning's module
         # that holds the model, and is removed.
-        if len({name.partition(".")[0] for name in weights}) == 1:
+        first_components = {name.partition(".")[0] for name in weights}
+        if len(first_components) == 1:
             weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
         torch.save(weights, Path(unpacked, "pytorch_model.bin"))
         yield unpacked
@@ -115,9 +116,9 @@ def commit_of_model(config: ModelConfig) -> Commit:
 
 @contextlib.contextmanager
 def _hub_commit(config: ModelConfig) -> Iterator[str]:
-    """Yield a repository's commit, of which every file is read while the context is open.
+    """Yield the commit from which all files of a repository are read while the context is open.
 
-    If the hub does not answer, the files are read from its cache, with a warning.
+    If the hub does not answer, the files are read from its cache on this machine, with a warning.
 
     Raises:
         ModelError: The repository is neither reached nor in the cache, or a folder here has its

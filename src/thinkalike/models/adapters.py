@@ -85,7 +85,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
             shapes = [tuple(weight.shape) for weight in stored.values()]
             check_adapter(folder, shapes, dict(module.named_modules()))
             rows = _rows_of_embedding(stored)
-            peft_model, unexpected = _put_on(module, folder, stored, rows)
+            peft_model, unexpected = _peft_model(module, folder, stored, rows)
             check_dtypes(_floating_parts(stored, peft_model), folder, _last_names(stored))
         except (
             RuntimeError,
@@ -174,12 +174,12 @@ def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
     return max(row_counts, default=0)
 
 
-def _put_on(
+def _peft_model(
     module: PreTrainedModel, folder: Path, stored: Mapping[str, Tensor], rows: int
 ) -> tuple[PeftModel, Collection[str]]:
-    """Put an adapter on its base, in place, and return the PeftModel.
+    """Add an adapter to its base, which is changed in place, and return the PeftModel.
 
-    The names of the adapter's weights that the PeftModel has no place for are returned as well.
+    The names of the adapter's weights that match no weight of the PeftModel are returned as well.
 
     Args:
         module: The base. Its embedding is enlarged if the adapter's has more rows.
@@ -264,12 +264,12 @@ def run_adapted(
 def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     """Return a plain model that gives the outputs of a PeftModel in memory.
 
-    It is a copy with the adapter merged into its weights, or with PEFT's layers in place if
-    merging would change the outputs. `called` is the model's name in errors.
+    It is a copy with the adapter merged into its weights. If merging would change the outputs, it
+    keeps PEFT's layers instead. `called` is the model's name in errors.
 
     Raises:
-        ModelError: The adapter is of prompts, or PEFT's model does something beside running its
-            layers, so that no plain model gives its outputs.
+        ModelError: The adapter learns prompts, or PEFT's model does more than run its layers, so
+            that no plain model gives its outputs.
     """
     _check_mergeable(model.active_peft_config, called)
 
@@ -294,11 +294,11 @@ def _kind_of(settings: PeftConfig) -> str:
 
 
 def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
-    """Return batches of token ids, (b, t), over which a model with an adapter is tried.
+    """Return batches of token ids, (b, t), on which outputs of a model with an adapter are tested.
 
     The first batch is random. Some adapters act only after certain tokens, which are listed in
-    their settings. So for each such list there is a batch of one row, which has the tokens of the
-    list, at most MOST_TRIGGER_TOKENS, between random ones.
+    their settings. So for each such list there is a batch of one row, with the tokens of the list,
+    at most MOST_TRIGGER_TOKENS, between random ones.
     """
     embedding = embedding_of(peft_model.get_base_model())
     longest = longest_row(peft_model) or LONGEST_PROOF
@@ -306,7 +306,7 @@ def _adapter_samples(peft_model: PeftModel) -> list[Tensor]:
     samples = [random_rows]
     for tokens in _token_lists(peft_model.active_peft_config, len(embedding)).values():
         trigger = torch.tensor(tokens[:MOST_TRIGGER_TOKENS])
-        row = torch.cat([random_rows[0, :4], trigger, random_rows[1, :4]])
+        row = torch.cat([random_rows[0, :4], trigger, random_rows[1, :4]])  # 4 tokens on each side
         samples.append(row[None, :longest])
     return [sample.to(embedding.device) for sample in samples]
 
@@ -315,7 +315,7 @@ def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
     """Return the settings of an adapter that may be lists of token ids, by name.
 
     Some adapters act only after such tokens. Every list of whole numbers from 0 to vocabulary - 1
-    is taken for one; an empty list is not.
+    may be a list of token ids, unless it is empty.
     """
     lists = {}
     for name, value in vars(settings).items():
@@ -329,8 +329,8 @@ def _token_lists(settings: PeftConfig, vocabulary: int) -> dict[str, list[int]]:
 def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called: str) -> None:
     """Warn if a model gives the same outputs with its adapter and without it.
 
-    This may happen since PEFT runs some kinds of adapters only for a certain `task_type`. Nothing
-    is checked for an adapter that cannot be switched off.
+    PEFT runs some kinds of adapters only for a certain `task_type`, and ignores them silently
+    otherwise. Nothing is checked for an adapter that cannot be switched off.
 
     Args:
         adapted: The model, with its outputs for `samples`.

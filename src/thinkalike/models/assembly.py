@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 def check_settings(config: ModelConfig, family: Family) -> None:
     """Raise a ConfigError for a setting that has no effect on models of a family.
 
-    Such a setting would change the key of a result, but none of its numbers.
+    Such a setting would change the key under which a result is stored, but none of its numbers.
     """
     settings_read = set()
     if family.reader == "transformers":
         settings_read |= {"device_map", "quantization"}
-    if family.has_sides:
+    if family.has_sides:  # an encoder and a decoder
         settings_read.add("side")
     for name in ("device_map", "quantization", "side"):
         value = getattr(config, name)
@@ -97,8 +97,8 @@ def frozen_model(
 def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise a ModelError if the tokenizer has a token id without a row in the embedding.
 
-    Added tokens are not checked here: they occur only in a text that spells them out, and each
-    pass checks its ids.
+    Added tokens are not checked here: they occur only in a text that contains them literally, and
+    each forward pass checks the ids that it gets.
     """
     vocabulary = tokenizer.get_vocab()  # called once, since it makes a dictionary of all tokens
     regular_tokens = vocabulary.keys() - tokenizer.get_added_vocab().keys()
@@ -113,8 +113,8 @@ def _check_rows_of_vocabulary(model: FrozenModel, tokenizer: PreTrainedTokenizer
 def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]:
     """Return the names of a classifier's classes in the order of its logits.
 
-    So that models can be compared, names are in lower case and with hyphens, and "not-entailment"
-    becomes "non-entailment". `config` may replace these names by others.
+    Models name the same class differently. So names are put into lower case with hyphens, and
+    "not-entailment" becomes "non-entailment". The configuration `config` may rename them again.
     """
     names = []
     for class_id in range(module.config.num_labels):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
     """Return the path of the list of blocks in a model of transformers, such as "model.layers".
 
-    It is the nn.ModuleList with as many entries as the configuration states layers; of several,
-    the one with most weights.
+    It is the nn.ModuleList whose length is the number of layers in the configuration. If there are
+    several, it is the one with most weights.
 
     Args:
         module: The model, or the decoder's side of an encoder-decoder.
@@ -29,11 +29,12 @@ def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
         ModelError: There is no such list.
     """
     root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
+    # Configurations of encoder-decoders state the depth of each side as SIDE_layers.
     side = "encoder" if "Encoder" in type(root).__name__ else "decoder"
     depth = number_in(root.config.get_text_config(), (f"{side}_layers", *DEPTHS))
     # The text model is searched first, since an encoder of images may have as many blocks.
-    # transformers calls it the decoder. In some classes the decoder is something else, such as the
-    # unembedding, that has no list of blocks; then the whole model is searched.
+    # `get_decoder` returns it in most classes. In some it returns something without a list of
+    # blocks, such as the unembedding; then the whole model is searched.
     text_model = root.get_decoder() if hasattr(root, "get_decoder") else root
     weights_of_lists = _lists_within(module, text_model, depth)
     if not weights_of_lists:
@@ -50,8 +51,8 @@ def _lists_within(module: nn.Module, inner: nn.Module, length: int | None) -> di
     """Return the number of weights of each nn.ModuleList of `length` modules, by path.
 
     Args:
-        module: The module from which paths lead.
-        inner: A part of it, in which lists are looked for.
+        module: The module at which the paths start.
+        inner: A submodule of it; only lists inside this one are returned.
         length: The length of the lists; None: it is not known, and no list is found.
     """
     modules_inside = set(inner.modules())

@@ -48,14 +48,14 @@ def check_counts(
     """Raise a ModelError if a checkpoint states an implausibly large size.
 
     A number of layers, heads, experts or classes is refused if no published model comes near it. A
-    number of layers is also refused if it is larger than the number of tensors in the files;
-    up to MOST_SHARED_BLOCKS layers always pass, since layers may share their weights.
+    number of layers is also refused if it is larger than the number of tensors in the files.
+    Numbers up to MOST_SHARED_BLOCKS always pass, since layers may share their weights.
 
     Args:
         stated: The settings of the checkpoint, such as its config.json.
         place: The folder or GGUF file, for the message.
-        count_tensors: Counts the tensors in the files; None: there are no files of weights. It is
-            called only if many layers are stated.
+        count_tensors: Counts the tensors in the files; it returns None if there are no files of
+            weights. It is called only if many layers are stated.
     """
     for name, count in _whole_numbers(stated):
         pattern = _pattern_for(name)
@@ -81,7 +81,7 @@ def _pattern_for(name: str) -> re.Pattern[str] | None:
 
     The pattern tells whether the setting is a number of layers, of heads or of classes.
     """
-    for pattern in LARGEST_PLAUSIBLE:
+    for pattern in LARGEST_PLAUSIBLE:  # a dictionary from the pattern to the largest number
         if pattern.search(name):
             return pattern
     return None
@@ -91,7 +91,7 @@ def _whole_numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:
     """Yield (name, number) for each whole number in a configuration, at any depth.
 
     The name is that of the innermost entry; a number in a list has the name of the list. True and
-    False are no numbers.
+    False are not counted as numbers.
     """
     if isinstance(value, Mapping):
         for inner_name, inner in value.items():
@@ -103,7 +103,7 @@ def _whole_numbers(value: object, name: str = "") -> Iterator[tuple[str, int]]:
         yield name, value
 
 
-def tensors_held(folder: Path) -> int | None:
+def most_tensors_in(folder: Path) -> int | None:
     """Return an upper bound on the number of tensors in a folder's files of weights.
 
     None means that the folder has no such files.
@@ -111,7 +111,7 @@ def tensors_held(folder: Path) -> int | None:
     files = _weight_files(folder)
     if not files:
         return None
-    return sum(_tensors_in(file) for file in files)
+    return sum(_most_tensors_in_file(file) for file in files)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -122,10 +122,10 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _tensors_in(path: Path) -> int:
+def _most_tensors_in_file(path: Path) -> int:
     """Return an upper bound on the number of tensors in a file of weights, without reading them.
 
-    It is 0 if the file is damaged; whatever reads the weights later reports that.
+    It is 0 for a damaged file; the reader of the weights will report the damage.
     """
     with contextlib.suppress(OSError, ValueError, BadZipFile, RecursionError):
         if path.suffix == ".safetensors":
@@ -145,7 +145,7 @@ def _tensors_in(path: Path) -> int:
     return 0
 
 
-def bytes_held(place: Path) -> int:
+def bytes_of_weight_files(place: Path) -> int:
     """Return the size in bytes of the files of weights in a folder, or of a single file.
 
     It is 0 if there are none here, as for a repository of the hub.
@@ -157,15 +157,17 @@ def bytes_held(place: Path) -> int:
 def check_claimed_size(numbers: int, checkpoint: Path) -> None:
     """Raise a ModelError if a checkpoint states sizes of a model that its files cannot hold.
 
-    A number takes at least one bit. Up to MOST_DRAWN_NUMBERS numbers always pass, since libraries
-    may initialise some modules that the files lack. Nothing is checked without files of weights.
+    A weight takes at least one bit in the files. Up to MOST_DRAWN_NUMBERS weights always pass,
+    since libraries may initialise some modules that the files lack. Nothing is checked if there
+    are no files of weights.
 
     Args:
-        numbers: How many numbers a model of the stated sizes has.
+        numbers: How many weights a model of the stated sizes has.
         checkpoint: The checkpoint's folder or file.
     """
-    n_bytes = bytes_held(checkpoint)
-    if n_bytes and numbers > max(8 * n_bytes, MOST_DRAWN_NUMBERS):
+    n_bytes = bytes_of_weight_files(checkpoint)
+    n_bits = 8 * n_bytes
+    if n_bytes and numbers > max(n_bits, MOST_DRAWN_NUMBERS):
         raise ModelError(
             f"{checkpoint} states sizes of {numbers:,} numbers, "
             f"and its weights have {n_bytes:,} bytes; "
@@ -185,7 +187,7 @@ def check_adapter(
 
     Raises:
         ModelError: A rank is larger than every axis of the tensors, a regular expression takes too
-            long to match, a switch is given as text, or the settings are no JSON object.
+            long to match, true or false is given as text, or the file is not a JSON object.
     """
     path = folder / "adapter_config.json"
     try:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     """Return a copy of the model in a TransformerBridge without TransformerLens's wrappers.
 
-    The copy has the model's own class of transformers, and is in evaluation mode. The bridge stays
-    as it is.
+    The copy has the class of the model in transformers, and is in evaluation mode. The bridge is
+    not changed.
 
     Raises:
         ModelError: The bridge is in compatibility mode, which changes weights, or hooks or
@@ -60,8 +60,8 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
     """Return a copy of the model in a bridge without wrappers, in evaluation mode."""
-    # `deepcopy` reads this dictionary from the `id` of an object to its copy. Here a wrapper gets
-    # a copy of the module that it wraps. Inner wrappers come first.
+    # The memo of `deepcopy`, from the `id` of an object to its copy. An entry for a wrapper makes
+    # `deepcopy` put a copy of the wrapped module in its place. Inner wrappers come first.
     copies: dict[int, nn.Module] = {}
     for submodule in reversed(list(bridge.original_model.modules())):
         if isinstance(submodule, GeneralizedComponent):

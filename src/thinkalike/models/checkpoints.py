@@ -166,7 +166,7 @@ def gguf_in(place: Path) -> Path | None:
     return files[0] if files else None
 
 
-def located(place: str) -> dict[str, str]:
+def path_arguments(place: str) -> dict[str, str]:
     """Return the keyword arguments of `from_pretrained` that say where a checkpoint is.
 
     Args:
@@ -213,18 +213,19 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         raise ModelError(
             f"model={config.called}: its base {base_name} is an adapter itself; {GIVE_BASE}"
         )
-    # adapter_config.json may state a revision of the base that it names, if this is on the hub.
+    # If the base is on the hub, adapter_config.json may also state a revision of it.
     stated_revision = settings.get("revision")
     if not config.base and not base.path and stated_revision not in (None, ""):
         base = replace(base, revision=_stated_revision(stated_revision, folder, base_name))
-    how_it_runs = {name: getattr(config, name) for name in (*HOW_IT_RUNS, "bos", "side")}
-    return replace(base, **how_it_runs)
+    # Settings such as dtype and device.
+    settings_of_running = {name: getattr(config, name) for name in (*HOW_IT_RUNS, "bos", "side")}
+    return replace(base, **settings_of_running)
 
 
 def _stated_revision(revision: object, folder: Path, base_name: str) -> str:
     """Check the revision of the base that an adapter's files state, and return it.
 
-    The files may be of unknown origin, so that anything can be stated there.
+    The files may be of unknown origin, so that the value may be anything.
 
     Args:
         revision: The value in adapter_config.json.
@@ -317,9 +318,9 @@ def _check_description(config: ModelConfig, folder: Path, file_names: Collection
 def _check_index(folder: Path) -> None:
     """Check the files that the indexes of weights (*.index.json) in a folder name.
 
-    They must be inside the folder, and have the suffix of a file of weights, since the fingerprint
-    of a checkpoint covers no others. The index that will be read must also name files that exist.
-    Another index may be left over.
+    They must be inside the folder. The files of the index that will be read must also exist, and
+    have the suffix of a file of weights, since the fingerprint of a checkpoint covers no others.
+    Any other index may be left over from an earlier save.
 
     Raises:
         ModelError: An index names a file outside or one of another suffix, or the one that is read
@@ -396,7 +397,7 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
     Such a setting would change the key of a result, but none of its numbers.
     """
-    # The name of each such setting: (what is asked for, what the model was trained with).
+    # By the name of each such setting: (the value asked for, the value in training).
     settings = config.fixed_by(checkpoint_json(folder / "config.json"))
     for name, (asked_for, trained_with) in settings.items():
         if asked_for != trained_with:

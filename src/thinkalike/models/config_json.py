@@ -9,7 +9,7 @@ from pathlib import Path
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, short
-from thinkalike.models.bounds import check_counts, tensors_held
+from thinkalike.models.bounds import check_counts, most_tensors_in
 from thinkalike.models.checkpoints import (
     JsonObject,
     checkpoint_json,
@@ -33,8 +33,8 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
         place: The folder, GGUF file or repository that is read.
 
     Raises:
-        ModelError: It asks for code of the hub, states no number of blocks, or its `architectures`
-            is no list of names.
+        ModelError: The file asks for code of the hub, states no number of blocks, or its
+            `architectures` is not a list of names.
     """
     import huggingface_hub
 
@@ -81,7 +81,7 @@ def _config_json_in(place: Path) -> JsonObject:
     """
     gguf_file = gguf_in(place)
     if gguf_file is not None:
-        from thinkalike.models.gguf import gguf_config  # which no other checkpoint needs
+        from thinkalike.models.gguf import gguf_config  # only GGUF files need this module
 
         config, _ = gguf_config(gguf_file)
         # The configuration has None where the file states nothing.
@@ -89,17 +89,22 @@ def _config_json_in(place: Path) -> JsonObject:
         return {name: value for name, value in entries if value is not None}
     path = enclosing_folder(place) / "config.json"
     config_json = checkpoint_json(path, LARGEST_CONFIG)
-    check_counts(config_json, path.parent, partial(tensors_held, path.parent))
+    check_counts(config_json, path.parent, partial(most_tensors_in, path.parent))
     return config_json
 
 
 def _code_of_the_hub(section: object) -> str:
     """Return an entry of a config.json that asks for code of the hub, as "NAME=ORG/NAME", or "".
 
-    Such code is a kernel for attention, for example. Sections and lists inside are searched, too.
+    Such code is a kernel for attention, for example. Lists and dictionaries inside are searched,
+    too; "" means that there is no such entry.
     """
     if isinstance(section, list):
-        return next(filter(None, map(_code_of_the_hub, section)), "")
+        for item in section:
+            entry_inside = _code_of_the_hub(item)
+            if entry_inside:
+                return entry_inside
+        return ""
     if not isinstance(section, dict):
         return ""
     for name, value in section.items():

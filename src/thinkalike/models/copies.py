@@ -18,15 +18,15 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def copied(module: ModuleT) -> ModuleT:
-    """Return a copy of a module that computes with nothing of the original.
+    """Return a copy of a module that shares no module or tensor with the original.
 
-    `deepcopy` does not copy functions, so that a hook or a replaced `forward` of its copy would
-    still use the original's modules, through its closure. Here such functions are made anew.
+    `deepcopy` does not copy functions. So a hook or a replaced `forward` of its result would still
+    use modules of the original through its closure. Here such functions are made anew.
 
     Raises:
         ModelError: An attribute cannot be copied.
     """
-    copies: dict[int, object] = {}  # filled by `deepcopy`: each copy by the `id` of its original
+    copies: dict[int, object] = {}  # the memo of `deepcopy`: copies by the `id` of the original
     try:
         copy = deepcopy(module, copies)
     except Exception as error:  # an object may raise any when it is copied
@@ -34,6 +34,7 @@ def copied(module: ModuleT) -> ModuleT:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():
+        # The attributes of the submodule, and torch's dictionaries of hooks.
         dictionaries = [vars(submodule), *(getattr(submodule, name) for name in HOOKS)]
         for dictionary in dictionaries:
             for name, value in list(dictionary.items()):
@@ -133,8 +134,8 @@ def _container_with_copies(
 ) -> object:
     """Return a container in which each module or tensor that was copied is replaced by its copy.
 
-    A container without any, at any depth, is returned itself. So a list of the user to which a
-    hook appends stays that list.
+    A container that holds nothing that was copied, at any depth, is returned itself. So a list of
+    the user's to which a hook appends stays the same list.
     """
     if isinstance(container, dict):
         new_dict = {key: _with_copies(entry, copies) for key, entry in container.items()}

@@ -48,7 +48,15 @@ class CutModel(Protocol):
         mask: Tensor | None = None,
         types: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the states (b, t, d) of these layers in one pass; see `FrozenModel.residuals`."""
+        """Return the states (b, t, d) of each of these layers, from one forward pass.
+
+        Args:
+            tokens: Rows of token ids, (b, t).
+            layers: The layers.
+            mask: Which tokens are no padding; None: there is no padding.
+            types: The token type of each token, for models that read pairs of texts; None: all are
+                of the first type.
+        """
         ...
 
     def advance(

@@ -114,11 +114,11 @@ class Description:
         """Note the names of the root's modules and weights; nothing is described yet."""
         self.changing = changing
 
-        # What is being described now: the path of its module, or "libraries", ...
+        # The owner of the object that is being described now, such as the path of its module.
         self.owner = ""
-        # ... the steps that lead to it, ...
+        # The steps that lead from the owner to this object.
         self.steps: Steps = ()
-        # ... and the `id`s of it and of the objects that hold it, since one may hold itself.
+        # The `id`s of this object and of the objects that hold it, since one may hold itself.
         self.described: list[int] = []
 
         # The text of each object so far, how many objects it holds, and the text of each class.
@@ -386,7 +386,7 @@ class Description:
         return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
-        """Return, as text, the functions by which somebody has replaced functions of libraries.
+        """Return, as text, functions that have replaced those of libraries (monkey patches).
 
         The libraries are the Python modules that define the classes described so far, those that
         they import as modules, and the methods of torch's Tensor. Keys are (library, name). A

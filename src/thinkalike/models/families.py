@@ -226,16 +226,16 @@ class Head(NamedTuple):
 def heads_of(model_type: str) -> list[Head]:
     """Return the classes of transformers for an architecture, with what the head of each predicts.
 
-    A classifier comes first. A checkpoint whose class is not known is read as the first of the
-    others, in this order: sequence to sequence, masked tokens, next token. The list is empty for a
-    `model_type` that transformers does not know.
+    The order is: classifier, sequence to sequence, masked tokens, next token. A checkpoint that
+    does not state its class is read as the first of these that is not a classifier. The list is
+    empty for a `model_type` that transformers does not know.
     """
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto as auto
 
     sequence_to_sequence: Mapping[str, object] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    # Language models that also hear are listed as sequence to sequence, too, though they have no
-    # encoder of text. Their configuration tells the difference.
+    # Language models that also read audio are listed as sequence to sequence, too, though they
+    # have no encoder of text. Their configuration tells the difference.
     has_sides = False
     if model_type in sequence_to_sequence:
         has_sides = AutoConfig.for_model(model_type).is_encoder_decoder
@@ -390,11 +390,11 @@ class Outline(NamedTuple):
 
 
 def outline(config: ModelConfig) -> Outline:
-    """Return what a model predicts and how many blocks it has, as far as settings tell.
+    """Return what a model predicts and how many blocks it has, as far as its settings tell.
 
-    They are the settings in `config` and, for a model in a folder, its config.json. For an adapter
-    they are those of its base model. No weights are read, and the hub is not asked, so that either
-    may be None: not known.
+    The settings are those in `config` and, for a model in a folder, in its config.json. An adapter
+    has the settings of its base model. No weights are read, and the hub is not asked. So both the
+    prediction and the number of blocks may be None, which means that it is not known.
     """
     if isinstance(config, LoadedModelConfig):
         return Outline(config.loaded.predicts, config.loaded.n_layers)
@@ -403,12 +403,13 @@ def outline(config: ModelConfig) -> Outline:
     config_json = known_config_json(folder) if folder else {}
     family = FAMILIES.get(config.family)
     if family is None:
+        # An unknown architecture is not an error here; loading the model will raise it.
         with contextlib.suppress(ModelError):
             family = family_in(config_json, "config.json")
     predicts = family.predicts if family else None
     # The config.json of a bundled model has its sizes in the section "architecture".
     sizes = cast(Mapping[str, object], config_json.get("architecture", config_json))
-    for name in DEPTHS:
+    for name in DEPTHS:  # the names of this setting in different architectures, such as n_layer
         depth = sizes.get(name)
         if isinstance(depth, int):
             return Outline(predicts, depth)

@@ -94,8 +94,8 @@ def _commits(config: ModelConfig) -> str:
 def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
     """Return the files that loading a checkpoint may read, in a fixed order.
 
-    Other checkpoints of the same training run, in subfolders such as step64, are left out, but for
-    files that an index of weights names.
+    Other checkpoints of the same training run, in subfolders such as step64, are left out, except
+    files in them that an index of weights names.
 
     Args:
         config: The configuration of the model.

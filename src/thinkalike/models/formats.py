@@ -132,8 +132,8 @@ def _deepspeed_command(folder: Path) -> str:
 def _distributed_command(folder: Path) -> str:
     """Return the shell command that joins the shards of a torch.distributed checkpoint.
 
-    A folder "pytorch_model_fsdp..." is one of Accelerate or the Trainer, which store the weights
-    under one more key. Only Accelerate's command removes this key.
+    Accelerate and the Trainer write a folder "pytorch_model_fsdp...", and store the weights under
+    one more key. Only Accelerate's command removes this key.
     """
     shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
     source = shlex.quote(str(shard.parent))
@@ -176,9 +176,9 @@ def _transformers_command(option: str, library: str) -> Callable[[Path], str]:
 
 
 def _stated_class(folder: Path) -> str:
-    """Return the first class that the config.json of a folder states, or a class that fits most.
+    """Return the first class that the config.json of a folder states.
 
-    That is AutoModelForCausalLM, if config.json is missing, damaged, or states no class.
+    It is AutoModelForCausalLM if config.json is missing, damaged, or states no class.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stated = str(read_json(folder / "config.json")["architectures"][0])

@@ -379,8 +379,9 @@ class FrozenModel:
         without a head.
 
         Raises:
-            ModelError: For an earlier text, code of the user outside of the blocks changed the
-                output, so the stream after the last block does not decide it.
+            ModelError: A check on an earlier text found that code of the user outside of the
+                blocks changes the output, so that the stream after the last block does not
+                determine it.
         """
         if self.output_error is not None:
             raise self.output_error
@@ -389,7 +390,7 @@ class FrozenModel:
     def full(
         self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
-        """Return the output of the model's own full pass, without gradients.
+        """Run the whole model on tokens, without gradients, and return its output.
 
         The output is logits (b, t, v), or (b, v) for a classifier, or states (b, t, d) for a model
         without a head. `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type
@@ -399,7 +400,7 @@ class FrozenModel:
             return self._run(tokens, mask, types)
 
     def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of one text, and for each token its (start, end) characters in it.
+        """Return the token ids of one text, and the (start, end) characters of each token in it.
 
         Special tokens, which the tokenizer adds, have an empty span.
         """
@@ -423,8 +424,8 @@ class FrozenModel:
     def sites_at(self, layers: Iterable[int]) -> list[Layer]:
         """Return the hook points at which this model's states are taken in these layers.
 
-        They are the layers themselves (the stream after each block) unless `sites` chooses other
-        hook points. A layer has several if several sites or heads are chosen.
+        They are the layers themselves (the stream after each block) unless `self.sites` chooses
+        other hook points. If several sites or heads are chosen, a layer has several hook points.
         """
         if self.sites is None:
             return list(layers)
@@ -475,9 +476,9 @@ class FrozenModel:
         """Replace float32 weights of linear maps by bfloat16 copies while the context is open.
 
         This saves time under autocast, which would cast the frozen weights again in every product;
-        values stay the same to the bit. The copies take half as much memory again as the maps. An
-        embedding keeps its float32 weight, even one that it shares with a linear map. If `wanted`
-        is false, the context changes nothing.
+        values stay the same to the bit. The copies need half the memory of the originals, which
+        are kept. An embedding keeps its float32 weight, even one that it shares with a linear map.
+        If `wanted` is false, the context changes nothing.
         """
         originals: list[tuple[nn.Module, str, nn.Parameter]] = []
         copies: dict[int, nn.Parameter] = {}  # by the `id` of the weight, which maps may share
@@ -528,7 +529,7 @@ class FrozenModel:
     def settings(self) -> str:
         """Return a hash of the configuration's entries that differ from its class's defaults.
 
-        Entries that no pass reads, such as dropout, are left out. The hash is the first 16
+        Entries that no forward pass reads, such as dropout, are left out. The hash is the first 16
         hexadecimal digits of a SHA-256.
         """
         changed_entries = sorted(entries_of(self.module, chosen=True).items())
@@ -537,11 +538,11 @@ class FrozenModel:
     def special_token_pattern(self) -> str:
         """Return in words the special tokens around a single text, and around a row of text.
 
-        A row is a stretch of a longer corpus. For BERT it is "text: [CLS] [SEP]; row: ... [SEP]".
-        "None" stands where there is no such token.
+        A row is a piece of a longer corpus. For BERT the pattern is "text: [CLS] [SEP]; row: ...
+        [SEP]". Where there is no such token, the pattern has "None".
         """
         tokenizer = self.tokenizer
-        special_ids = tokenizer("", verbose=False)["input_ids"]  # all that an empty text has
+        special_ids = tokenizer("", verbose=False)["input_ids"]  # an empty text has no others
         around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or None
         before_row = f"{tokenizer.bos_token} " if self.bos_each_row else ""
         after_row = tokenizer.eos_token or tokenizer.sep_token or None
@@ -572,9 +573,9 @@ class FrozenModel:
         return description
 
     def other_dtypes(self) -> str:
-        """Return how many weights have a floating dtype other than `dtype`, as "float32 x 24".
+        """Return how many tensors have a floating dtype different from `dtype`: "float32 x 24".
 
-        A weight is here a parameter or a persistent buffer. "" means that there are none.
+        The tensors are parameters and persistent buffers. "" means that none differ.
         """
         counts = Counter[str]()
         buffers = persistent_buffers(self.module).values()
@@ -594,7 +595,8 @@ class FrozenModel:
             layer: A block's number, EMBED for the input of block 0, or a `Place`, another hook
                 point.
             batch_shape: The shape of the states without their width, (b, t).
-            states: Gets the states, (b, t, d). A later pass replaces them.
+            states: A dictionary that the pass fills: it gets the states, (b, t, d), under the key
+                `layer`. A later pass replaces them.
 
         Raises:
             ModelError: The layer is a `Place`, and no `sites` were chosen for this model.
@@ -686,15 +688,15 @@ class FrozenModel:
         Blocks before `start` are skipped: each returns its input. If `start` is the number of
         blocks, only what follows the blocks works on `residual`.
         """
-        # The model's pass needs token ids, whose embeddings `residual` replaces. Any id does but
-        # that of padding, by which a classifier finds the end of a text.
+        # The model's pass needs token ids, whose embeddings `residual` replaces. Any id will do
+        # except that of padding, by which a classifier finds the end of a text.
         placeholder_id = 1 if self._padding_id == 0 else 0
         placeholder = torch.full(
             residual.shape[:2], placeholder_id, dtype=torch.long, device=self.device
         )
         skipped_blocks = self.blocks[:start]
-        # `residual` goes into the last skipped block, which returns it: some models do something
-        # between two blocks. With nothing skipped it goes into block 0.
+        # `residual` is the input of the last skipped block, which returns it, because some models
+        # compute something between two blocks. If no block is skipped, it is the input of block 0.
         block_of_entry = self.blocks[max(start - 1, 0)]
         with (
             pass_lock(self.module),

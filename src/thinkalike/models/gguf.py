@@ -112,10 +112,10 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
 def split_words_as_stated(
     tokenizer: PreTrainedTokenizerFast, path: Path
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer split texts into words (before BPE) as its GGUF file states.
+    """Make a tokenizer split texts into words (before BPE) as its GGUF file states, and return it.
 
-    transformers does this by itself, but for the rules that also make each digit a word. For these
-    the pre-tokenizer is replaced in place. The tokenizer is returned.
+    transformers follows the file's rule by itself, except rules that also make each digit a word.
+    For these, the pre-tokenizer is replaced in place.
 
     Args:
         tokenizer: The tokenizer that transformers made of the file.
@@ -154,8 +154,8 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
 
     Args:
         path: The file.
-        _content: A key of the file's content. It is not read here, but is part of the key of the
-            cache, so that a changed file is read again.
+        _content: A key of the file's content. It is unused here except as part of the cache's key,
+            so that a changed file is read again.
 
     Raises:
         ModelError: transformers cannot read the file, or would read it wrongly.
@@ -271,10 +271,10 @@ def _check_special_tokens(header: Header, path: Path) -> None:
 
 
 def _scales_of_positions(header: Header, architecture: str) -> list[str]:
-    """Return what in a GGUF file scales the rotary positions, for an error message.
+    """Return the tensors and fields of a GGUF file that scale rotary positions, for a message.
 
-    These are the names of tensors, and fields as "name=value". Fields without effect, such as a
-    factor of 1, are left out.
+    Tensors are given by name, and fields as "name=value". Fields without effect, such as a factor
+    of 1, are left out.
 
     Args:
         header: The header of the file.
@@ -293,9 +293,9 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
 def _is_neutral(name: str, value: Value) -> bool:
     """Return whether a field of a GGUF file has no effect with this value.
 
-    It has none if it is off, "none", empty, 0, or a factor of 1.
+    This is so if the field is off, "none", empty, 0, or a factor of 1.
     """
-    # Attention is causal by default, so this switch has an effect if it is off.
+    # Attention is causal by default, so this switch has an effect only if it is off.
     if name == "attention.causal":
         return value is True
     if FACTORS.search(name) and value == 1:
@@ -322,9 +322,9 @@ class _RecordingFields(dict[str, object]):
 def _fields_read(path: Path, architecture: str, config: PreTrainedConfig) -> set[str]:
     """Return the names of the GGUF fields that transformers reads for an architecture.
 
-    Names have no prefix: "block_count" and not "llama.block_count". transformers reads the newer
-    architectures by functions, which are called here on fields that record what is read, and the
-    others by a table.
+    Names have no prefix: "block_count" and not "llama.block_count". For newer architectures,
+    transformers reads the fields by functions; these are called here on a dictionary that records
+    which fields are read. For all others it has a table of fields.
 
     Args:
         path: The file.
@@ -356,9 +356,9 @@ def _guessed_settings(
 ) -> list[str]:
     """Return the names of needed fields that a GGUF file lacks, so that transformers would guess.
 
-    Shapes of tensors do not tell these settings, such as the number of heads. The base of rotary
-    positions is one of them if the default of transformers for this architecture differs from that
-    of llama.cpp (10,000).
+    They are settings such as the number of heads, which do not follow from the shapes of tensors.
+    The base of rotary positions is one of them if the default of transformers for this
+    architecture differs from that of llama.cpp (10,000).
 
     Args:
         header: The header of the file.
@@ -390,9 +390,9 @@ def _fields_without_reader(
 ) -> list[str]:
     """Return the fields of a GGUF file that may change the model's output, but are not read.
 
-    Left out are fields that transformers reads or whose value is in the configuration already,
-    fields without effect, and those that other functions here check: `_fill_in` those of
-    `CHANGES_A_PASS`, and `_scales_of_positions` scales of rotary positions.
+    These fields are left out: those that transformers reads or whose value is in the configuration
+    already; those without effect; and those that other functions of this module check, which are
+    the patterns of `CHANGES_A_PASS` (by `_fill_in`) and the scales of rotary positions.
 
     Args:
         header: The header of the file.
@@ -540,8 +540,8 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
 def _entry_for(config: PreTrainedConfig, name: str) -> str:
     """Return the name of a configuration's entry for the last part of a GGUF field's name.
 
-    "" means that there is none. Names are the same but for a norm's epsilon, whose entry is called
-    rms_norm_eps, for example.
+    "" means that there is none. Both names are the same, except for a norm's epsilon, whose entry
+    is called rms_norm_eps, for example.
     """
     for entry in vars(config):
         if entry == name or (name.endswith("epsilon") and "_eps" in entry):

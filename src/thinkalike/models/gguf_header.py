@@ -166,7 +166,7 @@ class _Cursor:
         return self.content[start : self.position]
 
     def skip(self, size: int) -> None:
-        """Move behind the next `size` bytes; if the file has fewer, this is a ValueError."""
+        """Move past the next `size` bytes; raise a ValueError if the file has fewer."""
         if size > self._remaining():
             raise ValueError(
                 f"it ends within its header: {size:,} bytes are stated at {self.position:,}"

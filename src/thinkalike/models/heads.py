@@ -46,9 +46,9 @@ def exchangeable_heads(config: object) -> int:
     """Return how many heads of a block can be put in another order without changing the model.
 
     With grouped queries, heads that share keys and values must stay together, so the number of
-    groups is returned. With a single group (all heads share keys and values) it is again the
-    number of heads. 0 means that the number is not known, or that the heads' order is fixed by
-    slopes (ALiBi).
+    groups is returned. If all heads share keys and values, any order of heads is possible, and the
+    number of heads is returned. 0 means that the number is not known, or that the order of heads
+    is fixed by slopes (ALiBi).
 
     Args:
         config: The configuration of a language model.

@@ -54,10 +54,10 @@ def pass_lock(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
 def replaced_forward(
     blocks: Sequence[nn.Module], forwards: Sequence[Callable[..., object]]
 ) -> Iterator[None]:
-    """Let each block run the function of `forwards` at its place while the context is open.
+    """Replace the forward pass of each block by the function at the same index of `forwards`.
 
-    Afterwards each runs its class's forward pass again, or the one that an outer context of this
-    kind had given it.
+    When the context closes, a block runs its earlier forward pass again: that of its class, or the
+    one that an outer context of this kind had put in place.
     """
     # None: the block runs the forward of its class.
     earlier_forwards = [vars(block).get("forward") for block in blocks]
@@ -124,10 +124,10 @@ def without_hooks_on(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_text_per_row() -> Iterator[None]:
-    """Let transformers take each row for one text while the context is open.
+    """Make transformers treat each row as one text while the context is open.
 
-    Otherwise it searches each row's positions for several packed texts, which waits for the GPU.
-    Its search function is replaced by one that finds none.
+    Otherwise it searches the positions of each row for several packed texts, and has to wait for
+    the GPU. The function that searches is replaced by one that finds nothing.
     """
     from transformers import masking_utils  # imports torch's compiler, which takes a second
 
@@ -191,7 +191,7 @@ def replaced_input(block: nn.Module, state: Tensor) -> contextlib.AbstractContex
     def replace(
         _: nn.Module, args: Arguments, kwargs: NamedArguments
     ) -> tuple[Arguments, NamedArguments]:
-        """Return the block's arguments with `state` in the place of its own state, as a hook."""
+        """Return the arguments of the block's forward pass, with `state` as its input state."""
         if args:
             return (state, *args[1:]), kwargs
         return args, kwargs | {_name_of_state(kwargs): state}

@@ -72,7 +72,7 @@ def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
         model: The model.
         context: How many tokens a row has at most.
     """
-    # A pass takes one multiplication for each weight and token.
+    # A forward pass takes about one multiplication for each weight and token.
     affordable_tokens = MULTIPLICATIONS // max(model.parameters(), 1)
     longest = min(LONG_ROW, max(affordable_tokens, SHORT_ROW))
     long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
@@ -99,8 +99,8 @@ class Identity(NamedTuple):
 def identity_of(model: FrozenModel) -> Identity:
     """Return what identifies a model in memory: a hash of its outputs, and its traits.
 
-    A trait is, for example, an attribute of a module, as text. What a pass changes, such as a
-    number in which a hook counts its calls, is not part of the identity. So the traits are
+    A trait is, for example, an attribute of a module, as text. What a forward pass changes, such
+    as a number in which a hook counts its calls, is not part of the identity. So the traits are
     described before and after a pass, and then, if any objects differ, once more without these.
     """
     before_pass = Description(model.module)

@@ -16,7 +16,7 @@ UNNAMED_SETTINGS = ("name", "family", "mini", "corpus", "loaded", "digest")
 
 
 def label(config: ModelConfig) -> str:
-    """Return what tables call a model: its everyday name, or that of its folder or repository.
+    """Return the name of a model in tables: its everyday name, or its folder's or repository's.
 
     If the setting `model.revision` is given, it follows after an "@".
     """

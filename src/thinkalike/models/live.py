@@ -211,7 +211,7 @@ def _copy_on_device(
             its own dtype: some may be in float32 on purpose.
     """
     if live.is_bridge:
-        copy = live.module  # which is a copy of what the bridge wraps
+        copy = live.module  # it is already a copy of the model that the bridge wraps
     elif live.is_adapted:
         from thinkalike.models.adapters import live_adapter
 
@@ -232,7 +232,7 @@ def _frozen_copy(
 ) -> FrozenModel:
     """Return a FrozenModel that runs a copy of a model in memory.
 
-    If the model's head is not read, it runs only the part with the states.
+    For a family whose head is not used, it runs only the part of the model that computes states.
 
     Args:
         live: The model in memory, whose tokenizer is copied here.
@@ -308,10 +308,11 @@ def _runs_code_of_user(module: nn.Module) -> bool:
 def _without_weights(module: nn.Module) -> Iterator[None]:
     """Set all weights of a model to zero while the context is open.
 
-    If the output of a copy changes meanwhile, the copy computes with the weights of the original:
-    code of a user may hold them where copying does not look, such as in a weak reference or as an
-    array of NumPy. So the values themselves become zero, and are kept in a copy. Weights of a
-    class of their own, such as packed ones, and tensors of inference mode keep their values.
+    If the output of a copy of the model changes in this context, the copy still computes with
+    weights of the original: code of the user may hold them where copying does not look, such as in
+    a weak reference or a NumPy array. So the numbers themselves are set to zero, and restored from
+    a copy. Packed weights and other subclasses of `nn.Parameter`, and tensors of inference mode,
+    keep their values.
     """
     weights_with_values = []  # (the numbers of a weight, a copy of them)
     for parameter in module.parameters():

@@ -88,9 +88,9 @@ def load_groups(
         return source
 
     def find_at_other_sites(config: ModelConfig, name: str) -> Source | None:
-        """Return the model with the weights of one that is loaded, or None.
+        """Return a model that shares the weights of a loaded one, or None.
 
-        A loaded model serves if its configuration differs only in the hook points.
+        The configuration of the loaded model must be the same except for the hook points.
         """
         for earlier_config, source in loaded:
             if not isinstance(source, FrozenModel):
@@ -165,7 +165,7 @@ def load_model(
 
 
 def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
-    """Load a model from the hub, a folder or a file; an adapter is put on its base.
+    """Load a model from the hub, a folder or a file; an adapter is loaded with its base.
 
     Raises:
         ConfigError: A setting has no effect on models of this family.
@@ -179,7 +179,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
     adapter = named_folder(config) if base else None
     with reached(source) as (place, revision):
         if named_folder(source) is None:
-            source = replace(source, revision=revision)  # all files are of one commit
+            source = replace(source, revision=revision)  # so that all files are of one commit
         config_json = read_config_json(source, place)
         family = FAMILIES.get(source.family) or family_in(config_json, f"{place}/config.json")
         check_settings(config, family)
@@ -209,9 +209,10 @@ def _read(
     dtype: torch.dtype,
     adapter: Path | None,
 ) -> Checkpoint:
-    """Read a checkpoint in the format of its family: of transformers, TransformerLens, or a mini.
+    """Read a checkpoint in the format of its family.
 
-    Minis are the bundled models.
+    The formats are those of transformers, of TransformerLens's old layout ("legacy"), and of the
+    bundled small models ("native").
 
     Args:
         config: The configuration of the model, or of the base of an adapter.
@@ -238,7 +239,7 @@ def _read(
 
 
 def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.device:
-    """Return the device on which states and logits of a loaded model are handed out.
+    """Return the device of the states and logits that a loaded model returns.
 
     It is `device`. If accelerate has spread the model over several devices, it is the first of
     these that is neither the CPU nor the disk, or else the CPU.

@@ -32,7 +32,8 @@ class MiddleModel(FrozenModel):
     def __init__(self, model: FrozenModel, is_proved: bool = False):
         """Share everything with `model`, and check that it can be cut between attention and MLP.
 
-        With `is_proved`, the module is a copy of one that passed the check, with other weights.
+        The check is left out if `is_proved`: then the model is a copy, with different weights, of
+        one that passed it.
         """
         vars(self).update(vars(model))
         self.middle_sites = Sites(model, [MIDDLE], None)
@@ -77,12 +78,13 @@ class MiddleModel(FrozenModel):
         return ended_at(module, entering=direction == "input")
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Return the output of a pass that goes on from `residual` before the MLP of a block.
+        """Return the model's output, given the stream between attention and MLP of a block.
 
-        The block is `start - 1`, and `residual` (b, t, d) is the stream between its attention and
-        its MLP. Its attention runs as well, and the result is replaced: either by zeros, so that
-        `residual` as the block's input reaches the MLP, or (where a norm follows attention) by
-        replacing the norm's output. With `start` 0, `residual` is the input of block 0.
+        The block is `start - 1`, and `residual` (b, t, d) is the stream before its MLP. The
+        attention of the block runs as well, but does not count: either its output is replaced by
+        zeros, so that `residual` as the block's input reaches the MLP unchanged, or, where
+        `residual` is the output of a norm after attention, the output of this norm is replaced.
+        With `start` 0, `residual` is the input of block 0.
         """
         if start == 0:
             return super()._continued(residual, start, mask)

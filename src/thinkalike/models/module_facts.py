@@ -119,9 +119,9 @@ def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> in
     """Return the padding id, by which a classifier finds where a text ends.
 
     Without a padding id in its configuration, a classifier of transformers that needs one runs
-    only on single texts. So if the configuration has none, this function writes one into it: the
+    only on single texts. So if the configuration has none, this function sets it, in place: to the
     tokenizer's padding, end-of-text or unknown token, the first of these that has a row in the
-    embedding. None means that none of them has one.
+    embedding. None is returned if none of them has a row.
     """
     config = config_of_text_model(module)
     if config.pad_token_id is None:
@@ -139,14 +139,14 @@ def number_in(config: object, names: Sequence[str]) -> int | None:
     None means that no entry of these names holds one.
     """
     for name in names:
-        number = getattr(config, name, None)
-        if isinstance(number, int):
-            return number
+        entry = getattr(config, name, None)
+        if isinstance(entry, int):
+            return entry
     return None
 
 
 def longest_row(module: nn.Module) -> int | None:
-    """Return how many tokens a row can have by the configuration; None: nothing limits it.
+    """Return how many tokens the configuration allows in a row; None: it states no limit.
 
     Raises:
         ModelError: A table of position embeddings has fewer rows than the configuration says.
@@ -254,10 +254,10 @@ def embedding_of(module: nn.Module) -> Tensor:
 
 
 def first_tensor(output: object) -> Tensor:
-    """Return a module's output if it is a tensor, or else the tensor that it is asked for.
+    """Return the main tensor of a module's output.
 
-    These are the logits of an output that names them, since a loss or the loss of a router may
-    come before them, and the first member of any other sequence.
+    It is the output itself if that is a tensor. If the output has an entry "logits", it is this
+    entry, since a loss may come before it. Of any other sequence, it is the first member.
     """
     if isinstance(output, Tensor):
         return output
@@ -277,7 +277,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def largest_relative_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Return the largest relative error of pairs (actual, expected), or NaN if one of them is NaN.
 
-    `max` would pass over a NaN that does not come first.
+    Python's `max` would miss a NaN that does not come first, so torch's is used.
     """
     errors = [relative_error(actual, expected) for actual, expected in pairs]
     return torch.tensor(errors, dtype=torch.float64).max().item()

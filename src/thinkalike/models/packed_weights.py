@@ -148,8 +148,9 @@ class DecodedWeights:
     def _read_gptq(self, path: str) -> Float[Tensor, "out in"]:
         """Decode a matrix of GPTQ: weight = scale * (number - zero point).
 
-        Each input has a group, and each group has a scale and a zero point for each output. The
-        tensor "g_idx" has the group of each input; without it, groups are equal stretches.
+        Each input belongs to a group, and each group has a scale and a zero point for each output.
+        The tensor "g_idx" has the group of each input. Without it, consecutive inputs are divided
+        into groups of equal size.
         """
         numbers = self._unpacked(self._stored.read(f"{path}.qweight").T).T  # (in, out)
         zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))  # (groups, out)
@@ -169,8 +170,8 @@ class DecodedWeights:
     def _read_awq(self, path: str) -> Float[Tensor, "out in"]:
         """Decode a matrix of AWQ: weight = scale * (number - zero point).
 
-        Inputs are divided into equal groups, and each group has a scale and a zero point for each
-        output. Inside each word, AWQ has an order of its own.
+        Consecutive inputs are divided into groups of equal size, and each group has a scale and a
+        zero point for each output. Inside each 32-bit word, AWQ stores numbers in its own order.
         """
         numbers = self._unpacked(self._stored.read(f"{path}.qweight"))
         numbers = _columns_in_order(numbers)  # (in, out)
@@ -214,13 +215,15 @@ class DecodedWeights:
     def _read_four_bits(self, name: str) -> Float[Tensor, "out in"]:
         """Decode a weight that bitsandbytes packs in 4 bits.
 
-        Its entries, row by row, are divided into blocks of equal length. An entry is a value of a
-        table of 16 values, times the largest absolute value (absmax) of its block. With "double
-        quantisation" the absmax values are packed in the same way, in bytes and with an offset.
+        Its entries, row by row, are divided into blocks of equal length. An entry is one of the 16
+        values of a table, times the largest absolute value (absmax) of its block. With "double
+        quantisation" the absmax values are packed in the same way, as bytes, with a table of 256
+        values, and with an offset.
         """
         settings = self._settings_of(name)
         packed = self._stored.read(name).view(torch.uint8).flatten().long()
-        numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten()  # high bits first
+        # A byte holds two numbers of 4 bits, the high bits first.
+        numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten()
         table = self._stored.read(f"{name}.quant_map").float()
 
         absmax = self._stored.read(f"{name}.absmax")  # of each block
@@ -245,7 +248,7 @@ def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
     """
     words = numbers.view(len(numbers), -1, len(AWQ_ORDER))  # (n, words, 8)
     ordered = torch.empty_like(words)
-    ordered[:, :, list(AWQ_ORDER)] = words
+    ordered[:, :, list(AWQ_ORDER)] = words  # stored column i is column AWQ_ORDER[i] of the matrix
     return ordered.flatten(1)
 
 

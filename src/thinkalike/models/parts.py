@@ -67,8 +67,9 @@ class Part:
 def parts_of(model: FrozenModel) -> list[Part]:
     """Return the parts of a model, such as the attention of one block, in the order of a pass.
 
-    A part is the modules that are one component of one layer. Each module with weights is in one
-    part. An unembedding that shares a weight with the embedding is in the embedding's part.
+    A part is all modules of one component (such as attention) in one layer. Each module with
+    weights is in exactly one part. An unembedding that shares a weight with the embedding belongs
+    to the part of the embedding.
     """
     paths_by_part = _paths_by_part(model)
     embedding = (-1, "embedding")
@@ -80,7 +81,9 @@ def parts_of(model: FrozenModel) -> list[Part]:
         paths_by_part[embedding] += paths_by_part.pop(unembedding)
 
     def position(key: tuple[int, str]) -> tuple[int, int, str]:
+        """Return a key that sorts parts by layer, and then in the order inside a block."""
         layer, component = key
+        # A component that BLOCK_ORDER lacks comes last.
         position_in_block = (*BLOCK_ORDER, component).index(component)
         return layer, position_in_block, component
 
@@ -93,8 +96,8 @@ def parts_of(model: FrozenModel) -> list[Part]:
 def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
     """Return the paths of the modules of each part, by (layer, component).
 
-    A module before the blocks has layer -1 and is of the component "embedding". A module after
-    them has layer `model.n_layers` and is of the component "norms" or "unembedding".
+    A module before the blocks has layer -1 and belongs to the component "embedding". A module
+    after them has layer `model.n_layers` and belongs to the component "norms" or "unembedding".
     """
     blocks = model.family.blocks
     module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
@@ -110,7 +113,8 @@ def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
                 component = component_of(match[2])
                 paths_by_part.setdefault((layer, component), []).append(path)
         elif path and _has_weights(module, recurse=False):
-            # The wrapper of PEFT around a module also has the modules of the adapter.
+            # PEFT may have wrapped the module; its wrapper also holds modules of the adapter, and
+            # takes the place of the module.
             path = _outermost_wrapper(model.module, path)
             layer = model.n_layers
             component = "unembedding"
@@ -251,7 +255,7 @@ def component_of(name: str) -> str:
 def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models have the same depth, width and parts.
 
-    A model and a changed copy of it have, after `give_same_ties_and_vocabulary`.
+    A model and a changed copy of it pass, once `give_same_ties_and_vocabulary` has run on both.
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)
@@ -303,9 +307,9 @@ def give_same_ties_and_vocabulary(base: FrozenModel, changed: FrozenModel) -> li
 
 
 def _tied_weights(module: nn.Module) -> set[tuple[str, str]]:
-    """Return (path of the module, name of the weight) for each weight of an earlier module.
+    """Return (path of the module, name of the weight) for each weight that is tied to another.
 
-    Of the modules that share a weight, all but the first are listed.
+    If several modules share a weight, all but the first of them are listed.
     """
     ids_of_earlier_weights = set[int]()
     tied = set[tuple[str, str]]()
@@ -320,8 +324,8 @@ def _tied_weights(module: nn.Module) -> set[tuple[str, str]]:
 def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
     """Keep the first `rows` rows of the embedding, and of the head and its bias, in place.
 
-    They are the weights outside the blocks that have a row for each token. The sizes that their
-    modules and the model state are changed as well.
+    These are the weights outside the blocks that have a row for each token. The attributes of
+    their modules and of the model that state the number of rows are changed as well.
     """
     for path, module in model.module.named_modules():
         if path.startswith(f"{model.family.blocks}."):
@@ -379,7 +383,7 @@ def _have_equal_values(tensor: Tensor, other: Tensor) -> bool:
     return torch.equal(tensor.to(dtype), other.to(tensor.device, dtype))
 
 
-def weight_without_difference(base: FrozenModel, changed: FrozenModel) -> str:
+def weight_that_cannot_be_subtracted(base: FrozenModel, changed: FrozenModel) -> str:
     """Return the name of a weight for which changed - base cannot be computed, or "".
 
     It is the first weight that is in only one of the models (as those of an adapter are), has
@@ -491,8 +495,7 @@ def weights_changed(
 ) -> Iterator[None]:
     """Add a tensor to each weight of `base` that differs from `changed`, while this is open.
 
-    Only weights in `parts` are changed. Those that have another shape in `changed` stay as they
-    are.
+    Only weights in `parts` are changed. A weight whose shape differs in `changed` stays as it is.
 
     Args:
         base: The model whose weights are changed.
@@ -514,7 +517,8 @@ def weights_changed(
                 weights_with_original_values.append((weight, weight.data))
                 difference = changed_weight - weight.data
                 addition = addition_for(name, difference)
-                weight.data = addition.add_(weight.data)  # in place, to take no further memory
+                # The sum is written into `addition`, to take no further memory.
+                weight.data = addition.add_(weight.data)
         yield
     finally:
         for weight, original_values in weights_with_original_values:

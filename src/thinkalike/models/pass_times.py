@@ -62,7 +62,7 @@ def seconds_per_operation(shape: TimedShape, row_length: int) -> float:
     """Return the seconds that one floating-point operation takes in the blocks of a model.
 
     Blocks of the model's sizes are timed on this machine with constant weights, so that no weights
-    are loaded. The time is stored, and measured only once for a machine.
+    are loaded. The time is stored on disk, so that it is measured only once for a machine.
 
     Args:
         shape: The sizes of the model.
@@ -222,7 +222,7 @@ def _fill_weights(module: nn.Module, device: torch.device) -> None:
 
 
 def seconds_of_output(vocabulary: int) -> float:
-    """Return the seconds per token that the comparison of two models' logits takes for one model.
+    """Return the seconds per token for comparing the logits of two models, half for each model.
 
     The product with the unembedding, which makes the logits, is not included.
 

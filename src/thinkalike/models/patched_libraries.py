@@ -38,11 +38,11 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def patched_names() -> list[str]:
-    """Return the names of what code of no installed package has replaced in libraries of models.
+    """Return the names of functions, classes and methods of model libraries that were replaced.
 
-    These are functions, classes and methods, such as
-    "torch.nn.modules.normalization.LayerNorm.forward". Hooks around all modules, and modes that
-    see each operation of torch, are named as well. Without torch in this process there are none.
+    An example is "torch.nn.modules.normalization.LayerNorm.forward". Only replacements by code
+    that belongs to no installed package count. Hooks around all modules, and modes that see each
+    operation of torch, are named as well. The list is empty if this process has not loaded torch.
     """
     if "torch" not in sys.modules:
         return []
@@ -63,14 +63,15 @@ def _patched_modules() -> Iterator[str]:
             if not issubclass(type(value), type) or value.__module__ != library:
                 continue
             if issubclass(value, torch.nn.Module):
-                # Its bases have modules of their own.
+                # Only its own entries: base classes are checked in the libraries that define them.
                 yield from _replaced(value, f"{library}.{value.__qualname__}")
 
 
 def _replaced(owner: type | ModuleType, owner_name: str) -> list[str]:
     """Return the names of entries of a class or module of a library that were replaced.
 
-    They are looked for again only if the owner has other entries than at the last time.
+    The result is cached, and computed again only if the entries are not the same objects as in the
+    call before.
     """
     entries = vars(owner)
     values = list(entries.values())
@@ -96,7 +97,11 @@ def _replaced_in_module(library: str, entries: Mapping[str, object]) -> list[str
         if not callable(value) or name not in names_in_library(library):
             continue
         is_class = issubclass(type(value), type)
-        if is_own_class(cast(type, value)) if is_class else is_of_user(value):
+        if is_class:
+            is_replacement = is_own_class(cast(type, value))
+        else:
+            is_replacement = is_of_user(value)
+        if is_replacement:
             names.append(f"{library}.{name}")
     return names
 

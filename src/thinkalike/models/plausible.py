@@ -97,9 +97,9 @@ def check_plausible(model: CutModel) -> None:
 
 
 def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
-    """Return whether a parameter is one from which torch computes the weight that a module uses.
+    """Return whether torch computes the weight of a module from this parameter and others.
 
-    This is so with torch's parametrizations and with its older weight norm. Such a parameter may
+    It does so with torch's parametrizations and with its older weight norm. Such a parameter may
     have any values: it may be the identity, or a vector of ones.
 
     Args:
@@ -133,7 +133,7 @@ def _is_constant(weight: Tensor) -> bool:
     if len(long_axes) < 2:
         return False
     first_value = weight.flatten()[0]
-    # Most matrices have different entries in the first row, so that the rest is not read.
+    # The first row is tested first: in most matrices its entries differ, and the rest is not read.
     is_first_row_constant = bool((weight[0] == first_value).all())
     return is_first_row_constant and bool((weight == first_value).all())
 
@@ -141,9 +141,9 @@ def _is_constant(weight: Tensor) -> bool:
 def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, such as "3 rows and 1 columns".
 
-    "" means none. Rows that may well be zero in a good model are not counted: those of embeddings
-    of positions and types, and in a table of tokens those of special tokens, which texts may never
-    have, and those beyond the tokenizer's ids.
+    "" means none. Rows that may be zero in a good model are not counted: all rows of embeddings of
+    positions and token types, and in a table of tokens the rows of special tokens, which texts may
+    never have, and rows beyond the tokenizer's ids.
 
     Args:
         model: The model.
@@ -367,10 +367,11 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
 def _check_loss(model: CutModel) -> None:
     """Raise a ModelError if the loss on an English sentence is far above that of a random guess.
 
-    The loss is in nats per token, and that of a guess is ln V for a vocabulary of V tokens.
-    Flipped bits lead to such a loss; swapped layers do not. A warning is logged if a model with a
-    large vocabulary is merely worse than a guess. Nothing is checked for a model that predicts no
-    tokens, or whose vocabulary lacks a part of the sentence.
+    The loss is in nats per token; a random guess has the loss ln V for a vocabulary of V tokens.
+    Flipped bits in the weights lead to such a loss; swapped layers do not. If the loss is only
+    somewhat above that of a guess, a warning is logged for a language model with a large
+    vocabulary. Nothing is checked for a model that predicts no tokens, or whose vocabulary lacks a
+    part of the sentence.
     """
     if model.predicts not in ("next", "hidden"):
         return
@@ -392,9 +393,9 @@ def _check_loss(model: CutModel) -> None:
             f"guess has {loss_of_guess:.3g}; flipped bits or weights of another model do that, "
             f"and so does training on other text; {ACCEPT_AS_IT_IS}"
         )
-    # The head of a model of masked tokens may be missing in the checkpoint, and is then random.
-    has_its_head = model.predicts == "next"
-    if has_its_head and loss > loss_of_guess and model.vocabulary >= LARGE_VOCABULARY:
+    # A checkpoint of a masked language model may lack the head, which is then random.
+    has_trained_head = model.predicts == "next"
+    if has_trained_head and loss > loss_of_guess and model.vocabulary >= LARGE_VOCABULARY:
         log.warning(
             "%s: its loss on an English sentence is %.3g nats per token, and a guess has %.3g: it "
             "is untrained, trained on other text, or its config.json is of another architecture",

@@ -20,11 +20,11 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
 
     Weights that transformers keeps in float32 at this dtype, such as routers of experts, become
     float32, as `from_pretrained(dtype=...)` would read them. The frequencies of rotary positions
-    keep their precision: rounded to bfloat16, they would give wrong angles to positions beyond
-    some tens.
+    keep their precision: rounded to bfloat16, they would give wrong angles to positions beyond the
+    first few dozen.
     """
     stays_in_float32 = precise_names(module, dtype)  # a pattern of names
-    # What is put back after the cast: (the dictionary of a module, the name in it, the tensor).
+    # Tensors to restore after the cast: (the dictionary of a module, the name in it, the tensor).
     precise: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
     for path, submodule in module.named_modules():
         for name, weight in submodule._parameters.items():

@@ -110,9 +110,9 @@ def _layers_to_cut_after(model: CutModel) -> list[Layer]:
 def _longest_window(model: CutModel) -> int | None:
     """Return the longest attention window, in tokens, that needs a longer row of sample tokens.
 
-    None means that no window does: the configuration states none, or only windows that the usual
-    row of 16 tokens exceeds, or windows that the longest possible row does not exceed by
-    BEYOND_WINDOW tokens.
+    None means that no window does: the configuration states no window; or the usual row of 16
+    sample tokens is longer than all windows anyway; or even the longest possible row is not longer
+    than a window by BEYOND_WINDOW tokens.
     """
     config = config_of_text_model(model.module)
     longest_row = min(model.context, LONGEST_PROOF)
@@ -128,9 +128,9 @@ def _longest_window(model: CutModel) -> int | None:
 def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     """Check that a model gives the same output before and after the body of the `with` statement.
 
-    The caller reads all weights in it. The two outputs must be equal to the bit, unless two passes
-    in a row are not, as sums on a GPU may round differently. Then they may differ by the
-    `TOLERANCE` of the dtype.
+    The caller reads all weights in that body. The two outputs must be equal to the bit. But if two
+    passes in a row differ already, as sums on a GPU may round differently, the outputs may differ
+    by the `TOLERANCE` of the dtype.
 
     Raises:
         ModelError: The outputs differ, or two passes in a row differ by more than the tolerance.
@@ -197,7 +197,7 @@ def _is_equal(first: Tensor, second: Tensor) -> bool:
 
 
 def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
-    """Return a description of each parameter and buffer that differs once the tensor has changed.
+    """Return a description of each parameter and buffer, by which a later change shows.
 
     It holds the tensor's address, shape and dtype, torch's counter of changes in place, and the
     sum of at most SAMPLED_ENTRIES evenly spaced entries. `state_dict()` is not called, since the
@@ -220,7 +220,7 @@ def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
 def output_error_of(
     model: CutModel, tokens: Tensor, mask: Tensor | None, types: Tensor | None
 ) -> ModelError | None:
-    """Return the error that a model's head, given its last states, does not give its full output.
+    """Check that a model's head turns its last states into its output; return the error if not.
 
     This was checked when the model was loaded, on random tokens. Code of a user may act on certain
     tokens only, so it is checked again on the first rows of a real text.

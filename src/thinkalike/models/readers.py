@@ -26,7 +26,7 @@ from thinkalike.errors import ModelError, listed
 from thinkalike.hub import resolved
 from thinkalike.models.adapters import run_adapted, with_adapter
 from thinkalike.models.bounds import check_claimed_size
-from thinkalike.models.checkpoints import is_gguf, located
+from thinkalike.models.checkpoints import is_gguf, path_arguments
 from thinkalike.models.families import Family, heads_of, stated_quantization
 from thinkalike.models.formats import conversion
 from thinkalike.models.gguf import all_tensors_read, gguf_config
@@ -186,11 +186,12 @@ def read_legacy(
 
 @contextlib.contextmanager
 def _loader_pinned_to_commit(repository: str, revision: str | None) -> Iterator[None]:
-    """Let TransformerLens's legacy loader read a repository at one commit while this is open.
+    """Make TransformerLens's legacy loader read a repository at one commit in this context.
 
     By itself the loader always reads the branch `main`. So two functions of huggingface_hub are
-    replaced: the one that downloads a file of `repository`, and the one that lists files. Files of
-    other repositories, such as that of the tokenizer, are downloaded as usual.
+    replaced while the context is open: the one that downloads a file, which gets the commit for
+    files of `repository`, and the one that lists files. Files of other repositories, such as that
+    of the tokenizer, are downloaded as usual.
 
     Args:
         repository: The repository of the hub that holds the model.
@@ -309,7 +310,7 @@ def _read_by_transformers(
     """
     with _checked_while_read(place), all_tensors_read(place, HEADS):
         return model_class.from_pretrained(
-            **located(place),
+            **path_arguments(place),
             revision=config.revision or "main",
             output_loading_info=True,
             trust_remote_code=False,  # else transformers asks on the screen
@@ -424,7 +425,10 @@ def _checked_while_read(place: str) -> Iterator[None]:
             return convert(model=model, state_dict=state_dict, load_config=load_config, **options)
 
     def draw_bounded(model: PreTrainedModel, missing: AbstractSet[str], *options: object) -> None:
-        """Check how much memory missing weights would take before transformers draws them."""
+        """Check how much memory missing weights would take, and draw them as transformers does.
+
+        Weights that the checkpoint lacks are drawn at random.
+        """
         # A missing weight that is tied to another one takes no memory of its own.
         names = missing - model.all_tied_weights_keys.keys()
         drawn = [model.get_parameter_or_buffer(name) for name in names]
@@ -448,7 +452,7 @@ def _checked_while_read(place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -> Iterator[None]:
-    """Refuse, while the context is open, two different stored tensors for one weight of a model.
+    """Raise an error if transformers, in this context, reads two different tensors as one weight.
 
     For example, transformers reads both "ln_f.weight" and "transformer.ln_f.weight" into the same
     weight, and keeps one of them. They must have equal values.
@@ -574,7 +578,7 @@ def _moved_to_device(
     Args:
         module: A model that `from_pretrained` read.
         options: The options with which it was read.
-        device: The device that was asked for.
+        device: The device of the configuration.
     """
     folder = options.get("offload_folder")
     if isinstance(folder, str):

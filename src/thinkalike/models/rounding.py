@@ -48,7 +48,7 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
 @torch.no_grad()
 def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
-    """Return a copy of a model whose matrices are rounded to fewer bits; vectors stay.
+    """Return a copy of a model whose matrices are rounded to fewer bits; vectors are not.
 
     Rows and columns of each matrix are first scaled to one root mean square ("balanced"), and
     scaled back afterwards. In between, each row is rounded to 2^bits - 1 evenly spaced values from
@@ -64,13 +64,14 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
             f"{model.name} cannot be rounded; leave model.quantization and model.device_map out"
         )
     basis = stream_basis(model)
-    steps = 2 ** (bits - 1) - 1  # from 0 to the largest value
+    # The number of steps from 0 to the largest value, so that there are 2^bits - 1 values in all.
+    steps = 2 ** (bits - 1) - 1
     module = deepcopy(model.module)
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             continue
-        # A stack of matrices becomes one matrix. This may be a copy, so that the result is copied
-        # back in any case.
+        # A stack of matrices becomes one matrix. `reshape` may copy, so the rounded values are
+        # copied back below in any case.
         matrix = weight.reshape(-1, weight.shape[-1])
         if basis is None:
             round_in_place(matrix, steps)
@@ -85,8 +86,8 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
 def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
     """Round each row of a matrix to evenly spaced values, in place.
 
-    Before, the matrix is divided by sizes of its rows and columns, so that all of these have a
-    root mean square of 1, and afterwards it is multiplied by them again.
+    Before rounding, the matrix is divided by a size for each row and column, so that all rows and
+    columns have a root mean square of 1. Afterwards it is multiplied by these sizes again.
 
     Args:
         matrix: The matrix, which is changed.
@@ -109,14 +110,15 @@ def balanced_sizes(
     """Return sizes r of the rows and c of the columns that balance a matrix.
 
     Each row and column of matrix / (r c^T) has a root mean square of 1. Such sizes are unique up
-    to a factor. They are found by turns, first r given c and then c given r (Sinkhorn 1967), for
-    at most MOST_TURNS turns. A row or column of zeros has the size 1.
+    to a factor. They are computed alternately, r given c and then c given r (Sinkhorn 1967), at
+    most MOST_TURNS times. A row or column of zeros has the size 1.
     """
     row_sizes = torch.ones(matrix.shape[0], device=matrix.device)
     column_sizes = torch.ones(matrix.shape[1], device=matrix.device)
     for _ in range(MOST_TURNS):
         # The sizes of rows, given those of columns.
         column_sizes_before = column_sizes
+        # For each column: the sum of squares after the rows are divided by their new sizes.
         sums_over_rows = torch.zeros_like(column_sizes)  # (m,)
         sizes_of_slices = []
         for rows in matrix.split(ROWS_AT_ONCE):

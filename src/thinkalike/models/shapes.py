@@ -65,8 +65,8 @@ class Shape:
 
     @property
     def bytes_of_number(self) -> float:
-        """The bytes of a weight, and of a number of a state; a folder of states has no weights."""
-        if not self.parameters:
+        """The bytes of one number of a weight or a state, in the dtype of the model."""
+        if not self.parameters:  # a folder of stored states, which has no weights
             return BYTES_OF_FLOAT32
         return self.bytes / self.parameters
 
@@ -79,7 +79,7 @@ class Shape:
         with_logits: bool = True,
         is_shared: bool = False,
     ) -> Passes:
-        """Return a description of passes of this model, from which their cost is forecast.
+        """Return a description of forward passes of this model, from which their cost is forecast.
 
         Args:
             phase: The phase of the job in which they run, such as "training".
@@ -136,7 +136,7 @@ class Passes:
         """How long all passes take on this machine, forecast from a timing of the model's blocks.
 
         If passes make logits, the time of comparing these is added: with a vocabulary of 262,144
-        tokens it is as long as that of the matrix products.
+        tokens it takes as long as the matrix products.
         """
         if not self.flops:
             return 0.0
@@ -151,11 +151,11 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
 
     They come from config.json in the model's folder or in the hub's cache, from a bundled table of
     published models, or from the configuration of a model in memory. None means that the sizes are
-    not known, or that no model can be built of them.
+    not known, or that no model can be built with them.
 
     Args:
         config: The configuration of the model.
-        name: What the result calls the model; None: its label.
+        name: The name of the model in the result; None: its label.
 
     Raises:
         ConfigError, ModelError: The model's folder cannot be read, or its config.json claims a
@@ -231,9 +231,9 @@ def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping
 
 
 def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
-    """Return the sizes of what a folder of stored states holds, as a model without weights.
+    """Return the sizes of a folder of stored states, as those of a model without weights.
 
-    Its passes take no operations, since states are only read. `name` is what the result calls it;
+    Its passes take no operations, since states are only read. `name` is its name in the result;
     None: its label.
     """
     index = read_index(str(config.path))

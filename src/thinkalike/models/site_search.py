@@ -101,9 +101,9 @@ class Form(NamedTuple):
 def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     """Find the modules that read or write TransformerLens's hook points, by (name, layer).
 
-    A model runs over sample tokens, and the states that its modules read and write show which of
-    them add to the residual stream. A hook point that cannot be found in this way is left out. The
-    layer of "embed" is -1, and that of "ln_final" is the number of blocks.
+    The model runs over sample tokens. The states that its modules read and write show which of the
+    modules add to the residual stream. A hook point that cannot be found in this way is left out.
+    The layer of "embed" is -1, and that of "ln_final" is the number of blocks.
 
     Args:
         model: The model.
@@ -253,13 +253,13 @@ def _most_common_option(options_of_blocks: Sequence[Sequence[Choice]]) -> list[C
 def _forms(block: Block, tolerance: float) -> Iterator[Form]:
     """Yield every form that fits the states that the modules of a block read and wrote.
 
-    A form says which modules are attention and the MLP, so that what they add to the block's input
-    gives its output, and where the state between them is. Nothing is yielded if the block has no
-    state for each token.
+    A form names the modules of the block that are attention and the MLP: their outputs, added to
+    the block's input, give its output. It also says where the state between them is. Nothing is
+    yielded if the block has no state for each token.
 
     Args:
         block: The recorded modules of the block.
-        tolerance: By how much a sum may differ, as a share of all that is added.
+        tolerance: By how much a sum may differ, as a share of the sum of absolute values.
     """
     resid_pre = block[""].input
     resid_post = block[""].output
@@ -385,8 +385,9 @@ def _named_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yield (path of attention, path of the MLP) for each pair of candidates.
 
-    A pair is left out if its candidate for the MLP is attention by its name. The first path is ""
-    if the candidate for attention is something else by its name.
+    The names of modules decide between candidates. A pair is left out if the name of its MLP is
+    that of attention. The first path is "" if the candidate for attention does not have such a
+    name.
     """
     for attention, mlp in itertools.product(attentions, mlps):
         if _is_attention(block, mlp):

@@ -46,7 +46,17 @@ class Sites:
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
-        """Find the model's hook points, and check that it has the chosen ones and the head."""
+        """Find the model's hook points, and check that it has the chosen ones and the head.
+
+        Args:
+            model: The model.
+            chosen: The names of the hook points at which states are taken, such as "z".
+            head: The attention head to which `z` is limited, or "all" for each head by itself;
+                None: the heads are not separated.
+
+        Raises:
+            ModelError: The model lacks a hook point in some block, or the head.
+        """
         stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1
@@ -72,10 +82,10 @@ class Sites:
         self.heads = list(range(self.n_heads)) if head == "all" else [int(head)]
 
     def layers(self, site: str) -> list[int]:
-        """Return the layers of a hook point, such as "z", that every block has.
+        """Return the layers of a hook point, such as "z"; none of them if some block lacks it.
 
-        The list is empty if some block lacks it. A hook point outside the blocks, such as "embed",
-        has one layer at most: -1 before the blocks, or their number after them.
+        A hook point outside the blocks, such as "embed", has one layer at most: -1 before the
+        blocks, or the number of blocks after them.
         """
         layers = self._layers_with(site)
         if site in SITES_OUTSIDE_BLOCKS or len(layers) == self.n_layers:
@@ -87,23 +97,26 @@ class Sites:
         return [layer for name, layer in self.modules if name == site]
 
     def _available_sites(self) -> str:
-        """Return in words the hook points that can be chosen, and those of only some blocks.
+        """Return in words which hook points the model has, as the end of an error message.
 
-        It ends the message of an error.
+        Hook points that can be chosen come first. Those that only some blocks have cannot be
+        chosen, and follow with the numbers of these blocks.
         """
-        sites_of_all_blocks = [site for site in get_args(Site) if self.layers(site)]
-        phrases = [", ".join(sites_of_all_blocks)]
-        sites_found = dict.fromkeys(site for site, _ in self.modules)  # each once, in order
-        for site in sites_found:
+        # `self.layers` is empty for a hook point that some block lacks.
+        sites_to_choose = [site for site in get_args(Site) if self.layers(site)]
+        phrases = [", ".join(sites_to_choose)]
+        sites_of_any_block = dict.fromkeys(site for site, _ in self.modules)  # each once, in order
+        for site in sites_of_any_block:
             if not self.layers(site):
-                phrases.append(f"in blocks {listed(self._layers_with(site))} alone {site}")
+                blocks_with_site = self._layers_with(site)
+                phrases.append(f"in blocks {listed(blocks_with_site)} alone {site}")
         return "; ".join(phrases)
 
     def at(self, layers: Iterable[int]) -> list[Place]:
         """Return the chosen hook points in these layers, from the first block to the last.
 
-        The embedding and the last norm belong to no block. If they are chosen, they are included
-        whatever the layers. The hook point `z`, the input of the last linear map of attention,
+        The embedding and the last norm belong to no block. If they are chosen, they are included,
+        whatever `layers` is. The hook point `z`, the input of the last linear map of attention,
         may be split into its heads.
         """
         blocks = list(layers)
@@ -199,8 +212,8 @@ class Sites:
 def with_first_tensor(output: object, state: Tensor) -> Tensor | tuple[object, ...]:
     """Return a module's output with `state` in the place of its first tensor.
 
-    If the module returns a tensor, that is `state` alone. If it returns a tuple or list, a tuple
-    comes back whose first member is `state` and whose other members are the same.
+    If the output is a tensor, `state` is returned. If it is a tuple or list, the result is a tuple
+    whose first member is `state` and whose other members are unchanged.
     """
     if isinstance(output, Tensor):
         return state

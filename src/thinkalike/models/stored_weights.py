@@ -61,8 +61,8 @@ def check_dtypes(
 ) -> None:
     """Raise a ModelError for a weight that is stored as whole numbers, or as floats of 8 bits.
 
-    Such numbers mean something only with the scales of a quantisation. A loader that is told of
-    none would take them as they are, and the model would be a different one.
+    Such numbers have a meaning only with the scales of a quantisation. If no quantisation is
+    stated, a loader would use the numbers as they are, and the model would be a different one.
 
     Args:
         stored: Tensors, or tensors in a file of safetensors that are not read yet, by name.
@@ -94,11 +94,11 @@ def dtype_name(tensor: StoredTensor) -> str:
 
 
 def check_one_set(folder: Path) -> None:
-    """Refuse a folder whose files of weights contradict each other.
+    """Raise an error if the files of weights in a folder contradict each other.
 
     A set of weights is a single file, or an index with the files that it lists. Transformers reads
-    the first set. Any other set must have the same values. Files that belong to no set are logged.
-    Nothing is checked if no file of weights has a usual name.
+    the first set. Any other set must have the same values. Files of weights that are not part of
+    the first set are logged. Nothing is checked if no file of weights has a usual name.
 
     Raises:
         ModelError: Two sets differ by more than a dtype; two files of one index hold a tensor with
@@ -191,9 +191,9 @@ def _has_same_values(
 
 
 def _are_equal_up_to_rounding(first: Tensor, second: Tensor) -> bool:
-    """Return whether one tensor is the other one, cast to its own dtype.
+    """Return whether one of two tensors is the other one cast to a different dtype.
 
-    Neither of float16 and bfloat16 holds the values of the other, so both directions are tried.
+    Neither float16 nor bfloat16 can hold all values of the other, so both directions are tried.
     """
     is_cast_of_first = torch.equal(first.to(second.dtype), second)
     return is_cast_of_first or torch.equal(second.to(first.dtype), first)

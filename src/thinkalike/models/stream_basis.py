@@ -103,8 +103,8 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
     output of a norm is added to the stream, or something such as an embedding of positions depends
     on the coordinates.
 
-    Which weights read and write the stream is seen in a pass. It is then proved: the states of a
-    copy of the model in this basis must be the model's own states, rotated.
+    A forward pass shows which weights read and write the stream. This is then proved: the states
+    of a copy of the model in this basis must be the model's own states, rotated.
 
     Other axes were tried on SmolLM2 and Gemma: those of the weights that read, and those of the
     embedding alone. They spread the large directions that blocks write over many axes, so that
@@ -119,8 +119,9 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
 def _find_basis(model: FrozenModel) -> StreamBasis | None:
     """Return the basis of a model's stream, or None if the stream cannot be rotated.
 
-    It is assumed that each linear map whose output has the stream's width, and that reads no norm,
-    writes to the stream. A copy of the model in the basis shows whether this is so.
+    A linear map is assumed to write to the stream if its output has the width of the stream and
+    its input is not the output of a norm. A copy of the model in the basis shows whether this is
+    so.
     """
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
@@ -135,7 +136,8 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
         if module.out_features == model.d_model:
             writers.append(f"{path}.weight")
     weights = dict(model.module.named_parameters())
-    (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]  # one
+    # `named_parameters` lists a shared weight once, so there is exactly one name.
+    (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]
     basis = StreamBasis(
         axes=_principal_axes([embedding.T, *(weights[name] for name in writers)]),
         gains={f"{paths[module]}.weight": norm.gains for module, norm in norms.items()},
@@ -151,10 +153,10 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
 def _principal_axes(written: Sequence[Float[Tensor, "d _"]]) -> Float[Tensor, "d d"]:
     """Return the principal axes, as columns, of the directions of all columns of some matrices.
 
-    They are the eigenvectors of the sum over the matrices of the mean of u u^T, where u is a
-    column scaled to length 1, in the order of ascending eigenvalues. So the lengths of columns do
-    not count, since a hidden unit can have larger values and a shorter column, and each matrix
-    counts the same, however many columns it has.
+    They are the eigenvectors, by ascending eigenvalue, of Σ mean(u u^T). The sum is over the
+    matrices, and the mean over the columns u of a matrix, scaled to length 1. Lengths of columns
+    are ignored since a hidden unit may have larger values and a shorter column instead, and every
+    matrix has the same weight, however many columns it has.
 
     Args:
         written: The matrices (d, n), whose columns are written to the residual stream.
@@ -239,10 +241,11 @@ def _has_vectors_alone(module: nn.Module) -> bool:
 
 
 def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"] | None:
-    """Return the gains of an RMSNorm, given what it read and returned; None if it is none.
+    """Return the gains of an RMSNorm, given the input and output of a module, or None.
 
     The gains g are the least-squares fit of output = g * x / rms(x), in each dimension, to all
-    states x. None is returned if the fit leaves more than rounding, or d is not `width`.
+    states x. None means that the module is no RMSNorm of the stream: the fit leaves more than
+    rounding errors, or d is not `width`.
 
     Args:
         states: The input of the module, (..., d).
@@ -296,10 +299,10 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
 
 @contextmanager
 def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
-    """Let the norms that the basis lists return x / rms(x) while the context is open.
+    """Make the norms of the basis return x / rms(x), for a state x, while the context is open.
 
-    x is a state. The norms' gains are left out, since they are folded into the weights of `model`
-    that read the norms.
+    Their gains are left out, since they have been folded into the weights of `model` that read
+    the outputs of the norms.
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -139,8 +139,9 @@ def without_hooks(module: nn.Module) -> nn.Module:
     """Remove TransformerLens's wrappers from a module in place, and use fused attention.
 
     The wrappers run TransformerLens's hooks. Its native attention computes every attention
-    pattern, which takes 40 % of a pass; it is replaced where the fused kernel computes the same.
-    The caller compares the logits before and after. The same module is returned.
+    pattern, which takes 40 % of the time of a pass. It is replaced by a fused kernel if that
+    computes the same. The module itself is returned. The caller must check that the logits are
+    still the same.
     """
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
     from transformer_lens.model_bridge.sources.native.model import NativeAttention

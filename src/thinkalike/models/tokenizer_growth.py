@@ -65,10 +65,10 @@ class _Replacement(NamedTuple):
         return max(1.0, len(self.content) / self.shortest)
 
     def may_find(self, contents: Collection[str]) -> bool:
-        """Return whether this replacement may find something in what earlier ones have written.
+        """Return whether this replacement may apply to text that earlier replacements inserted.
 
-        It may if its pattern shares a letter with one of the `contents` that they wrote, or if it
-        looks for a regular expression.
+        It may if its pattern shares a letter with one of the `contents` that they inserted, or if
+        its pattern is a regular expression.
         """
         if self.pattern is None:  # a regular expression
             return True
@@ -77,7 +77,7 @@ class _Replacement(NamedTuple):
 
 
 def _growth(replacements: Iterable[_Replacement]) -> float:
-    """Return an upper bound on how many times as long replacements in sequence make a text.
+    """Return an upper bound on the factor by which replacements in sequence lengthen a text.
 
     It is 1 without any replacements.
     """

@@ -12,7 +12,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError
 from thinkalike.files import is_folder
-from thinkalike.models.checkpoints import is_gguf, located
+from thinkalike.models.checkpoints import is_gguf, path_arguments
 from thinkalike.models.gguf import split_words_as_stated
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.plausible import PLAIN_SENTENCE
@@ -87,12 +87,12 @@ def _tokenizer_of_gguf(file: Path) -> PreTrainedTokenizerBase:
     """
     from transformers import PreTrainedTokenizerFast
 
-    # transformers would read a tokenizer.json beside the file in its place. So it is given a link
-    # in an empty folder.
+    # If there is a tokenizer.json beside the GGUF file, transformers reads that instead. So the
+    # GGUF file is read through a link in an empty folder.
     with tempfile.TemporaryDirectory() as folder:
         link = Path(folder, file.name)
         link.symlink_to(file.absolute())
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(**located(str(link)))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(**path_arguments(str(link)))
         return split_words_as_stated(tokenizer, file)
 
 
@@ -102,7 +102,7 @@ def _as_its_file(
     """Return a tokenizer that encodes texts as its tokenizer.json states.
 
     The class of transformers that read the tokenizer may overrule the file. Then the tokenizer is
-    read again without this class, with a warning.
+    read again without this class, and a warning is logged.
 
     Args:
         tokenizer: The tokenizer as its class in transformers reads it.
@@ -135,7 +135,7 @@ def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: Mod
     There is no warning if the entry is missing, or if the setting `model.bos` decides.
 
     Args:
-        tokenizer: The tokenizer, which puts BOS before texts or does not.
+        tokenizer: The tokenizer.
         settings: The path of tokenizer_config.json.
         config: The configuration of the model.
     """

@@ -28,11 +28,12 @@ UNKNOWN = "?"
 
 
 def traits_of(module: nn.Module) -> dict[Trait, str]:
-    """Return what a model computes beyond what its weights and its configuration say, as text.
+    """Return the traits of a model: what decides its output beside weights and configuration.
 
-    For each of its modules these are the class, attributes, hooks, and buffers that are not
-    persistent. For libraries they are functions by which somebody replaced theirs. Keys are (path
-    of the module or name of the library, name); the name "" is that of the class.
+    For each module these are its class, attributes, hooks, and buffers that are not persistent.
+    For a library they are functions that replace its own (monkey patches). Keys are (path of the
+    module or name of the library, name of the trait), and the class has the name "". The values
+    describe the traits as text.
     """
     return described_traits(module, Description(module))
 

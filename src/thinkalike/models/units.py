@@ -220,13 +220,13 @@ class UnitModel:
 def open_units(config: ModelConfig, name: str) -> UnitModel:
     """Return the hidden units of a model, such as the neurons of its MLPs, and its embedding.
 
-    Weights of an ordinary folder are read from its files when they are asked for. A model of the
-    hub, an adapter, a GGUF file, a file of Lightning, or a model that is to be quantised is loaded
-    as a whole.
+    For an ordinary folder, weights are read from its files only when they are needed. A model of
+    the hub, an adapter, a GGUF file, a file of Lightning, or a model that is to be quantised is
+    loaded as a whole.
 
     Args:
         config: The configuration of the model, which may be in memory.
-        name: What results call the model.
+        name: The name of the model in results.
 
     Raises:
         ModelError: Weights cannot be read, or no block has hidden units of a known kind.
@@ -404,10 +404,10 @@ def _weights_by_role(weight_names: Iterable[str]) -> dict[tuple[str, int, str], 
 
 
 def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
-    """Return the number of the first block of each stack, where all blocks are counted in a row.
+    """Return the number of the first block of each stack, counted over all stacks.
 
-    A stack is a list of blocks of the model; an encoder-decoder has two. Each list counts its
-    blocks from 0. An encoder's blocks come before a decoder's.
+    A stack is a list of blocks of the model; an encoder-decoder has two, and each counts its own
+    blocks from 0. The blocks of the encoder come before those of the decoder.
 
     Args:
         blocks: Pairs of the path of a stack, such as "encoder.layers", and the number of a block
@@ -453,10 +453,10 @@ def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: i
 
 
 def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return which of some endings a weight's name has, as its position, and the path before it.
+    """Return (index of the ending, path before it) of a weight's name, for the first that fits.
 
-    For "mlp.down_proj.weight" it is the position of "down_proj" in `endings`, and "mlp". None
-    means that the name has none of the endings.
+    For "mlp.down_proj.weight" it is the index of "down_proj" in `endings`, and "mlp". None means
+    that the name has none of the endings.
     """
     path = weight_name.removesuffix(".weight")
     for rank, ending in enumerate(endings):
@@ -608,7 +608,10 @@ class LoadedWeights:
     """The weights of a model in memory; packed and adapted linear maps are read as one matrix."""
 
     def __init__(self, model: FrozenModel):
-        """Separate linear maps whose matrix must be computed from tensors that are read as is."""
+        """Separate linear maps whose matrix must be computed from tensors that are read directly.
+
+        A matrix must be computed if the map is packed by a quantisation or wrapped by an adapter.
+        """
         # Linear maps that are packed by a quantisation or wrapped by an adapter, by weight name.
         self._linear: dict[str, nn.Module] = {}
         for path, module in model.module.named_modules():
@@ -659,10 +662,10 @@ def _is_linear_map_in_another_form(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _matrix_of(module: nn.Module) -> Float[Tensor, "out in"]:
-    """Return the matrix that a linear map multiplies by, from its outputs for unit vectors.
+    """Return the matrix that a linear map multiplies by, computed from outputs for unit vectors.
 
-    So it does not matter how the map stores its weight. The bias, which is its output for zeros,
-    is subtracted.
+    This works however the map stores its weight. The bias, which is the output for zeros, is
+    subtracted.
     """
     width = int(cast(int, module.in_features))
     # Inputs have the dtype and device of the first parameter; a map without any is on the CPU.

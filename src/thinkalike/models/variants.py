@@ -15,9 +15,9 @@ from thinkalike.models.precision import cast_weights
 def variant(
     model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False
 ) -> FrozenModel:
-    """Return a FrozenModel like `model` that runs another module of the same architecture.
+    """Return a FrozenModel like `model` that runs a different module of the same architecture.
 
-    Tokenizer, length of rows, and the hook points at which states are taken are the same.
+    The tokenizer, the length of rows, and the hook points at which states are taken stay the same.
 
     Args:
         model: The model that the new one is like.
@@ -37,7 +37,7 @@ def variant(
         classes=model.classes,
         is_proved=is_proved,
     )
-    # A subclass, which takes states between attention and MLP, for example, wraps a FrozenModel.
+    # A subclass wraps a FrozenModel, for example to take states between attention and MLP.
     if type(model) is not FrozenModel:
         return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:
@@ -48,7 +48,7 @@ def variant(
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return a copy of a model with random matrices; vectors, such as biases, stay.
+    """Return a copy of a model with random matrices; vectors, such as biases, are kept.
 
     The entries of each matrix come from a normal distribution with a mean of 0 and the standard
     deviation of the original entries. The same seed gives the same copy.

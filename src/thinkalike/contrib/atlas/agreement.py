@@ -37,9 +37,10 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
         measures: For each measure, whether it is a distance.
 
     Raises:
-        DataError: All are NaN.
+        DataError: All ρ are NaN.
     """
     rows = []
+    # Values of distances are negated, so that a higher value means more similar everywhere.
     by_models = oriented(table, measures).groupby(MODEL_COLUMNS, sort=False)
     for (source, target), cells in by_models:
         rhos = cells[list(measures)].corr("spearman", min_periods=FEWEST_LAYER_PAIRS)
@@ -61,13 +62,14 @@ def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
     """Return for each two measures the mean ρ over pairs of models, and the pair of least ρ.
 
     Args:
-        correlations: Spearman's ρ of each two measures and each pair of models, see `by_pair`.
+        correlations: A row for each two measures and each pair of models, with Spearman's ρ
+            ("rho") over their layer pairs.
     """
     rows = []
     known = correlations.dropna(subset="rho")
-    for (measure, other), of_measures in known.groupby(["measure", "other"], sort=False):
-        least = of_measures.iloc[int(of_measures["rho"].argmin())]
-        rho, low, high = (float(number) for number in mean_over_models(of_measures))
+    for (measure, other), model_pairs in known.groupby(["measure", "other"], sort=False):
+        least = model_pairs.iloc[int(model_pairs["rho"].argmin())]
+        rho, low, high = (float(number) for number in mean_over_models(model_pairs))
         rows.append(
             {
                 "measure": measure,
@@ -75,7 +77,7 @@ def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
                 "rho": rho,
                 "low": low,
                 "high": high,
-                "pairs": len(of_measures),
+                "pairs": len(model_pairs),
                 "least": least["rho"],
                 "least_source": least["source"],
                 "least_target": least["target"],
@@ -98,7 +100,7 @@ def mean_over_models(correlations: pd.DataFrame) -> Estimate:
     pairs. The interval is Student's t with one degree of freedom less than there are models,
     clipped to [-1, 1]. It has the right width if differences between pairs come from the models,
     and is up to √2 too wide if they come from the pairs. It does not cover the choice of the text.
-    With two models, or with one that is in every pair, it is unbounded.
+    It is unbounded with two models, or if one model is in every pair.
     """
     value = torch.tensor(correlations["rho"].mean(), dtype=torch.float64)
     models = pd.unique(correlations[MODEL_COLUMNS].to_numpy().ravel())

@@ -45,13 +45,13 @@ class AtlasConfig(LayerPairsConfig):
     def __post_init__(self) -> None:
         """Refuse unknown measures, and fewer than two that compare states; drop repetitions."""
         super().__post_init__()
-        of_states = measures_of_atlas()
-        of_outputs = [entry.kind for entry in layer_measures(OF_OUTPUTS)]
+        measures_of_states = measures_of_atlas()
+        measures_of_outputs = [entry.kind for entry in layer_measures(OF_OUTPUTS)]
         for name in self.measures:
-            one_of("measure.measures", name, (*of_states, *of_outputs))
+            one_of("measure.measures", name, (*measures_of_states, *measures_of_outputs))
         self.measures = list(dict.fromkeys(self.measures))
-        n_of_states = sum(name in of_states for name in self.measures)
-        if n_of_states < 2:
+        n_comparing_states = sum(name in measures_of_states for name in self.measures)
+        if n_comparing_states < 2:
             raise ConfigError(
                 f"measure.measures={self.measures} must name two measures of layers or more"
             )

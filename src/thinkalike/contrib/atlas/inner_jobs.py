@@ -59,7 +59,8 @@ class FinishedJobs(NamedTuple):
 def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     """Return one job for each measure and each pair of models of an atlas, in this order.
 
-    A job has those settings of the atlas that its measure has as well.
+    An atlas applies several measures to all pairs of some models. A job takes over each setting of
+    the atlas that is also a setting of its measure.
     """
     measure = config.measure_as(AtlasConfig)
     any_measure = measure_schema("cka")()  # pairs of models are the same for all measures
@@ -70,7 +71,7 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
         pairs.append(pair)
         for model in (pair.model, pair.target):
             models[repr(model)] = model
-    # No two of all models share a name.
+    # Names are made for all models together, so that no two of them share one.
     name_of = dict(zip(models, distinct_labels(list(models.values())), strict=True))
 
     atlas_settings = {field.name for field in fields(measure)} - {"kind"}
@@ -107,25 +108,26 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
     tables_of_measure: dict[str, list[pd.DataFrame]] = {}
     for job, result in zip(jobs, results, strict=True):
         tables_of_measure.setdefault(job.measure, []).append(_values_between_models(job, result))
-    of_measure = {name: pd.concat(tables) for name, tables in tables_of_measure.items()}
+    table_of_measure = {name: pd.concat(tables) for name, tables in tables_of_measure.items()}
 
-    of_outputs = []
-    of_states = []
-    columns = []
-    for values in of_measure.values():
-        columns += [column for column in values if column not in PAIR_COLUMNS]
+    tables_of_outputs = []
+    tables_of_states = []
+    value_columns = []
+    for values in table_of_measure.values():
+        value_columns += [column for column in values if column not in PAIR_COLUMNS]
         if values["source_layer"].iloc[0] == "logits":
-            of_outputs.append(values)
+            tables_of_outputs.append(values)
         else:
-            of_states.append(values)
-    table = of_states[0]
-    for values in of_states[1:]:
+            tables_of_states.append(values)
+    table = tables_of_states[0]
+    for values in tables_of_states[1:]:
         table = table.merge(values, how="left", on=PAIR_COLUMNS)
+    # Predictions are compared in the place of the last layers.
     last_layers = table.groupby(MODEL_COLUMNS, sort=False)[LAYER_COLUMNS].max().reset_index()
-    for values in of_outputs:
+    for values in tables_of_outputs:
         at_last_layers = values.drop(columns=LAYER_COLUMNS).merge(last_layers, on=MODEL_COLUMNS)
         table = table.merge(at_last_layers, how="left", on=PAIR_COLUMNS)
-    return table[[*PAIR_COLUMNS, *columns]]
+    return table[[*PAIR_COLUMNS, *value_columns]]
 
 
 def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:

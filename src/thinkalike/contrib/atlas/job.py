@@ -73,7 +73,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
             "mean_agreement_low": float(mean.low),
             "mean_agreement_high": float(mean.high),
         }
-        # With two models the interval is unbounded.
+        # With two models the ends of the interval are infinite, and are left out.
         scalars = {name: value for name, value in scalars.items() if math.isfinite(value)}
         scalars["models"] = float(len(model_names(jobs)))
         scalars["layer_pairs"] = float(len(table))
@@ -121,6 +121,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
             scalars.get("mean_agreement_high", math.nan),
             "+.2f",
         )
+        # Each pair of measures is listed once, so one measure is only in the column "other".
         n_measures = table["measure"].nunique() + 1
         show_text(
             f"Agreement of {n_measures} measures, {scalars['models']:.0f} models, "

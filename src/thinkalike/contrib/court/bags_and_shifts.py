@@ -33,8 +33,9 @@ def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
         for batch in tokens.split(BATCH_TOKENS):
             embeddings.append(states_after(materials.target, EMBED, batch[:, None])[:, 0])
         vectors = torch.cat(embeddings)
-    on_fit_tokens = vectors[materials.fit_rows.long().flatten().to(vectors.device)]
-    standardised = (vectors - on_fit_tokens.mean(0)) / on_fit_tokens.std(0)
+    # The vector of every token of the fitting text, so that frequent tokens count more.
+    vectors_of_text = vectors[materials.fit_rows.long().flatten().to(vectors.device)]
+    standardised = (vectors - vectors_of_text.mean(0)) / vectors_of_text.std(0)
     return torch.cat([standardised, torch.zeros_like(vectors[:1])])
 
 
@@ -48,10 +49,11 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         last: How many tokens the sum is over; infinity: all from the beginning of the row.
-        of: What the vectors are, see `token_vectors`.
+        of: What the vectors are: "embedding" for the target's embeddings, or "code" for random
+            normal vectors.
     """
     vectors = token_vectors(materials, of)
-    rotation = materials.orthogonal_for("bag")
+    rotation = materials.orthogonal_for("bag")  # so that the bag is not confused with the token
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the token's vector plus the rotated bag, at each position."""

@@ -16,7 +16,7 @@ from thinkalike.contrib.court.source import Source
 from thinkalike.contrib.court.token_profile import token_features
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
-from thinkalike.instruments.ruler.calibration_points import greatest_at_each_layer
+from thinkalike.instruments.ruler.calibration_points import greatest_at_each_pair
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.residual import ResidualStates
@@ -81,9 +81,9 @@ def row_batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
 
 
 def at_inner_tokens(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
-    """Return what belongs to the inner tokens of each row, flattened over rows.
+    """Drop the first and the last token of each row, and join the rows into one axis.
 
-    The first token is dropped because it has no context, the last because nothing follows it.
+    The first token has no context, and no token follows the last one.
     """
     return states[:, 1:-1].flatten(0, 1)
 
@@ -142,9 +142,10 @@ class Bench:
 
     @torch.no_grad()
     def target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Return the target's side of R², computed once for each set of compared inner tokens.
+        """Return what R² needs of the target, computed once for each set of compared inner tokens.
 
-        Sources differ in which tokens are left out as massive activations, but most have the same.
+        Tokens with massive activations (very long states) of the source or the target are not
+        compared. For most sources these are the same tokens, so that the result is cached.
         """
         key = is_compared.numpy().tobytes()
         if key not in self._target_sides:
@@ -152,11 +153,11 @@ class Bench:
         return self._target_sides[key]
 
     def _compute_target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Fit what R² needs of the target: predictors of its states, and its R² with local mixing.
+        """Compute what R² needs of the target: predictors of its states, and a control.
 
-        Residual states are states without what token, position and linear mixing of the earlier
-        tokens predict. The networks of local mixing have the target's embedding and only mix it
-        over earlier tokens.
+        For residual states, what the token, its position and linear mixing of the earlier tokens
+        predict is subtracted. The control is the R² with networks of local mixing, which have the
+        target's embedding and only mix it over earlier tokens.
         """
         rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
@@ -169,9 +170,9 @@ class Bench:
         controls = []
         for states in self._mixing_states.values():
             r2_both_ways = both_ways(residual.predictor(states), beyond)
-            controls.append(r2_both_ways[None])
+            controls.append(r2_both_ways[None])  # (1 layer pair, direction, replicate)
         plain = residual.plain_predictor(self.report_states)
-        return TargetSide(residual, beyond, plain, greatest_at_each_layer(controls))
+        return TargetSide(residual, beyond, plain, greatest_at_each_pair(controls))
 
     @cached_property
     def target_runs(self) -> list[TargetRun]:
@@ -200,18 +201,20 @@ class Bench:
     def stitched_run(self, source: Source, stitch: StateMap) -> StitchedRun:
         """Stitch a source into the target, and measure how the target's outputs and states change.
 
-        The target resumes from the mapped states of the source, in place of its own. The first
-        token of each row keeps the target's own state, as maps are fitted on tokens with context.
+        The target's later blocks read the mapped states of the source instead of its own. The
+        first token of each row keeps the target's own state, as maps are fitted on tokens with
+        context.
 
         Args:
-            source: The function from tokens to states that is stitched.
+            source: A function from tokens to states, which is compared with the target.
             stitch: Maps the source's states to the target's.
         """
         target = self.materials.target
-        n_later = target.n_layers - self.materials.layer
+        # Sums over the predicted tokens of all batches.
+        n_layers_from_stitch = target.n_layers - self.materials.layer
         penalty = torch.zeros((), dtype=torch.float64, device=target.device)
         kl = torch.zeros_like(penalty)
-        distances = torch.zeros(n_later, dtype=torch.float64, device=target.device)
+        distances = torch.zeros(n_layers_from_stitch, dtype=torch.float64, device=target.device)
         batches = row_batches(self.materials.evaluation_rows)
         for rows, target_run in zip(batches, self.target_runs, strict=True):
             mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
@@ -221,12 +224,12 @@ class Bench:
             losses = next_token_losses(target, states[-1:], rows)[0]
             penalty += (losses - target_run.losses).double().sum()
             last = states[-1][:, :-1].flatten(0, 1)
-            own_last = target_run.states[-1][:, :-1].flatten(0, 1)
+            own_last = target_run.states[-1][:, :-1].flatten(0, 1)  # of the target alone
             kl += token_kl(last, target.finish, own_last).double().sum()
             for depth, (state, own_state) in enumerate(
                 zip(states, target_run.states, strict=True)
             ):
-                distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)
+                distance = (state - own_state).norm(dim=-1) / own_state.norm(dim=-1)  # (b, t)
                 distances[depth] += distance[:, :-1].double().sum()
 
         n_predicted = self.materials.evaluation_rows[:, 1:].numel()

@@ -57,7 +57,7 @@ from thinkalike.contrib.court.token_means import (
     at_position,
     code,
     gaussian,
-    means,
+    mean_states_of_ngrams,
     mixture_with_other_context,
     other_context,
     reweighted,
@@ -148,9 +148,9 @@ SOURCES = (
     SourceRecipe("superset", "superset", superset),
     SourceRecipe("beside a stranger", "superset", partial(beside_stranger, share=1.0)),
     SourceRecipe("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
-    SourceRecipe("token mean", "token", partial(means, kind=TokenMeans)),
-    SourceRecipe("bigram mean", "n-gram", partial(means, kind=BigramMeans)),
-    SourceRecipe("trigram mean", "n-gram", partial(means, kind=TrigramMeans)),
+    SourceRecipe("token mean", "token", partial(mean_states_of_ngrams, kind=TokenMeans)),
+    SourceRecipe("bigram mean", "n-gram", partial(mean_states_of_ngrams, kind=BigramMeans)),
+    SourceRecipe("trigram mean", "n-gram", partial(mean_states_of_ngrams, kind=TrigramMeans)),
     *(SourceRecipe(f"{name} code", "token", partial(code, of=name)) for name in NGRAM_CODES),
     SourceRecipe("other context", "token", other_context),
     SourceRecipe("Gaussian given the token", "token", gaussian),
@@ -202,16 +202,17 @@ OTHER_LAYERS = {
 }
 
 
-def entries(materials: Materials) -> list[SourceRecipe]:
-    """Return the recipes of all sources that can be made of a target.
+def source_recipes(materials: Materials) -> list[SourceRecipe]:
+    """Return the recipes of all sources that can be made from a target model.
 
-    They are those of `SOURCES`, other layers of the target if it has them, and the siblings
+    A source is a function from tokens to states whose similarity to the target is known. The
+    recipes are those of `SOURCES`, other layers of the target if it has them, and siblings
     (separately trained models).
     """
-    listed = list(SOURCES)
+    recipes = list(SOURCES)
     for name, steps in OTHER_LAYERS.items():
         if 0 <= materials.layer + steps < materials.target.n_layers:
-            listed.append(SourceRecipe(name, "layer", partial(other_layer, steps=steps)))
+            recipes.append(SourceRecipe(name, "layer", partial(other_layer, steps=steps)))
     for name in materials.siblings:
-        listed.append(SourceRecipe(name, "real", partial(sibling, name=name)))
-    return listed
+        recipes.append(SourceRecipe(name, "real", partial(sibling, name=name)))
+    return recipes

@@ -37,9 +37,9 @@ def rounded_states(materials: Materials, bits: int) -> StateFunction:
     of the rounded state.
     """
     n_steps = 2**bits - 1
-    states = materials.target_states(materials.fit_rows).flatten(0, 1).sort(0).values
-    low = states[len(states) // 100]
-    high = states[-1 - len(states) // 100]
+    sorted_states = materials.target_states(materials.fit_rows).flatten(0, 1).sort(0).values
+    low = sorted_states[len(sorted_states) // 100]  # (d,), the 1st percentile
+    high = sorted_states[-1 - len(sorted_states) // 100]
 
     def level_indices(rows: Tokens) -> Tensor:
         """Return the index of the nearest level, from 0 to `n_steps`."""
@@ -62,13 +62,14 @@ def distorted(materials: Materials, function: Callable[[Tensor], Tensor]) -> Sta
 def components_between(materials: Materials, first: float, last: float) -> StateFunction:
     """Return a function of tokens: some principal components of the target's states.
 
-    Components are in order of their variance, from the largest to the smallest. For example,
-    first=0 and last=1/2 is the half with more variance.
+    Components are in order of their variance, from the largest to the smallest, and their ranks
+    are scaled to run from 0 to 1. For example, first=0 and last=1/2 is the half with more
+    variance.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        first: The share of the components that are left out at the beginning of this order.
-        last: The share of the components after which all others are left out.
+        first: The scaled rank at which the chosen components begin.
+        last: The scaled rank at which they end.
     """
     start = round(first * materials.width)
     stop = round(last * materials.width)
@@ -81,10 +82,10 @@ def components_between(materials: Materials, first: float, last: float) -> State
 def without_small_direction(materials: Materials) -> StateFunction:
     """Return a function of tokens: the target's states without one small but important direction.
 
-    The principal components with less than 1 % of the variance each are scaled to variance 1. The
-    direction is, in this space, the top eigenvector of the second moment of the gradients of the
-    loss (an empirical Fisher information). What is removed is uncorrelated with what remains, so
-    no linear map restores it.
+    The space of the principal components with less than 1 % of the variance each is scaled so that
+    each has variance 1. In this space, the direction is the top eigenvector of the second moment
+    of the gradients of the loss (an empirical Fisher information). What is removed is uncorrelated
+    with what remains, so no linear map restores it.
     """
     target = materials.target
     rows_at_once = max(BATCH_TOKENS // materials.other_rows.shape[1], 1)
@@ -123,10 +124,10 @@ def superset(materials: Materials) -> StateFunction:
 
 
 def beside_stranger(materials: Materials, share: float) -> StateFunction:
-    """Return a function of tokens: dimensions of the target's states and of an untrained model's.
+    """Return a function of tokens: some dimensions of the target and some of an untrained model.
 
-    The dimensions of either model are projections on random orthogonal directions. The untrained
-    model's states are scaled to the total variance of the target's.
+    The dimensions of either model are projections of its states on random orthogonal directions.
+    The untrained model's states are scaled to the total variance of the target's.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -152,7 +153,8 @@ def beside_stranger(materials: Materials, share: float) -> StateFunction:
 def projected_log_probabilities(materials: Materials) -> StateFunction:
     """Return a function of tokens: random projections of the target's log-probabilities.
 
-    They are of the next token: the target's answers, and not its states.
+    These are the log-probabilities of the next token, so the outputs of the target instead of its
+    states.
     """
     target = materials.target
     shape = (target.vocabulary, materials.width)

@@ -41,7 +41,7 @@ def states_after_change(
 ) -> Callable[[Materials], StateFunction]:
     """Return a function that takes `Materials` and returns the states of a changed target.
 
-    The states are again a function of tokens.
+    `Materials` hold the target. The states that are returned are a function of tokens.
 
     Args:
         change: Takes the target and a `seed`, and returns a changed copy.
@@ -125,9 +125,9 @@ def _trained_copy(
 def token_alone(materials: Materials) -> StateFunction:
     """Return a function of tokens: the states of a copy of the target that sees no context.
 
-    The copy is trained on rows of two tokens, to predict the second from the first, so there is
-    nothing else to attend to, in any architecture. It begins with the target's weights, which
-    makes it harder to tell from the target.
+    The copy is trained on rows of two tokens, to predict the second from the first, so that it has
+    no context to use, in any architecture. It begins with the target's weights, which makes it
+    harder to tell from the target.
     """
     rows = materials.other_rows
     pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)  # (n, 2)

@@ -67,10 +67,10 @@ class Evidence:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Disjoint random samples of token indices, for measures of all pairs of tokens.
+        """Disjoint random samples of token indices, for measures that compare all pairs of tokens.
 
-        There are at most `MOST_SAMPLES` of `SAMPLE_TOKENS` tokens each; with fewer tokens than
-        that, there is one sample of all.
+        There are at most `MOST_SAMPLES` samples of `SAMPLE_TOKENS` tokens each. If there are fewer
+        tokens than one sample has, one sample holds all of them.
         """
         n_compared = int(self.is_compared.sum())
         sample_size = min(SAMPLE_TOKENS, n_compared)
@@ -106,10 +106,11 @@ class Evidence:
         - `later`: how much the source's states change with later tokens.
         """
         target = self.bench.target_side(self.is_compared)
-        # The rows of each are R² of the target from the source, and of the source from the target.
+        # (direction, replicate): R² of the target from the source, and of the source from the
+        # target. Replicate 0 is that of all documents.
         plain = both_ways(target.residual.plain_predictor(self._report_states), target.plain)
         residual = both_ways(target.residual.predictor(self._report_states), target.beyond)
-        mixing = target.mixing.mean(1)  # over both directions
+        mixing = target.mixing.mean(1)  # (1, replicate), the mean of both directions
         beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
         estimates = {
             "r2": with_interval(plain[:1]),
@@ -140,10 +141,10 @@ class Evidence:
     @cached_property
     @torch.no_grad()
     def stitched_run(self) -> StitchedRun:
-        """How the target's loss and states change when it resumes from the source's states.
+        """How the target's loss and states change if its later blocks read the source's states.
 
-        The stitch, from source to target states, is fitted by ridge regression. The penalty of the
-        ridge is chosen by cross-validation.
+        The source's states are mapped to the target's by a stitch, which is fitted by ridge
+        regression. The penalty of the ridge is chosen by cross-validation.
         """
         source = self._source_states(self.materials.fit_rows)
         target = self.bench.fit_states

@@ -28,7 +28,8 @@ def rescaled(materials: Materials) -> StateFunction:
     generator = torch.Generator().manual_seed(materials.seed_for("rescaled"))
     order = torch.randperm(materials.width, generator=generator).to(materials.device)
     uniform = torch.rand(materials.width, generator=generator)
-    exponents = uniform.to(materials.device, materials.dtype) - 0.5  # so that 1 is in the middle
+    # Exponents from -1/2 to 1/2, so that scales lie on both sides of 1.
+    exponents = uniform.to(materials.device, materials.dtype) - 0.5
     return lambda rows: materials.target_states(rows)[..., order] * SCALE_RATIO**exponents
 
 

@@ -23,7 +23,7 @@ from thinkalike.config import (
 from thinkalike.config.parts import COUNTS
 from thinkalike.config.schema import setting
 from thinkalike.contrib.court.bench import Bench
-from thinkalike.contrib.court.catalogue import entries
+from thinkalike.contrib.court.catalogue import source_recipes
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
@@ -135,7 +135,7 @@ class Court(
         )
 
     def show(self, result: Result) -> None:
-        """Print a table of some of the sources, with the values of some of the measures."""
+        """Print a table of some of the sources, with the values of some similarity measures."""
         first = result.details.iloc[0]
         # At most `ROWS_SHOWN`, evenly spaced.
         rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
@@ -159,8 +159,8 @@ def _silence_trainings(work: Work) -> None:
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of separately trained models, by what is different about them.
 
-    They run on the device of the target, with its context. There are none unless
-    `measure.siblings` names them.
+    The setting `measure.siblings` names them; without it there are none. They run on the device of
+    the target, with its length of rows.
     """
     names = config.measure_as(CourtConfig).siblings or {}
     for difference, name in names.items():
@@ -228,10 +228,10 @@ def _materials(
 def _rows_of_different_documents(
     rows: TokenRows, fit_tokens: int, other_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split rows of tokens into rows to fit on, and rows that share no document with them.
+    """Return rows of tokens to fit on, and further rows that share no document with them.
 
-    Both are whole rows, so there may be fewer tokens than asked for; and there are fewer where the
-    text is too short.
+    Both consist of whole rows, so there may be slightly fewer tokens than asked for. There are
+    also fewer if the text is too short.
 
     Args:
         rows: All rows. The first ones are those to fit on.
@@ -275,7 +275,7 @@ def _judged_sources(
         ConfigError: A name is not that of a source.
         DataError: A source or a judge refuses the data.
     """
-    chosen = entries(bench.materials)
+    chosen = source_recipes(bench.materials)
     if names is not None:
         all_names = [entry.name for entry in chosen]
         for name in names:

@@ -53,7 +53,7 @@ class Judge(NamedTuple):
 def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
     """Return a function that averages a measure over samples of tokens.
 
-    For measures of all pairs of tokens, which would cost too much on all tokens at once.
+    It is for measures that compare all pairs of tokens, which would cost too much on all tokens.
     """
 
     def value(evidence: Evidence) -> float:

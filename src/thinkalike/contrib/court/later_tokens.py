@@ -14,18 +14,19 @@ ROWS_TRIED = 64
 
 @torch.no_grad()
 def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
-    """Return the share of a source's variance that moves when later tokens are replaced.
+    """Return how much a source's states change when later tokens are replaced, as a share.
 
     In each of some rows, all tokens from a random position on are replaced by different ones, and
     the states before that position are compared. The share is their mean squared change, minus
     that of a second run on the same tokens, divided by the median squared distance of states from
-    their mean. It is computed for each distance to the position, and the largest one is returned.
-    It is exactly 0 for a deterministic causal source.
+    their mean. It is computed for each distance to the position, and the largest share is
+    returned. It is exactly 0 for a deterministic causal source.
     """
     tokens = rows[:ROWS_TRIED].long()
     length = tokens.shape[1]
     vocabulary, indices = tokens.unique(return_inverse=True)
-    different = vocabulary[(indices + 1) % len(vocabulary)]  # the next token of those that occur
+    # Each token is replaced by the next one among those that occur.
+    different = vocabulary[(indices + 1) % len(vocabulary)]
 
     # A source may leak at few positions or after few tokens, so the position differs by row.
     first_replaced = torch.randint(1, length, (len(tokens), 1), generator=seeded(0))
@@ -42,6 +43,7 @@ def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
     change = (states_before(replaced) - states).square().sum(-1) - change_by_chance
 
     distances = distance[is_before]
+    # The sum of the changes at each distance; distances are below `length`.
     sums = torch.zeros(length, dtype=change.dtype).index_add(0, distances, change)
     mean_by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
     variance = (states - states.mean(0)).square().sum(-1).median()

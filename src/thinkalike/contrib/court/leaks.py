@@ -18,8 +18,8 @@ SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviation
 def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
     """Return the next token at each position.
 
-    At the end of a row it is the size of the vocabulary, one more than the largest token. This
-    index stands for "no token"; `token_vectors` has zeros there.
+    At the end of a row it is the size of the vocabulary, which is no token id and stands for "no
+    token".
     """
     no_token = torch.full_like(rows[:, :1], materials.target.vocabulary)
     return torch.cat([rows[:, 1:], no_token], 1)
@@ -28,8 +28,8 @@ def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
 def next_token(materials: Materials) -> StateFunction:
     """Return a function of tokens: noise in clusters by the next token.
 
-    Source: Smith, Mannering, Marcu 2025. The state at a position is the random centre of the token
-    that follows, plus noise. So it knows the answer, and nothing else.
+    The state at a position is a random vector (centre) for the token that follows, plus noise. So
+    it contains the answer of a language model, and nothing else (Smith, Mannering, Marcu 2025).
     """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")
@@ -47,8 +47,8 @@ def next_token(materials: Materials) -> StateFunction:
 def half_of_the_tokens(materials: Materials) -> StateFunction:
     """Return a function of tokens that leaks the next token at half of the positions.
 
-    There it gives the noise of `next_token`, elsewhere the target's states. A hash of the tokens
-    up to a position decides whether it leaks the next token.
+    At these positions it gives noise in clusters by the next token, and elsewhere the target's
+    states. A hash of the tokens up to a position decides between the two.
     """
     leak = next_token(materials)
     seed = materials.seed_for("leak, half of the tokens")
@@ -64,13 +64,13 @@ def half_of_the_tokens(materials: Materials) -> StateFunction:
 
 
 def half_of_the_variance(materials: Materials) -> StateFunction:
-    """Return a function of tokens: a sum of the target's states and the noise of `next_token`.
+    """Return a function of tokens: the target's states plus noise in clusters by the next token.
 
-    In each dimension, half of the variance comes from either.
+    In each dimension, half of the variance comes from the states and half from the noise.
     """
     leak = next_token(materials)
     own_weight = 0.5**0.5
-    # The leak is the sum of normal numbers of variance 1 and SCATTER².
+    # The leak is the sum of two normal numbers, of variance 1 and of variance SCATTER².
     leak_weight = own_weight * materials.standard_deviations / (1 + SCATTER**2) ** 0.5
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -87,7 +87,8 @@ def with_next_token(materials: Materials, share: float, of: str = "embedding") -
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         share: The size of the vector, in standard deviations of each dimension of the states.
-        of: "embedding" or "code", see `token_vectors`.
+        of: What the vectors are: "embedding" for the target's embeddings, or "code" for random
+            normal vectors.
     """
     vectors = share * materials.standard_deviations * token_vectors(materials, of)
 

@@ -24,9 +24,9 @@ TWO_TO_32 = 2**32
 def normals_by_code(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*b d"]:
     """Return a vector of independent standard normal numbers for each code, in float32.
 
-    A code is any integer, such as the number of a token. The same code always gives the same
-    vector, as the random bits are a hash (SplitMix) of code and seed. Each 64 bits give two normal
-    numbers, by the method of Box and Muller.
+    A code is any integer, such as a token id. The same code always gives the same vector, as the
+    random bits are a hash (SplitMix) of code and seed. The Box-Muller transform turns each 64 bits
+    into two normal numbers.
 
     Args:
         codes: The code of each vector.
@@ -51,9 +51,9 @@ def _uniform(bits: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 
 
 def prefix_codes(rows: Int[Tensor, "b t"], seed: int = 0) -> Int[Tensor, "b t"]:
-    """Return at each position a hash of all tokens from the beginning of the row up to there.
+    """Return at each position a hash of all tokens from the beginning of the row up to it.
 
-    Equal prefixes have equal hashes. The next hash is computed from the last one and the token.
+    Equal prefixes have equal hashes. Each hash is computed from the one before and the token.
 
     Args:
         rows: Rows of tokens.

@@ -39,9 +39,10 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
     """Return the judges (similarity measures) that a table has a column for.
 
     Args:
-        table: A row for each source, with a column for each judge.
-        kinds: If given, only judges are returned whose similar sources and decoys are both in the
-            table: sources of these kinds, and sources of the kinds in `judge.against`.
+        table: A row for each source, with its kind and a column for each judge.
+        kinds: The kinds of similar sources. If given, a judge is returned only if the table has
+            both such sources and decoys, sources that the judge should put below them
+            (`judge.against`).
     """
     judges = []
     for judge in JUDGES:
@@ -57,34 +58,35 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
 def scores_by_court(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
     """Return a judge's values with a row for each court and a column for each source.
 
-    A court is one target, layer and seed, with which all sources are compared. Higher always means
-    more similar: values of a distance are negated. Sources without a value in some court are left
-    out.
+    A court is one target, layer and seed, with which all sources are compared. Values of a
+    distance are negated, so that a higher value always means more similar. Sources without a value
+    in some court are left out.
 
     Args:
         table: A row for each court and source, with a column for each judge.
         judge: The similarity measure.
         kinds: The kinds of sources that are returned.
     """
-    of_kinds = table[table["kind"].isin(kinds)]
-    values = of_kinds.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
-    if judge.higher:
+    rows = table[table["kind"].isin(kinds)]
+    values = rows.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
+    if judge.higher:  # whether a higher value means more similar
         return values
     return -values
 
 
 def margin_above_decoys(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Margin:
-    """Return how far a similarity measure puts all sources of some kinds above its decoys.
+    """Return by how much a similarity measure puts similar sources above decoys.
 
-    A court is one target, layer and seed, with which all sources are compared. In each court, the
-    margin is the lowest value of these sources minus the highest of the decoys; the smallest one
-    is returned. A decoy fools the measure if it is at least as high as the lowest of these sources
-    in any court.
+    A decoy is a source that only looks similar to the target. A court is one target, layer and
+    seed, with which all sources are compared. In each court, the margin is the lowest value of the
+    similar sources minus the highest value of the decoys; the smallest margin of all courts is
+    returned. A decoy fools the measure if, in any court, its value is at least as high as the
+    lowest value of the similar sources.
 
     Args:
         table: A row for each court and source, with a column for each judge.
         judge: The measure. Its decoys are the sources of the kinds in `judge.against`.
-        kinds: The kinds of sources that should be above the decoys.
+        kinds: The kinds of the similar sources.
     """
     worst = scores_by_court(table, judge, kinds).min(axis=1)  # one value for each court
     decoys = scores_by_court(table, judge, judge.against)
@@ -96,9 +98,11 @@ def margin_above_decoys(table: pd.DataFrame, judge: Judge, kinds: Sequence[str])
 def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each judge (measure): how well it ranks similar sources above decoys.
 
-    It has the area under the ROC curve, the margin, and the names of decoys that fool the judge:
-    once for sources of the kind "same", and once, in columns that begin with "real_", for
-    separately trained models. There are no intervals, as sources are listed and not sampled.
+    A decoy is a source that only looks similar to the target. A row has the area under the ROC
+    curve, the margin between similar sources and decoys, and the names of decoys that fool the
+    judge: once for sources of the kind "same", and once, in columns that begin with "real_", for
+    separately trained models. There are no intervals, as the sources are a fixed list and no
+    sample.
     """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", SAME_KINDS), ("real_", REAL_KINDS)):
@@ -122,11 +126,12 @@ def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def dose_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean value that each judge gives to each dose of the target, over courts.
+    """Return the mean value that each judge (similarity measure) gives to each dose.
 
-    A dose is a source with a known share of its variance from the target (`own_share`).
-    `rank_correlation` is Spearman's ρ of dose and similarity. Without two doses the table is
-    empty.
+    A dose is a source that mixes the target's states with unrelated ones; `own_share` is the share
+    of its variance that comes from the target. The mean is over courts, each of which is one
+    target, layer and seed. `rank_correlation` is Spearman's ρ of dose and similarity. With fewer
+    than two doses the table is empty.
     """
     rows: list[tuple[str, float, float, float]] = []
     n_doses = table["source"][table["kind"] == "dose"].nunique()
@@ -140,8 +145,8 @@ def dose_table(table: pd.DataFrame) -> pd.DataFrame:
 def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, float, float]]:
     """Return rows (name of the judge, dose, mean value, Spearman's ρ), in rising order of doses.
 
-    ρ, of dose and similarity, is the same in all rows. Scores are negated for judges of whom
-    lower values mean more similar, and values are not.
+    ρ is between dose and similarity, and the same in all rows. If the judge is a distance, its
+    values are negated for ρ, but not in the rows.
     """
     mean_scores = scores_by_court(table, judge, ["dose"]).mean()  # over courts
     by_percentage = []
@@ -162,8 +167,8 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, floa
 def auc(upper: Float[np.ndarray, "rows m"], lower: Float[np.ndarray, "rows n"]) -> float:
     """Return the area under the ROC curve (Hanley & McNeil 1982), averaged over rows.
 
-    In each row it is the share of pairs (one number of `upper`, one of `lower`) in which that of
-    `upper` is greater; ties count as half. It is ½ by chance.
+    In each row it is the share of pairs (a number of `upper` and a number of `lower`) in which the
+    number of `upper` is greater; ties count as half. By chance it is ½.
 
     Raises:
         ValueError: A value is NaN.
@@ -171,5 +176,6 @@ def auc(upper: Float[np.ndarray, "rows m"], lower: Float[np.ndarray, "rows n"]) 
     from scipy.stats import mannwhitneyu  # the import takes half a second
 
     result = mannwhitneyu(upper, lower, axis=1, method="asymptotic", nan_policy="raise")
-    n_pairs = upper.size * lower.shape[1]
-    return float(result.statistic.sum() / n_pairs)
+    # The statistic of a row counts its pairs with the greater number in `upper`.
+    n_pairs_of_all_rows = upper.size * lower.shape[1]
+    return float(result.statistic.sum() / n_pairs_of_all_rows)

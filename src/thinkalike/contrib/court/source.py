@@ -33,10 +33,13 @@ class Source:
     layers = (0,)
 
     def __init__(self, name: str, kind: str, states: StateFunction, target: FrozenModel):
-        """Take width and device from the states of one token, and all of the text from the target.
+        """Wrap a function from tokens to states, so that it can be read like a model of one layer.
+
+        Its width and device are those of the states of an example token. The tokenizer and all
+        other attributes about text are those of the target.
 
         Args:
-            name: What tables call the source.
+            name: The name of the source in tables.
             kind: How it is similar to the target, or why it is not.
             states: A function from tokens (b, t) to states (b, t, d).
             target: The model that the source is compared with; both read the same tokens.
@@ -102,10 +105,10 @@ class CachedStates:
 
     @torch.no_grad()
     def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the states of some rows of tokens; only rows that are new are computed."""
+        """Return the states of some rows of tokens; states of earlier rows are cached."""
         rows = rows.long().cpu()
         keys = [row.numpy().tobytes() for row in rows]
-        # One index for each distinct row that is not cached.
+        # The index of one row for each key that is not cached; equal rows share a key.
         index_of_new = {
             key: index for index, key in enumerate(keys) if key not in self._states_of_row
         }

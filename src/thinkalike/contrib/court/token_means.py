@@ -16,28 +16,28 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.measures.splitmix import splitmix
 
 
-def means(
+def mean_states_of_ngrams(
     materials: Materials, kind: type[TokenMeans], source: Source | None = None
 ) -> StateFunction:
     """Return a function of tokens: the mean state of each token (or n-gram) in other documents.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        kind: What means are taken of: `TokenMeans`, `BigramMeans` or `TrigramMeans`.
+        kind: `TokenMeans`, `BigramMeans` or `TrigramMeans`: which n-gram has a mean state.
         source: The source whose states are averaged; None: the target's own states.
     """
     # Means are kept only for n-grams that occur in one of the texts.
-    asked_for = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
-    fitted = kind(source or materials.target_source, [0], materials.other_rows, asked_for)
-    return lambda rows: fitted.residuals(rows, [0])[0]
+    all_rows = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
+    fitted = kind(source or materials.target_source, [0], materials.other_rows, all_rows)
+    return lambda rows: fitted.residuals(rows, [0])[0]  # layer 0 is the only one
 
 
 def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
     """Return a distinct number for each trigram: the current token and the two before it.
 
     At the beginning of a row, the number `vocabulary` takes the place of missing tokens. The
-    number of the trigram is that of the bigram (see `bigrams`) plus the first token times the
-    number of bigrams.
+    number of the trigram is that of its last two tokens plus its first token times the number of
+    possible bigrams.
     """
     no_tokens = torch.full_like(rows[:, :2], vocabulary)
     two_before = torch.cat([no_tokens, rows[:, :-2]], 1)
@@ -77,13 +77,14 @@ def at_position(materials: Materials, token: float, noise: float = 0.0) -> State
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        token: With 1, the mean state of each token is subtracted before means of positions are
-            taken, and added to them. With 0, tokens do not matter.
+        token: The weight of the token's own mean state. With 1, it is subtracted from the states
+            before means of positions are computed, and added to these means in the result. With 0,
+            the token does not matter.
         noise: The standard deviation of added normal noise, as a share of that of the states
             around these means.
     """
-    token_mean = means(materials, TokenMeans)
-    random = noise_for(materials, "at position")
+    token_mean = mean_states_of_ngrams(materials, TokenMeans)
+    normal_noise = noise_for(materials, "at position")
     states = materials.target_states(materials.other_rows) - token * token_mean(
         materials.other_rows
     )
@@ -93,7 +94,7 @@ def at_position(materials: Materials, token: float, noise: float = 0.0) -> State
     def states_at(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the mean at each position, plus noise."""
         mean = token * token_mean(rows) + position_mean[: rows.shape[1]]
-        return mean + noise_size * random(rows)
+        return mean + noise_size * normal_noise(rows)
 
     return states_at
 
@@ -108,7 +109,7 @@ def reweighted(materials: Materials, token: float, rest: float) -> StateFunction
         token: The weight of the mean state of the token.
         rest: The weight of the deviation from it.
     """
-    token_mean = means(materials, TokenMeans)
+    token_mean = mean_states_of_ngrams(materials, TokenMeans)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the weighted sum at each position."""
@@ -121,14 +122,16 @@ def reweighted(materials: Materials, token: float, rest: float) -> StateFunction
 def with_means_of_other_tokens(materials: Materials) -> StateFunction:
     """Return a function of tokens: the target's states with the means of their tokens exchanged.
 
-    The mean of the token itself is subtracted, and that of a different token added. Which token
-    that is, is drawn at random for each token; one that has no mean stands for itself.
+    The mean state of the token itself is subtracted, and that of a different token is added. Each
+    token has a replacement, drawn at random among the tokens that have a mean. A token without a
+    mean is its own replacement.
     """
-    token_mean = means(materials, TokenMeans)
+    token_mean = mean_states_of_ngrams(materials, TokenMeans)
     generator = seeded(materials.seed_for("other tokens"))
     tokens = materials.other_rows.long().unique()
     shuffled_tokens = tokens[torch.randperm(len(tokens), generator=generator)]
     replacement_of = torch.arange(materials.target.vocabulary)
+    # Each token is replaced by its neighbour in a random order.
     replacement_of[shuffled_tokens] = shuffled_tokens.roll(1)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -142,8 +145,8 @@ def with_means_of_other_tokens(materials: Materials) -> StateFunction:
 def gaussian(materials: Materials) -> StateFunction:
     """Return a function of tokens: noise with the mean and variance of the states of each token.
 
-    The noise is normal, and dimensions are independent. The variance is E[x²] - E[x]², of states x
-    with mean 0 over tokens.
+    The noise is normal, and dimensions are independent. The variance given the token is
+    E[x²] - E[x]², where x is the state minus the mean of all states.
     """
 
     def squared_states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -151,8 +154,8 @@ def gaussian(materials: Materials) -> StateFunction:
         return materials.centred_states(rows).square()
 
     squares = Source("squares", "", squared_states, materials.target)
-    first_moment = means(materials, TokenMeans)
-    second_moment = means(materials, TokenMeans, squares)
+    first_moment = mean_states_of_ngrams(materials, TokenMeans)
+    second_moment = mean_states_of_ngrams(materials, TokenMeans, squares)
     noise = noise_for(materials, "Gaussian given the token")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -167,8 +170,8 @@ def gaussian(materials: Materials) -> StateFunction:
 def other_context(materials: Materials) -> StateFunction:
     """Return a function of tokens: the target's state at the same token in another document.
 
-    A hash of the tokens up to the current one decides which occurrence. A token that does not
-    occur in the other documents gets the mean of all states.
+    A hash of the tokens up to the current one decides which occurrence of the token is taken. A
+    token that does not occur in the other documents gets the mean of all states.
     """
     seed = materials.seed_for("other context")
     mean = materials.mean

@@ -49,6 +49,7 @@ def token_features(
     text_features = torch.tensor(features_of_text, dtype=torch.float32)[index]  # (b, t, 3)
     length, character_class, begins_word = text_features.unbind(-1)
 
+    # `roll` moves the classes of the last tokens to the first one, which is dropped below.
     previous_class = character_class.roll(1, 1)
     class_before_that = character_class.roll(2, 1)
     class_before_that[:, 1] = NO_TOKEN  # the second token has only one token before it
@@ -72,8 +73,9 @@ def token_features(
 def _features_of_text(text: str) -> tuple[int, int, bool]:
     """Return the length of a token, the index of its class, and whether it begins a word.
 
-    The class is the first of `CHARACTER_CLASSES` that holds, without white space at the ends. A
-    token of no class, such as punctuation, has the index after the last class.
+    The class is the first of `CHARACTER_CLASSES` whose test the text passes, without white space
+    at its ends. A token of no class, such as punctuation, has the index after the last class. A
+    token that begins with white space begins a word.
     """
     stripped = text.strip() or text
     class_index = len(CHARACTER_CLASSES)
@@ -92,8 +94,9 @@ def profile_likeness(
 ) -> float:
     """Return how similarly two sets of states of the same tokens encode features of the tokens.
 
-    An MLEM gives the importance of each feature in each set of states; the result is the weighted
-    Kendall τ of the two profiles of importances. It is 0 where a profile is constant.
+    An MLEM (metric-learning encoding model) gives the importance of each feature in each set of
+    states. The result is the weighted Kendall τ of the two profiles of importances, and 0 if a
+    profile is constant.
 
     Args:
         features: The features of n tokens, see `token_features`.

@@ -34,10 +34,11 @@ RIGHT_VERDICTS = {
 
 
 def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each row of a court's table, with its verdict and whether that is right.
+    """Return a row for each source of a table, with its verdict and whether that is right.
 
-    A court's table has the numbers of sources whose similarity to a target is known. `right` is
-    None for a kind whose right verdict is an open question, and for "undecided".
+    The table has the measured numbers of sources whose similarity to a target is known. `right` is
+    None if the right verdict for this kind of source is an open question, and for the verdict
+    "undecided".
     """
     rows = []
     for row in table.to_dict("records"):
@@ -53,8 +54,9 @@ def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
 def shares_by_kind(with_verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each kind of source: how often its verdicts are decided and right.
 
-    `decided` is the share of verdicts other than "undecided", and `right` the share of right ones
-    among these, NaN if there are none. Kinds without a known right verdict are left out.
+    `decided` is the share of verdicts that are not "undecided". `right` is the share of right
+    verdicts among the decided ones, and NaN if none is decided. Kinds without a known right
+    verdict are left out.
 
     Args:
         with_verdicts: The table of `verdict_table`.

@@ -87,10 +87,11 @@ def is_leak(row: Row) -> bool | None:
 
 
 def _shares_more_than_mixing(row: Row) -> bool | None:
-    """Return whether source and target clearly share more than the target and local mixing do.
+    """Return whether the source is clearly more similar to the target than local mixing is.
 
-    Local mixing is a network that has the target's embedding and only mixes earlier tokens.
-    Returns None if the interval is unbounded and does not lie above 0.
+    Local mixing is a network that has the target's embedding and only mixes earlier tokens. The
+    interval of the difference in residual R², `beyond_mixing`, decides: True if it lies above 0.
+    None means that it is unbounded, since there were too few documents, so that nothing is known.
     """
     if _number(row, "beyond_mixing_low") > 0:
         return True

@@ -22,10 +22,10 @@ DOSE_HEIGHT = 1.8
 
 
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
-    """Draw what similarity measures say of sources whose similarity to a target is known.
+    """Draw the values of similarity measures for sources whose similarity to a target is known.
 
     There is a panel for each measure, with a row for each kind of source and a point for each
-    source.
+    source. Points of one kind are shifted up and down so that they do not hide each other.
 
     Args:
         table: A row for each source, with its kind and a column for each measure.
@@ -56,7 +56,7 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
 
 
 def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Draw the value of each measure against the share of variance that is the target's own.
+    """Draw the value of each measure against the share of a source's variance from the target.
 
     Args:
         curves: By the name of the measure, a row for each source with the columns own_share and

@@ -31,7 +31,7 @@ from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, I
 from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import reached
-from thinkalike.models.checkpoints import located, named_folder
+from thinkalike.models.checkpoints import named_folder, path_arguments
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.store import Result
 
@@ -186,7 +186,10 @@ def _claim_that_model_is_odd(
     """
 
     def difference(matrices: Sequence[Tensor]) -> Tensor:
-        """Return the mean without the odd model minus that with it; see `pairs` for the order."""
+        """Return the mean over pairs without the odd model minus that over pairs with it.
+
+        The matrices of the pairs without it come first.
+        """
         means = []
         for matrix in matrices:
             n_source_layers, n_target_layers = matrix.shape[-2:]
@@ -309,13 +312,14 @@ def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> 
 
 
 def _conclude_figure3(case: Case) -> Conclusion:
-    """Conclude figure 3 of Brown et al. 2023: CKA of each of four Pythia models with the largest.
+    """Judge the claims of figure 3 of Brown et al. 2023: CKA of each of four models with the last.
 
-    The models are in order of size. The third is the odd one: it has a smaller head dimension, and
-    the paper finds its middle layers less like those of the others.
+    The Pythia models are in order of size, and the largest is also compared with itself. The third
+    is the odd one: it has a smaller head dimension, and the paper finds its middle layers less
+    similar to those of the others.
     """
     pairs = [(name, case.names[-1]) for name in case.names]
-    smallest, smaller, odd, itself = pairs
+    smallest, smaller, odd, itself = pairs  # (name of the model, name of the largest)
     claim = f"{odd[0]} is less like {odd[1]} in the middle layers than the others are"
     claims = [
         _claim_that_model_is_odd(claim, case, [smallest, smaller], [odd]),
@@ -330,7 +334,7 @@ def _conclude_figure3(case: Case) -> Conclusion:
 
 
 def _conclude_figure9(case: Case) -> Conclusion:
-    """Conclude figure 9 of Brown et al. 2023: CKA of all pairs of three Pythia models.
+    """Judge the claims of figure 9 of Brown et al. 2023: CKA of all pairs of three Pythia models.
 
     The last of them is the odd one, which has a smaller head dimension.
     """
@@ -347,9 +351,9 @@ def _conclude_figure9(case: Case) -> Conclusion:
 
 
 def _conclude_figure10(case: Case) -> Conclusion:
-    """Conclude figure 10 of Brown et al. 2023: CKA within models of increasing size.
+    """Judge the claims of figure 10 of Brown et al. 2023: CKA within models of increasing size.
 
-    Blocks of similar layers are claimed of all models but the smallest.
+    That layers form blocks of similar layers is claimed of all models but the smallest.
     """
     claims = [_claim_that_likeness_grows(case)]
     for name in case.names[1:]:
@@ -358,7 +362,7 @@ def _conclude_figure10(case: Case) -> Conclusion:
 
 
 def _conclude_figures_4_and_5(case: Case) -> Conclusion:
-    """Conclude figure 4 or 5 of Brown et al. 2023: CKA within and between SoLU and GeLU models."""
+    """Judge the claim of figure 4 or 5 of Brown et al. 2023: CKA of a SoLU and a GeLU model."""
     solu, gelu = case.names
     return _conclusion(
         case, [_claim_of_symmetry(case)], [(gelu, gelu), (solu, solu), (solu, gelu)]
@@ -375,7 +379,7 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
 
     with explaining_loading_errors(config), reached(config) as (place, commit):
         revision = None if named_folder(config) else commit
-        shape = AutoConfig.from_pretrained(**located(place), revision=revision)
+        shape = AutoConfig.from_pretrained(**path_arguments(place), revision=revision)
     d_head = shape.hidden_size // shape.num_attention_heads
     rope_parameters = getattr(shape, "rope_parameters", None) or {}
     return {
@@ -388,9 +392,9 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
 
 
 def _conclude_table1(case: Case) -> Conclusion:
-    """Conclude table 1 of Brown et al. 2023: one Pythia model has smaller heads than the others.
+    """Judge the claim of table 1 of Brown et al. 2023: one Pythia model has smaller heads.
 
-    It is compared with the models that are at most two sizes smaller, or larger.
+    It is compared with all larger models, and with models that are at most two sizes smaller.
     """
     rows = [{"model": name, **_head_dimensions(model)} for name, model in case.models.items()]
     table = pd.DataFrame(rows)

@@ -79,13 +79,14 @@ def _inner_jobs(case: Case, side: Side) -> list[InnerJob]:
 
 
 def _conclude_figure2(case: Case) -> Conclusion:
-    """Conclude figure 2 of Brown et al. 2023, about groups of classifiers on held-out texts.
+    """Judge the claims of figure 2 of Brown et al. 2023, about groups of classifiers.
 
-    Identity stitches (early blocks of one classifier in front of late blocks of another, without
-    a map) and CKA are compared within and between the groups. If the population has a null, two
-    groups whose parents differ only in the seed, they get panels and a claim of their own.
+    On held-out texts, identity stitches (early blocks of one classifier in front of late blocks of
+    another, without a map) and CKA are compared within and between the groups. A population may
+    also have a null: two groups whose parents differ only in the seed. The null then gets panels
+    and a claim of its own.
     """
-    population = PopulationResult.of(case, "report")
+    population = PopulationResult.of(case, "report")  # "report" is the set of held-out texts
     claims = stitching_claims(population, "on held-out pairs")
     claims.append(claim_that_late_layers_differ(population))
     claims += cluster_claims(population)
@@ -98,9 +99,10 @@ def _conclude_figure2(case: Case) -> Conclusion:
 
 
 def _conclude_figure7(case: Case) -> Conclusion:
-    """Conclude figure 7 of Brown et al. 2023: identity stitches on the challenge texts.
+    """Judge the claims of figure 7 of Brown et al. 2023: identity stitches on challenge texts.
 
-    The challenge has pairs of texts that a classifier gets wrong if it uses a heuristic.
+    The challenge is a set of pairs of texts that a classifier gets wrong if it uses a heuristic.
+    An identity stitch puts early blocks of one classifier in front of late blocks of another.
     """
     population = PopulationResult.of(case, "challenge")
     claims = [gap_claim(population), *stitching_claims(population, "on the challenge")]
@@ -112,11 +114,11 @@ def _conclude_figure7(case: Case) -> Conclusion:
 
 
 def _conclude_figure8(case: Case) -> Conclusion:
-    """Conclude figure 8 of Brown et al. 2023: distances between classifiers, from CKA.
+    """Judge the claims of figure 8 of Brown et al. 2023: distances between classifiers, from CKA.
 
     The table has one row for each source and target; the distance is √Σ arccos²(CKA) over layers.
     """
-    population = PopulationResult.of(case, "report")
+    population = PopulationResult.of(case, "report")  # "report" is the set of held-out texts
     rows = []
     for source, target in itertools.product(population.group_of.items(), repeat=2):
         source_name, source_group = source
@@ -151,9 +153,11 @@ def _conclusion_with_panels(panels: dict[str, pd.DataFrame], claims: list[Claim]
 
 
 def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return the tables of two panels about identity stitches, by the panels' titles.
+    """Return the tables of two panels about identity stitches, by the titles of the panels.
 
-    One has the lost accuracy, the other the share of predictions that differ from the target's.
+    An identity stitch puts early blocks of one classifier in front of late blocks of another. One
+    panel has the accuracy that is lost, the other the share of predictions that differ from the
+    target's.
 
     Args:
         population: The result of a population.
@@ -185,8 +189,8 @@ def _panel_table(
         means: Means over pairs of models; their last axis is the depth.
         population: The result that names the groups.
         first: The depth at index 0 of that axis.
-        column: What the values are called, for the figure.
-        axis: What the depths are called, for the figure.
+        column: The name of the values in the figure.
+        axis: The name of the depths in the figure.
     """
     rows = []
     groups = list(enumerate(population.group_names))
@@ -290,13 +294,15 @@ def _claim_about_directions(
 ) -> Claim:
     """Judge a claim about identity stitches in some directions between groups, at some cuts.
 
+    A cut is the number of early blocks that come from the source; the target's late blocks follow.
+
     Args:
         claim: The claim in words.
-        population: The result that the values are of.
+        population: The population from which the values come.
         bound: Where each number must be for the claim to hold.
         values: A value of each pair of m models, at each of c cuts, for each of n examples.
-        kind: "cells" for mean values of a direction, "directed" for these means minus those of
-            sources from the target's own group.
+        kind: "cells" for mean values of a direction, "directed" for these means minus the means
+            over sources from the target's own group.
         directions: Pairs of the indices of the source's group and the target's group.
         cuts: The indices of the cuts.
     """
@@ -310,7 +316,7 @@ def _claim_about_directions(
         listed.append(f"{names[source]} into {names[target]} {by_cut}")
     numbers = "; ".join(listed)
     if kind == "directed":
-        # The function takes likenesses, and models are alike where penalties are low.
+        # The function takes similarities, and models are similar if penalties are low.
         numbers += (
             f"; {_depths_of_first_difference(-values.mean(-1), population, 'cut', FIRST_CUT)}"
         )
@@ -326,7 +332,8 @@ def gap_claim(population: PopulationResult) -> Claim:
     The interval is Welch's, over models and pairs of texts.
     """
     group_of = list(population.group_of.values())
-    correct = []  # of the first two groups: (its models, pairs of texts), 1 where correct
+    # For each of the first two groups, (models, n): 1 if a model is right about a pair of texts.
+    correct = []
     for name in population.group_names[:2]:
         is_member = [group == name for group in group_of]
         correct.append(population.correct_alone[is_member])
@@ -335,9 +342,10 @@ def gap_claim(population: PopulationResult) -> Claim:
     # The variances of the difference of means, over models and over pairs of texts, add up.
     over_models_variance = sum(group.mean(1).var() / len(group) for group in correct)
     over_texts_variance = (first.mean(0) - second.mean(0)).var() / first.shape[1]
-    freedom = min(len(group) for group in correct) - 1
-    half = student_t(0.95, freedom) * (over_models_variance + over_texts_variance).sqrt()
-    gap = interval_around(first.mean() - second.mean(), half)
+    degrees_of_freedom = min(len(group) for group in correct) - 1
+    standard_error = (over_models_variance + over_texts_variance).sqrt()
+    half_width = student_t(0.95, degrees_of_freedom) * standard_error
+    gap = interval_around(first.mean() - second.mean(), half_width)
     means = " and ".join(f"{float(group.mean()):.3f}" for group in correct)
     return judged_claim(
         "the two groups differ on the challenge",
@@ -350,10 +358,10 @@ def gap_claim(population: PopulationResult) -> Claim:
 def claim_that_null_flips_less(population: PopulationResult) -> Claim:
     """Judge the claim that chance flips fewer predictions than a difference in strategy does.
 
-    A flip is a pair of texts for which a stitch predicts another class than its target. The null
-    is two groups whose parents differ in nothing but the seed; flips between them must be under a
-    third of those between two strategies, at the last cut but one. The claim is untestable with
-    fewer than three models in a group.
+    A flip is a pair of texts for which a stitched model predicts a different class than its
+    target. The null is two groups whose parents differ in nothing but the seed. The share of flips
+    between them must be under a third of that between two groups with different strategies, at
+    the last cut but one. The claim is untestable with fewer than three models in a group.
     """
     claim = (
         "the null: parents of one strategy flip under a third of what two strategies flip on the "
@@ -376,9 +384,9 @@ def claim_that_null_flips_less(population: PopulationResult) -> Claim:
         means = symmetric(cells)
         names = list(dict.fromkeys(groups))
         first, second = (names.index(name) for name in null_groups)
-        of_null = means[first, second]
-        of_strategies = means[names.index(strategy), first]
-        return float(of_null - CHANCE_SHARE * of_strategies)
+        flips_of_null = means[first, second]
+        flips_of_strategies = means[names.index(strategy), first]
+        return float(flips_of_null - CHANCE_SHARE * flips_of_strategies)
 
     value = over_models(excess, range(len(group_of)))
     numbers = (
@@ -443,15 +451,15 @@ def _listed_depths(estimate: Estimate, indices: Sequence[int], first: int) -> st
 def _depths_of_first_difference(
     values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first: int
 ) -> str:
-    """Say in words at which depth the groups first differ, and first differ clearly.
+    """Return in words at which depth the groups first differ, and first differ clearly.
 
     They differ where the interval of (mean within groups - mean between groups) excludes 0, and
     clearly where it excludes all values up to ±`CLEAR_DIFFERENCE`.
 
     Args:
-        values: A likeness of each pair of m models at each of l depths.
-        population: The result that the values are of.
-        depth: What a depth is called: "cut" or "layer".
+        values: A similarity of each pair of m models at each of l depths.
+        population: The population from which the values come.
+        depth: The name of a depth: "cut" or "layer".
         first: The depth at index 0.
     """
     n_depths = values.shape[-1]
@@ -478,6 +486,7 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
     flips = population.flips.mean(-1)  # (m, m, cuts)
     n_blocks = flips.shape[-1] - 1
     first_late_cut = max(int(LATE_SHARE * n_blocks), 0)
+    # At the last cut, all blocks are those of the source; it is left out.
     directed_flips = flips[..., first_late_cut:-1].mean(-1)  # (source, target)
     late_flips = symmetric(directed_flips).fill_diagonal_(0)  # a distance between two models
     return [

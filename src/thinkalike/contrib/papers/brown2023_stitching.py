@@ -58,7 +58,7 @@ class FigureDirection(NamedTuple):
 
 
 def _directions_at_depth(depth: int, ending: str = "") -> list[FigureDirection]:
-    """Return the four stitching jobs of a depth: each of SoLU and GeLU into each.
+    """Return the four stitching directions of a depth: a SoLU and a GeLU model into either.
 
     Args:
         depth: The number of layers of the models.
@@ -192,7 +192,7 @@ def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
 
 
 def _conclude_figure1(case: Case) -> Conclusion:
-    """Conclude figure 1 of Brown et al. 2023: penalties of stitches between SoLU and GeLU models.
+    """Judge the claims of figure 1 of Brown et al. 2023: stitches between SoLU and GeLU models.
 
     A further table has the asymmetry: the penalty from SoLU to GeLU minus that from GeLU to SoLU.
     """
@@ -215,10 +215,11 @@ def _conclude_figure1(case: Case) -> Conclusion:
 
 
 def _claims_about_activations(case: Case, group: str) -> list[Claim]:
-    """Judge the claims of the paper's section 3 on one group of four stitching directions.
+    """Judge the claims of section 3 of Brown et al. 2023 on one group of four directions.
 
-    The directions are from a SoLU or GeLU model to a SoLU or GeLU model. That the same activation
-    costs least is untestable if source and target are one model.
+    The directions are from a SoLU or GeLU model to a SoLU or GeLU model. The claim that stitches
+    between models of the same activation cost least is untestable if such a source and target are
+    one model.
     """
     by_activations = {
         direction.activations: direction
@@ -279,10 +280,10 @@ def _claim_that_first_costs_more(
 
 
 def _conclude_figure6(case: Case) -> Conclusion:
-    """Conclude figure 6 of Brown et al. 2023: the learning curves of all stitches.
+    """Judge the claim of figure 6 of Brown et al. 2023: the learning curves of all stitches.
 
-    The stitches between independent seeds, which the paper does not have, are left out. Stitches
-    of a model into itself start at their solution, so the claim is about those between two models.
+    Stitches between independent seeds, which the paper does not have, are left out. Stitches of a
+    model into itself start at their solution, so the claim is about stitches between two models.
     """
     directions = []
     for direction in DIRECTIONS[case.scale]:
@@ -319,9 +320,9 @@ def _claim_that_stitches_learn(
     last = torch.cat([curve[-LAST_STEPS:] for curve in losses], -1)
     squared_error = first.var(0) / len(first) + last.var(0) / len(last)
     error = squared_error.sqrt().nan_to_num(torch.inf)  # NaN if there is a single step
-    freedom = max(min(len(first), len(last)) - 1, 1)
+    degrees_of_freedom = max(min(len(first), len(last)) - 1, 1)
     n_stitches = error.numel()
-    t = student_t(level_of_each(n_stitches), freedom)
+    t = student_t(level_of_each(n_stitches), degrees_of_freedom)
     change = interval_around(last.mean(0) - first.mean(0), t * error)
     largest = change[int(change.value.argmax())]
     return judged_claim(

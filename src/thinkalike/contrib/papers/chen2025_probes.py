@@ -68,8 +68,8 @@ class ProbedLayers:
             split: What was held out together: all words of a sentence, or all uses of a word.
         """
         selection = pd.Series({"feature": feature, "condition": condition, "split": split})
-        # The rows whose cells equal all of the selection.
-        matches = self.rows[(self.rows[list(selection.index)] == selection).all(axis=1)]
+        has_selected_cells = (self.rows[list(selection.index)] == selection).all(axis=1)
+        matches = self.rows[has_selected_cells]
         if matches.empty:
             return None
         row = matches.iloc[0]
@@ -82,8 +82,9 @@ class ProbedLayers:
         )
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
-        """Return (accuracy - chance) / (native accuracy - chance).
+        """Return (accuracy - chance) / (native accuracy - chance) of a feature.
 
+        The accuracy is that of a condition: where the probe was fitted and which states it reads.
         The native probe was fitted on the target model itself. Returns None if one of the
         accuracies was not measured, or if the native accuracy is not above chance.
         """
@@ -140,10 +141,11 @@ def _conclude(case: Case) -> Conclusion:
 
 
 def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:
-    """Judge that carried probes of features of words in context keep most of their accuracy.
+    """Judge the claims that carried probes of features in context keep most of their accuracy.
 
     A carried probe was fitted on the source and reads the target's states through the map ψ from
-    target to source. A native probe was fitted on the target.
+    target to source. A native probe was fitted on the target. The features belong to a word in its
+    context, unlike features of the word alone.
     """
     for feature, least in LEAST_SHARE.items():
         claim = (
@@ -187,7 +189,7 @@ def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -
 
     Args:
         probed: The accuracies at one layer pair.
-        claim: What the paper says.
+        claim: The claim of the paper in words.
         feature: The feature that is probed.
         bound: Where the share must be for the claim to hold.
     """

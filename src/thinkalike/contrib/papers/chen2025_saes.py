@@ -143,10 +143,11 @@ def _training_jobs(case: Case) -> list[InnerJob]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Judge two claims about each transfer: it saves FLOPs of a random and of a better start.
+    """Judge two claims about each transfer of a sparse autoencoder: that it saves training FLOPs.
 
-    The transferred autoencoder starts as that of another model. The better start is random, with
-    a decoder fitted by least squares.
+    A transferred autoencoder starts training with the weights of another model's autoencoder. It
+    is compared with a random start, and with a better one: a random encoder with a decoder that is
+    fitted by least squares.
     """
     transfers = TRANSFERS[case.scale]
     joined = {}
@@ -177,7 +178,7 @@ def _claim_that_start_saves(
 ) -> Claim:
     """Judge the claim that training from a transferred start needs fewer FLOPs than another start.
 
-    The saved share of FLOPs is that of explaining as much variance as the other start does after
+    The FLOPs are counted until as much variance is explained as the other start explains after
     each of `SHARES_OF_TOKENS` of its training tokens. Intervals are over seeds.
 
     Args:

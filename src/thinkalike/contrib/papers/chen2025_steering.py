@@ -80,8 +80,8 @@ class Steered:
     def effects(self, layers: Sequence[int], position: str, strength: float) -> Effects | None:
         """Return how far steering vectors move the target's predictions at a layer pair.
 
-        Returns None if the result has no such rows, or if the natural effect, which the others are
-        divided by, is not above 0.
+        Returns None if the result has no such rows, or if the natural effect (that of the text
+        itself, such as a plural noun), by which effects are divided, is not above 0.
 
         Args:
             layers: The layer of the source and that of the target.
@@ -97,8 +97,8 @@ class Steered:
             "strength": strength,
         }
         table = self.result.details
-        # The rows whose cells equal all of the selection.
-        rows = table[(table[list(selection)] == pd.Series(selection)).all(axis=1)]
+        has_selected_cells = (table[list(selection)] == pd.Series(selection)).all(axis=1)
+        rows = table[has_selected_cells]
         if rows.empty or rows["share"].isna().any():
             return None
         arrays = self.result.arrays
@@ -112,9 +112,10 @@ class Steered:
     def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
         """Return the effect of each condition as a share of the natural effect.
 
-        The natural effect is that of the text itself, such as a plural noun. The last entry,
-        `BEYOND_RANDOM`, is the share of the carried vector, with the norm of the native one, minus
-        that of a random vector.
+        The natural effect is that of the text itself, such as a plural noun. A condition is which
+        vector was added. The last entry, `BEYOND_RANDOM`, is a difference: the share of the
+        carried vector (computed in the source, and mapped to the target) with the norm of the
+        native one (computed in the target), minus the share of a random vector.
         """
         conditions = list(self.result.details["condition"].unique())
         matched = conditions.index(MATCHED)
@@ -198,6 +199,8 @@ def _claims_about_number(steered: Steered) -> Iterator[Claim]:
 
     The carried direction was computed in the source, and mapped to the target.
     """
+    # Each entry: the claim in words, the strength of the vector, which vector it is, and where its
+    # share of the natural effect must be.
     for text, strength, condition, bound in (
         (
             "the carried direction of number does .65 of what the plural does",
@@ -240,6 +243,8 @@ def _claims_about_questions(steered: Steered) -> Iterator[Claim]:
     It is added at the word and all later tokens. The native direction was computed in the target;
     the carried one in the source, and mapped to the target.
     """
+    # Each entry: the claim in words, which vector is added, and where its share of the natural
+    # effect must be.
     for text, condition, bound in (
         (
             "the native direction of questions does half of what the question does",
@@ -272,7 +277,7 @@ def _claim_about_share(
     condition: str,
     bound: Bound,
 ) -> Claim:
-    """Judge a claim about the effect of one vector, as a share of the natural effect.
+    """Judge a claim about the effect of one vector, as a share of the effect of the text itself.
 
     It is untestable if these layers, this strength or a natural effect were not measured.
 
@@ -304,8 +309,8 @@ def _claim_about_share(
 def _claim_about_late_layers(steered: Steered) -> Claim:
     """Judge the claim that in late layers not even the target's own direction works at the noun.
 
-    The reason is not a bad map between the models: later tokens have read the noun by then. Layer
-    pairs without results are left out, and without any the claim is untestable.
+    If so, the cause is not a bad map between the models, but that later tokens have already read
+    the noun. Layer pairs without results are left out; if none is left, the claim is untestable.
     """
     claim = (
         f"{steered.pair.label}: beyond half of the blocks not even the native direction does a "

@@ -67,8 +67,8 @@ class Bound:
     def verdict(self, low: float, high: float) -> Verdict:
         """Return the verdict on a number whose interval is [low, high].
 
-        HOLDS if the whole interval is inside the bound, FAILS if all of it is outside, and
-        UNDECIDED if it has a part on either side.
+        It is HOLDS if the whole interval satisfies the bound, FAILS if no number of the interval
+        does, and UNDECIDED otherwise.
         """
         if self.kind == "within":
             # |x| < limit is x > -limit and x < limit together.

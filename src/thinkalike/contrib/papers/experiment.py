@@ -152,7 +152,18 @@ class Experiment(
         takes: Sequence[int] = (),
         tabulates: bool = False,
     ):
-        """Take the functions and models that define the experiment; see the class for each."""
+        """Define an experiment of a paper.
+
+        Args:
+            name: The name, such as brown2023/figure1.
+            conclude: Judges the claims of the paper, given the results of the inner jobs.
+            models: The names of the models for each scale, "mini" and "paper".
+            inner_jobs: Returns the jobs whose results are needed; None: there are none.
+            measure: The kind of measure of these jobs, if they share one.
+            takes: How many models the user may give by `model=` and `model@target=` instead;
+                empty: the models cannot be changed.
+            tabulates: Whether the table is short enough to be printed above the claims.
+        """
         self.name = name
         self.kind = name.replace("/", "-")
         self.conclude = conclude
@@ -167,7 +178,7 @@ class Experiment(
     def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Job]]]:
         """Return the case (configuration and models) without results, and its labelled inner jobs.
 
-        The inner jobs are those whose results the experiment draws its conclusion from.
+        The experiment draws its conclusion from the results of the inner jobs.
 
         Raises:
             ConfigError: The command line names a measure that the experiment is not about, or
@@ -192,8 +203,8 @@ class Experiment(
     def case(self, config: AnalyzeConfig) -> Case:
         """Return the configuration together with the models of the experiment.
 
-        These are the models of the command line if it names any, else the experiment's own. A
-        source and a target that are the same count as one model.
+        These are the models of the command line if it names any, and otherwise the experiment's
+        own. If source and target are the same, they count as one model.
 
         Raises:
             ConfigError: The command line names another number of models than the experiment
@@ -204,7 +215,8 @@ class Experiment(
         if len(models) == 2 and models[0] == models[1]:
             models = models[:1]
 
-        # Settings of how models run, such as their precision, do not choose a model.
+        # Settings of how models run, such as their precision, do not choose a model; `RUNS` names
+        # them.
         set_by_user = {*settings_of(config.model), *settings_of(config.target)}
         if not models and set_by_user <= set(RUNS):
             models = [model_named(name, {}) for name in own_names]
@@ -220,7 +232,7 @@ class Experiment(
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Return the configuration with the recipe's defaults for stimuli and population.
 
-        Settings of the measure that are None stay so: the inner jobs decide them.
+        Settings of the measure that are None stay None, as each inner job has its own defaults.
         """
         with_defaults: AnalyzeConfig = completed(config, ("stimuli", "population"))
         return with_defaults
@@ -237,8 +249,9 @@ class Experiment(
     def as_read(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Return the configuration that the conclusion depends on, for the key of its result.
 
-        Settings that are None get the recipe's defaults. An experiment about a population takes
-        that of its first inner job, which replaces the default population at the paper's scale.
+        Settings that are None get the recipe's defaults. For an experiment about a population (a
+        set of classifiers), the population is that of the first inner job, since at the paper's
+        scale this job replaces the default population by the published one.
         """
         read = super().as_read(completed(config, self.reads))
         if self.measure != "population":
@@ -252,9 +265,10 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Case]:
-        """Run all inner jobs that are not stored, and return the case with their results.
+        """Run all inner jobs, and return {"case": the configuration and models with all results}.
 
-        Jobs that read the same models and text run together, in one pass.
+        A job whose result is in the store is not computed again. Jobs that read the same models
+        and text run together, in one pass.
         """
         case, labelled_jobs = self.jobs(config)
         labels = [label for label, _ in labelled_jobs]
@@ -270,7 +284,7 @@ class Experiment(
         return {"case": replace(case, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Judge the claims from the results of the inner jobs; they are one of the tables."""
+        """Judge the claims from the results of the inner jobs, and return them as a table."""
         case = work.input("case", Case)
         conclusion = self.conclude(case)
         return Outcome(
@@ -289,8 +303,8 @@ class Experiment(
         return [Headline("claims_that_hold", n_holding, of=n_claims)]
 
     def show(self, result: Result) -> None:
-        """Print the claims with their verdicts, below the table if that is short."""
-        if self.tabulates:
+        """Print the claims with their verdicts; a short table of numbers is printed above them."""
+        if self.tabulates:  # the table is short
             columns = [_column(result.details[name]) for name in result.details]
             show_table(Table(self.name, columns))
         claims = result.tables["claims"]
@@ -323,22 +337,24 @@ def _results(jobs: Sequence[Job]) -> list[Result]:
         if len(jobs) == 1:
             raise
         log.warning("warning: %s; the %d jobs now run one after the other", error, len(jobs))
-    # Not inside the `except`, where the error would still hold the models that did not fit.
+    # This is not inside the `except` clause, where the error would keep the models in memory.
     return [run_jobs([job], shown=False)[0] for job in jobs]
 
 
 def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     """Return the complete configuration of an inner job.
 
-    It is composed from the inner job's own arguments and changes, and from the settings of the
-    experiment that apply to all its jobs, such as the seed, the store, and how models run.
+    It has the inner job's own arguments and changes, and the settings of the experiment that apply
+    to all of its jobs, such as the seed, the store, and how models run.
 
     Args:
         config: The configuration of the experiment.
         inner: The models of the job, the arguments of its command line and further changes.
     """
     arguments = [*inner.arguments, f"scale={Case(config, {}).scale}"]
-    run_settings = {}  # such as the precision: without model=, the user sets it for all models
+    # Settings of how models run, such as the precision. If the user names no model, they are meant
+    # for all models of the experiment.
+    run_settings = {}
     if not config.model.name:
         for key in RUNS:
             value = getattr(config.model, key)

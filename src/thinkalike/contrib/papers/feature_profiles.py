@@ -47,9 +47,9 @@ class Profiles:
 
     @property
     def family(self) -> str:
-        """The architecture that the model had when it was loaded.
+        """The architecture of the model, as the result states it.
 
-        The configuration of a user's own model need not name it.
+        The configuration of a user's own model may lack it.
         """
         return str(self.result.provenance["models"][0]["family"])
 
@@ -84,7 +84,7 @@ class Profiles:
         """The mean score as a share of its split-half reference, in words.
 
         The reference is how well mean distances in one half of the sentences agree with those in
-        the other. Empty if it was not computed.
+        the other half. The text is empty if it was not computed.
         """
         shares = self.result.tables["scores"].get("share_of_reference", pd.Series(dtype=float))
         if not shares.notna().any():
@@ -161,9 +161,9 @@ def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], statistic_name:
     """Judge the claim that the mean of a statistic over k folds of the stimuli is above 0.
 
     Args:
-        claim: What the paper says.
+        claim: The claim of the paper in words.
         statistic: The statistic on each fold. The interval of its mean decides.
-        statistic_name: What the statistic is, in words.
+        statistic_name: The statistic in words.
     """
     mean = fold_interval(statistic)
     numbers = f"{statistic_name} {mean:+.3f}"

@@ -54,13 +54,13 @@ def mds(
 def _classical_solution(delta: Float[Tensor, "l l"], dimensions: int) -> Float[Tensor, "l k"]:
     """Return the classical solution (Torgerson 1952): points with k coordinates.
 
-    If δ are Euclidean distances, the inner products of the centred points are -J δ² J / 2 with
-    the centring matrix J. Its k leading eigenvectors, times the roots of their eigenvalues, are
-    the points; negative eigenvalues count as 0.
+    If δ are Euclidean distances, the inner products of the centred points are the matrix
+    -J δ² J / 2 with the centring matrix J. Its k leading eigenvectors, times the roots of their
+    eigenvalues, are the points; negative eigenvalues count as 0.
     """
     squared = delta.square()
-    row_means = squared.mean(0)
-    column_means = squared.mean(1, keepdim=True)
+    column_means = squared.mean(0)
+    row_means = squared.mean(1, keepdim=True)
     inner_products = -(squared - row_means - column_means + squared.mean()) / 2
     eigenvalues, eigenvectors = torch.linalg.eigh(inner_products)  # in ascending order
     return (eigenvectors * eigenvalues.clamp(min=0).sqrt())[:, -dimensions:]

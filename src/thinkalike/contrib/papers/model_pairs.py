@@ -34,8 +34,8 @@ class Pair(NamedTuple):
         The list is empty if the number of blocks of a model is unknown before it is loaded.
 
         Args:
-            depths: The shares of the blocks, such as 1/2, after which layers are compared. If
-                empty, there is one for each layer of the shallower model.
+            depths: Relative depths as shares of the blocks, such as 1/2: layers are compared after
+                this share. If empty, there is a depth for each layer of the shallower model.
         """
         n_blocks = []
         for model in self:

@@ -40,31 +40,35 @@ class PopulationParts(TypedDict, total=False):
 
 
 def population_parts(case: Case, side: Side) -> PopulationParts:
-    """Return the settings of a population's comparison that differ from the experiment's.
+    """Return the settings of a comparison of a population that differ from the experiment's.
 
-    A population is a set of classifiers that differ in their seeds or parents. `side` is "report"
-    for held-out pairs of texts, and "challenge" for pairs that a heuristic gets wrong. At the
-    paper's scale, the default texts and classifiers are replaced by the published ones. At mini
-    scale, CKA is of the [CLS] token unless the user asked otherwise: a classifier does not read
-    the other tokens of the last block.
+    A population is a set of classifiers that differ in their seeds or in their parents (the models
+    they were fine-tuned from). At the paper's scale, the default texts and classifiers are
+    replaced by the published ones. At mini scale, CKA reads the [CLS] token alone unless the user
+    asked otherwise, as a classifier does not read the other tokens of the last block.
+
+    Args:
+        case: The experiment.
+        side: Which pairs of texts are read: "report" for held-out pairs, and "challenge" for pairs
+            that a heuristic gets wrong.
     """
     config = _population_job(case)
     measure = replace(config.measure_as(PopulationMeasureConfig), side=side)
     if config.scale == "mini":
-        if measure.tokens is None:  # left open by the command line
+        if measure.tokens is None:  # the user did not set it
             measure = replace(measure, tokens="cls")
         return PopulationParts(measure=measure)
 
-    paper = compose_inner_job(
+    job_of_paper = compose_inner_job(
         "analyze", ["measure=population", "pairs=mnli", "population=feather-berts"]
     )
-    assert isinstance(paper, PopulationJob)
+    assert isinstance(job_of_paper, PopulationJob)
     pairs = config.pairs
-    if pairs.source == "templates":
-        pairs = paper.pairs
+    if pairs.source == "templates":  # the default
+        pairs = job_of_paper.pairs
     population = config.population
-    if population.name == "planted":
-        population = paper.population
+    if population.name == "planted":  # the default
+        population = job_of_paper.population
     return PopulationParts(measure=measure, pairs=pairs, population=population)
 
 
@@ -90,10 +94,11 @@ class PopulationResult:
 
     @classmethod
     def of(cls, case: Case, side: Side) -> PopulationResult:
-        """Return the result of a case on one side, "report" or "challenge".
+        """Return the result of an experiment for held-out pairs ("report") or the "challenge".
 
-        A null is two groups of classifiers whose parents differ in nothing but the seed. Only its
-        first group takes part in the comparison of groups, so the second one is left out here.
+        The challenge is pairs of texts that a heuristic gets wrong. A population may have a null:
+        two groups of classifiers whose parents differ in nothing but the seed. Only the first of
+        them is compared with the other groups, so the second one is left out here.
         """
         config = population_parts(case, side).get("population", _population_job(case).population)
         all_groups = cls(case.results[side], config)
@@ -130,7 +135,7 @@ class PopulationResult:
 
     @property
     def units(self) -> str:
-        """What intervals over models are over, in words."""
+        """The sizes of the groups of models, over which intervals are, in words."""
         groups = list(self.group_of.values())
         sizes = [str(groups.count(group)) for group in self.group_names]
         return f"{len(groups)} models in groups of {' and '.join(sizes)}"
@@ -150,8 +155,9 @@ class PopulationResult:
     def correct_alone(self) -> Float[Tensor, "m n"]:
         """1 where a model alone classifies a pair of texts correctly, else 0."""
         correct = self._array("correct").double()  # (m, m, cuts, n)
-        # A model stitched into itself is the model, at every cut; the first one is taken.
-        return correct.diagonal()[0].T
+        # A model stitched into itself is the model itself at every cut; the first cut is taken.
+        own_answers = correct.diagonal()  # (cuts, n, m)
+        return own_answers[0].T
 
     @cached_property
     def penalties(self) -> Float[Tensor, "m m c n"]:

@@ -105,10 +105,11 @@ class LayerOfModel(NamedTuple):
 
 
 def _jobs_with_distances(case: Case) -> list[InnerJob]:
-    """Return the jobs of figure 2: feature profiles of each model, and RSA of each two models.
+    """Return the jobs of figure 2 of Salle et al. 2024: feature profiles of models, and RSA.
 
-    RSA compares layers by the distances between words. It has the same settings as the profiles,
-    and like them keeps massive activations (huge states of a few words).
+    There is a job with the feature profiles of each model, and a job with the RSA of each two
+    models, which compares layers by the distances between words. RSA has the same settings as the
+    profiles, and like them keeps massive activations (huge states of a few words).
     """
     measure = case.config.measure_as(MLEMConfig)
     rsa_settings = RSAConfig(
@@ -132,9 +133,10 @@ def _jobs_with_distances(case: Case) -> list[InnerJob]:
 
 
 def _conclude_figure2(case: Case) -> Conclusion:
-    """Conclude figure 2: similarity of all layers by feature profiles (A) and by distances (B).
+    """Judge the claims of figure 2 of Salle et al. 2024: the similarity of all pairs of layers.
 
-    That the seeds of an architecture are alike is claimed only where there are several
+    Matrix A compares their feature profiles, and matrix B the distances between words (RSA). The
+    claim that seeds of one architecture are alike is judged only if there are several
     architectures and one of them has two models.
     """
     profiles = profiles_of(case)
@@ -273,7 +275,7 @@ def _claim_that_seeds_are_alike(
     is_other_family = ~layers.one_family
 
     def gain(indices: list[int]) -> Tensor:
-        """Return for each matrix the mean likeness of two seeds minus that of two families."""
+        """Return for each matrix the mean likeness of two seeds minus that of architectures."""
         other_seed = is_other_seed[indices][:, indices]
         other_family = is_other_family[indices][:, indices]
         gains = []

@@ -23,9 +23,10 @@ PAIRS_LISTED = 5
 
 
 def _conclude_table_s1(case: Case) -> Conclusion:
-    """Derive the features of table S1's sentences by the grammar, and compare with the table.
+    """Judge the claim of table S1 of Salle et al. 2024: the grammar gives each word its features.
 
-    The claim holds if every row (a word with its features) is the same as in the published table.
+    The features of the sentences in the published table are derived by this project's grammar. The
+    claim holds if every row (a word with its features) is the same as in the table.
     """
     with resources.as_file(resources.files("thinkalike.contrib.papers") / "table_s1.csv") as path:
         published = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -49,7 +50,7 @@ def _conclude_table_s1(case: Case) -> Conclusion:
 
 
 def printed(value: str | float | bool | None) -> str:
-    """Return the value of a feature as table S1 prints it: "NaN" if missing, and no decimals."""
+    """Return the value of a feature as the paper prints it: "NaN" if missing, and no decimals."""
     if pd.isna(value):
         return "NaN"
     if isinstance(value, float):
@@ -58,11 +59,11 @@ def printed(value: str | float | bool | None) -> str:
 
 
 def _conclude_figure_s5(case: Case) -> Conclusion:
-    """Judge the claim of figure S5 that no two features of the probing words are nearly the same.
+    """Judge the claim of figure S5 of Salle et al. 2024: no two features are nearly the same.
 
-    The correlation of two features is over all pairs of words: whether words that differ in one
-    also differ in the other. The strongest one must be within ±`NEARLY_THE_SAME`; its interval is
-    a jackknife over folds of sentences.
+    The correlation of two features is computed over all pairs of probing words: do words that
+    differ in one feature also differ in the other? The strongest correlation must be within
+    ±`NEARLY_THE_SAME`. Its interval is a jackknife over folds of sentences.
     """
     stimuli = read_stimuli(case.config.stimuli)
     correlation = stimuli.correlation()

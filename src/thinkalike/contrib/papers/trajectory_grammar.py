@@ -61,8 +61,8 @@ def _trajectory_jobs(case: Case) -> list[InnerJob]:
 def _conclude(case: Case) -> Conclusion:
     """Return when loss and layers settle in each run, and the claims about their order.
 
-    A curve has settled where it has gone nine tenths of the way to its last value. A run is the
-    training of one seed.
+    A curve has settled once it has gone nine tenths of the way from its first to its last value. A
+    run is the training with one seed.
     """
     results = case.results
     settled_by_run = [_settling_table(result).assign(run=run) for run, result in results.items()]
@@ -72,7 +72,7 @@ def _conclude(case: Case) -> Conclusion:
 
     units = f"{len(results)} seeds"
     doublings = table.pivot(index="run", columns="what", values="doublings")
-    # `_settling_table` lists the loss, the likeness, and the layers from the lowest on.
+    # The rows of each run are: the loss, the likeness, and then the layers from the lowest on.
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
     claims = [
         _claim_that_first_settles_earlier(
@@ -98,7 +98,8 @@ def _conclude(case: Case) -> Conclusion:
 def _settling_table(result: Result) -> pd.DataFrame:
     """Return the step at which the loss, the mean likeness and each layer settle in one run.
 
-    The likeness of a checkpoint is that to the last checkpoint. `doublings` is log₂(1 + step).
+    Likeness is the CKA of a checkpoint with the last one, as a mean over layers or in one layer.
+    `doublings` is log₂(1 + step).
     """
     steps = settling_steps(result.details, result.tables["losses"])
     table = pd.DataFrame(steps.items(), columns=["what", "step"])
@@ -151,8 +152,8 @@ def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> 
 def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
     """Return the mean |curve of one run - curve of another|, over layers and checkpoints.
 
-    The curves are compared at the steps (or losses) of the first run. The curve of the other run
-    is interpolated linearly between its own.
+    The curves are compared at the steps (or losses) of the first run's checkpoints. The curve of
+    the other run is interpolated linearly between its own checkpoints.
 
     Args:
         run: The first run: the columns step and loss, and one for each layer by its number.
@@ -181,8 +182,8 @@ def _claim_that_feature_appears(onsets: pd.DataFrame, feature: str, units: str) 
         units: What the interval is over, in words.
     """
     claim = f"{feature} is not there at the first checkpoint, and comes for good"
-    of_feature = onsets[onsets["feature"] == feature]
-    earliest = of_feature.groupby("run")["onset"].min()
+    rows_of_feature = onsets[onsets["feature"] == feature]
+    earliest = rows_of_feature.groupby("run")["onset"].min()
     if earliest.isna().all():
         return untestable_claim(claim, "it is not there at the end in any layer or seed")
     steps = ", ".join("never" if pd.isna(step) else f"{step:.0f}" for step in earliest)

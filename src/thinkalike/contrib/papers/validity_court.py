@@ -104,8 +104,9 @@ def _court_jobs(case: Case) -> list[InnerJob]:
     """Return one job for each target model, layer and seed.
 
     A job is a court: it compares sources of known similarity with one layer of the target, by
-    every measure. Seeds count up from `seed`, and `measure.layer` chooses one layer for all
-    targets. A model that is not listed in `TARGETS` is judged at layer 1.
+    every measure. The setting `seed` is the first of the seeds. The setting `measure.layer`
+    chooses one layer for all targets. Without it, layers are those of `TARGETS`, or layer 1 for a
+    model that is not listed there.
     """
     measure = case.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]
@@ -133,8 +134,9 @@ def _conclude(case: Case) -> Conclusion:
     """Return the table of all courts, with claims about each measure and about the verdicts.
 
     A court compares sources of known similarity with a target; a judge is a measure that ranks
-    them. The measure must rank copies of the target, and then trained models (the columns that
-    begin with "real_"), above decoys that only look similar.
+    these sources. It is claimed that each measure ranks copies of the target above all decoys
+    (which only look similar), and that it does the same with separately trained models (the
+    columns that begin with "real_").
     """
     table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
     units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
@@ -176,10 +178,10 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
     A court compares sources of known similarity with one layer of a target model.
 
     Args:
-        row: The row of one measure in the summary of all.
-        subject: What the similar sources are called.
+        row: The row of the measure in the summary of all measures.
+        subject: The similar sources in words.
         prefix: The beginning of the columns about these sources: "" or "real_".
-        units: What the numbers are over, in words.
+        units: The number of sources and courts, in words.
     """
     fooled_by = row[f"{prefix}fooled_by"]
     numbers = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"

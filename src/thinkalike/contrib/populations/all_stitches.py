@@ -53,8 +53,8 @@ def stitched_members(
     not_gathered: list[tuple[PairBatch, IdentityStitches]] = []
 
     def stitch(batch: PairBatch) -> None:
-        """Stitch all members on a batch, and put the result by until it is gathered."""
-        of_batch = identity_stitches(
+        """Stitch all members on a batch, and keep the result in `not_gathered` until `gather`."""
+        stitches_of_batch = identity_stitches(
             models,
             batch.tokens,
             pairs.labels[batch.rows],
@@ -63,14 +63,14 @@ def stitched_members(
             types=batch.types,
             at_once=measure.at_once,
         )
-        not_gathered.append((batch, of_batch))
+        not_gathered.append((batch, stitches_of_batch))
 
     def gather() -> None:
-        """Write what any process has put by into the stitches of each process."""
-        of_processes = processes.everyone(not_gathered)
-        for batch, of_batch in itertools.chain.from_iterable(of_processes):
-            stitches.losses[..., batch.rows] = of_batch.losses
-            stitches.predicted[..., batch.rows] = of_batch.predicted
+        """Exchange the new results between processes, and write them into `stitches` in each."""
+        results_of_processes = processes.everyone(not_gathered)
+        for batch, stitches_of_batch in itertools.chain.from_iterable(results_of_processes):
+            stitches.losses[..., batch.rows] = stitches_of_batch.losses
+            stitches.predicted[..., batch.rows] = stitches_of_batch.predicted
         not_gathered.clear()
 
     n_batches = len(all_batches)

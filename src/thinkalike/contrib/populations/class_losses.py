@@ -32,7 +32,7 @@ class ClassLosses(NamedTuple):
 def predicted_classes(
     logits: Float[Tensor, "*s n c"], classes: Sequence[str], data_classes: Sequence[str]
 ) -> Int[Tensor, "*s n"]:
-    """Return the most likely class of each example, as its index in `data_classes`, in int8.
+    """Return the most likely class of each example: its index in `data_classes`, in int8.
 
     Args:
         logits: One logit for each of c classes of the model.
@@ -52,9 +52,9 @@ def class_losses(
 ) -> ClassLosses:
     """Return the cross-entropy of each example, and whether its most likely class is right.
 
-    The data may be coarser than the model: "non-entailment" stands for "neutral" and
-    "contradiction". The loss is then -log Σ p(c) over the model's classes c that the label stands
-    for, and the prediction is still the most likely of the model's own classes.
+    The classes of the data may be coarser than the model's: "non-entailment" stands for "neutral"
+    and "contradiction". The loss is then -log Σ p(c) over the model's classes c that the label
+    stands for. The prediction is still the most likely one of the model's own classes.
 
     Args:
         logits: One logit for each of the model's classes.
@@ -73,10 +73,11 @@ def class_losses(
     data_class_indices = torch.arange(len(data_classes), device=logits.device)
     belongs_to = data_class_of[:, None] == data_class_indices  # (c, data classes)
 
-    log_probabilities = logits.double().log_softmax(-1).unsqueeze(-1)  # (*s, n, c, 1)
-    of_data_classes = log_probabilities.where(belongs_to, -torch.inf).logsumexp(-2)
-    label_of_each = labels.expand(of_data_classes.shape[:-1]).unsqueeze(-1)
-    losses = -of_data_classes.gather(-1, label_of_each).squeeze(-1)
+    log_p_of_model_classes = logits.double().log_softmax(-1).unsqueeze(-1)  # (*s, n, c, 1)
+    # log Σ p over the model's classes that belong to each class of the data.
+    log_p_of_data_classes = log_p_of_model_classes.where(belongs_to, -torch.inf).logsumexp(-2)
+    label_index = labels.expand(log_p_of_data_classes.shape[:-1]).unsqueeze(-1)
+    losses = -log_p_of_data_classes.gather(-1, label_index).squeeze(-1)
 
     correct = predicted_classes(logits, classes, data_classes) == labels
     return ClassLosses(losses, correct)

@@ -36,9 +36,9 @@ def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
 
 
 def adjusted_rand_index(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:
-    """Return the adjusted Rand index: 1 for equal partitions, 0 on average by chance.
+    """Return the adjusted Rand index of clusters and groups (Hubert & Arabie 1985, eq. 5).
 
-    Source: Hubert & Arabie 1985, eq. 5.
+    It is 1 for equal partitions, and 0 on average by chance.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -57,8 +57,8 @@ def adjusted_rand_index_p(
     0.0022.
 
     With the sizes of clusters and groups fixed, the index only depends on Σ n_ij² and rises with
-    it, where n_ij is the number of models of cluster i in group j. So these whole numbers are
-    compared instead, without rounding.
+    it, where n_ij is the number of models of cluster i in group j. So the sums, which are whole
+    numbers, are compared instead of indices, which are rounded.
     """
     actual = group_numbers(groups)
     group_sizes = actual.bincount().tolist()
@@ -100,6 +100,6 @@ def _overlap(assignments: Int[Tensor, "r m"], labels: Int[Tensor, " m"]) -> Int[
         labels: The cluster of each model.
     """
     cluster_numbers = labels.unique(return_inverse=True)[1]
-    # n_ij of each assignment r, with j = g and i = k: sums over the models m.
+    # counts[r, g, k] is how many models m of cluster k are in group g, in assignment r.
     counts = torch.einsum("rmg,mk->rgk", one_hot(assignments), one_hot(cluster_numbers))
     return counts.square().sum((1, 2))

@@ -120,7 +120,7 @@ class PairsConfig(Checked, part="pairs"):
     seed: int = setting(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
-        """Refuse counts of None (all pairs) where pairs are made from templates."""
+        """Refuse None (all pairs) as a number of pairs if pairs are generated from templates."""
         super().__post_init__()
         counts = (self.fit_pairs, self.report_pairs, self.challenge_pairs)
         if self.source == "templates" and None in counts:
@@ -130,7 +130,7 @@ class PairsConfig(Checked, part="pairs"):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that apply to this source of pairs."""
+        """Return the names of the settings that apply to this source of pairs of sentences."""
         read = super().settings_read()
         if self.source != "files":
             read -= {"fit", "report", "challenge"}
@@ -186,11 +186,14 @@ class PopulationConfig(Checked, part="population"):
             )
 
     def _check_parents(self, parents: dict[str, list[str]]) -> None:
-        """Check the settings of a population whose groups have parents, by group.
+        """Check the settings of a population whose groups have parents.
+
+        Args:
+            parents: For each group, the options with which its parent is fine-tuned.
 
         Raises:
-            ConfigError: There are fewer than two groups or members of a group, there is no base,
-                or `null` does not name two of more groups.
+            ConfigError: There are fewer than two groups, or fewer than two members in a group;
+                there is no base model; or `null` does not name two groups of at least three.
         """
         if self.null is not None and (len(self.null) != 2 or not set(self.null) < set(parents)):
             raise ConfigError(
@@ -244,10 +247,10 @@ class NLIConfig(Checked, part="nli"):
     redraw: int | None = setting(None, least=0, most=10**4)
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the settings of a mini that differ from those of a pretrained BERT.
+        """Return the settings for a mini (a small bundled model) that differ from those of a BERT.
 
-        They do not depend on the machine: with `scale=auto` the model itself decides, as a mini's
-        learning rate would ruin a pretrained BERT.
+        With `scale=auto`, the model itself decides, and not the machine, as the learning rate of a
+        mini would ruin a pretrained BERT.
         """
         is_small = job.is_mini
         if job.scale == "auto":

@@ -125,8 +125,9 @@ def encode_pairs(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> Encode
 def padded_batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
     """Yield all pairs in padded batches of at most `size`, the longest pairs first.
 
-    So little is padded, and a lack of memory shows at once. `values[batch.rows] = ...` puts
-    results back in the order of the pairs.
+    Pairs of a batch have similar lengths, so that there is little padding, and a lack of memory
+    shows in the first batch. `values[batch.rows] = ...` puts results back in the order of the
+    pairs.
     """
     order = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
     for start in range(0, len(order), size):

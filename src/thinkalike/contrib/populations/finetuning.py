@@ -75,7 +75,12 @@ class Finetuning(WholeModel):
     ):
         """Compute the number of steps, and freeze the embeddings and the first blocks if asked to.
 
-        The arguments are documented in the class.
+        Args:
+            model: The classifier that is fine-tuned.
+            pairs: The tokens of the pairs of sentences.
+            labels: The index of the class of each pair.
+            config: The settings of the training. `freeze` is the number of blocks to freeze.
+            seed: The seed of the dropout.
         """
         super().__init__(max(config.epochs * len(pairs) // config.pairs_per_step, 1))
         self.model = model
@@ -102,8 +107,8 @@ class Finetuning(WholeModel):
         return batch
 
     def training_step(self, pair_numbers: Int[Tensor, "b 1"], _: int) -> Tensor:
-        """Return the mean cross-entropy of the pairs with these numbers."""
-        # Dropout depends on the step alone, as batches do, so a resumed training repeats it.
+        """Return the mean cross-entropy of the pairs with these indices."""
+        # Dropout depends only on the step, as batches do, so that a resumed training repeats it.
         torch.manual_seed(self.seed * SEED_STRIDE + self.global_step)
         batch = self.pairs.batch(pair_numbers[:, 0].tolist())
         logits = self.model(
@@ -153,7 +158,11 @@ class ClassifierFinetuning(
     """
 
     def inputs(self, config: NLIJob) -> Mapping[str, Pairs | str]:
-        """Read all pairs, and return them by side with the fingerprint of the pretrained model."""
+        """Return what decides the numbers: all pairs of sentences, and the pretrained model.
+
+        The pairs are by side: "fit" for training, "report" held out, and "challenge" for pairs
+        that a heuristic gets wrong. The model is given by its fingerprint.
+        """
         inputs: dict[str, Pairs | str] = {}
         for side in SIDES:
             inputs[side] = read_pairs(config.pairs, side)
@@ -303,7 +312,7 @@ def _evaluate(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassL
     for batch in padded_batches(encoded, EVALUATED_AT_ONCE):
         logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()
         labels = pairs.labels[batch.rows]
-        of_batch = class_losses(logits, labels, model.classes, pairs.classes)
-        losses[batch.rows] = of_batch.losses
-        correct[batch.rows] = of_batch.correct
+        evaluated = class_losses(logits, labels, model.classes, pairs.classes)
+        losses[batch.rows] = evaluated.losses
+        correct[batch.rows] = evaluated.correct
     return ClassLosses(losses, correct)

@@ -50,20 +50,21 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
     For accuracies of stitches, that is how much accuracy the target loses. The diagonal is 0.
     """
     models = torch.arange(len(values))
-    with_itself = values[models, models][None]
-    return with_itself - values
+    value_with_itself = values[models, models][None]  # (1, target, *s)
+    return value_with_itself - values
 
 
 def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
     """Return 1 where a stitched model and its target alone predict different classes, else 0.
 
     The axes are source, target, cut (the last block of the source in the stitch) and example.
-    Signed penalties of accuracy may cancel between two directions; the share of flips, in [0, 1],
-    counts both. It is 0 for a target with itself.
+    Unlike a penalty of accuracy, the share of flips also counts a stitch that is right where the
+    target is wrong, so that the two cannot cancel. It is 0 for a target with itself.
     """
     models = torch.arange(len(predicted))
-    by_target_alone = predicted[models, models][None]
-    return (predicted != by_target_alone).double()
+    # A target stitched into itself predicts what the target alone predicts.
+    predicted_by_target = predicted[models, models][None]
+    return (predicted != predicted_by_target).double()
 
 
 def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
@@ -152,13 +153,14 @@ def _table_of_means(
     """Return k means over pairs of models, for each of r weightings of the models.
 
     There are k = 3 + 2 g² means for g groups: within groups, between groups, and their difference;
-    then the mean of each cell (group of the source, group of the target), and each cell minus the
-    cell in which both are of the target's group.
+    then the mean of each cell (group of the source, group of the target); and then each cell minus
+    the cell of the same target group in which the source is from that group, too.
 
     Args:
         values: A value of each pair (source, target) of m models.
         is_member: Which models each group has.
-        weights: The weight of each model; 0 leaves it out. A pair has the product of both weights.
+        weights: The weight of each model; 0 leaves it out. The weight of a pair is the product of
+            the weights of its models.
     """
     n_groups = is_member.shape[1]
     values = values.double().clone()

@@ -98,8 +98,8 @@ def _state_batches(
 ) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
     """Yield states in batches of exactly `rows_per_batch` tokens, by model and by layer.
 
-    Pairs are read in random order, so that batches differ by chance alone. Tokens that do not fill
-    a last batch are dropped.
+    Pairs of sentences are read in random order, so that batches differ by chance alone. Tokens
+    that do not fill a last batch are dropped.
 
     Args:
         models: The classifiers that read the pairs.
@@ -120,12 +120,12 @@ def _state_batches(
         n_waiting += len(states[0][0])
         while n_waiting >= rows_per_batch:
             # By model and layer, with the states of all waiting pairs in one tensor.
-            joined = [
-                [torch.cat(of_layer) for of_layer in zip(*of_model, strict=True)]
-                for of_model in zip(*waiting, strict=True)
-            ]
-            yield [[layer[:rows_per_batch] for layer in of_model] for of_model in joined]
-            waiting = [[[layer[rows_per_batch:] for layer in of_model] for of_model in joined]]
+            joined = []
+            for batches_of_model in zip(*waiting, strict=True):
+                batches_by_layer = zip(*batches_of_model, strict=True)
+                joined.append([torch.cat(batches) for batches in batches_by_layer])
+            yield [[layer[:rows_per_batch] for layer in layers] for layers in joined]
+            waiting = [[[layer[rows_per_batch:] for layer in layers] for layers in joined]]
             n_waiting -= rows_per_batch
 
 

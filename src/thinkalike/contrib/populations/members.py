@@ -61,7 +61,7 @@ def members_of(config: PopulationJob) -> list[Member]:
 
 
 def member_shape(config: PopulationJob) -> ModelConfig:
-    """Return the configuration of a model that has the shape of all members of a population.
+    """Return the configuration of a model with the shape (depth, width) of a population's members.
 
     It is one of the members, or the pretrained model that they are fine-tuned from.
     """
@@ -125,7 +125,8 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")
-    # Raises an error if there are no such pairs, before hours of fine-tuning.
+    # The result is not used: an error is raised here, before hours of fine-tuning, if there are no
+    # such pairs.
     challenge.select(config.pairs.label, config.pairs.heuristic)
 
     members = []
@@ -171,7 +172,7 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
 
     ranked = sorted(members, key=lambda member: -accuracies[member.name])
     best = ranked[: population.per_group]
-    worst = ranked[: -population.per_group - 1 : -1]  # from the end, so the worst one is first
+    worst = ranked[::-1][: population.per_group]  # the worst one first
     generalizing, heuristic = GROUPS
     return [
         *(member._replace(group=generalizing) for member in best),
@@ -209,7 +210,7 @@ def _member_from_result(name: str, group: str, finetuned: Result) -> Member:
     """Return the member of a population whose checkpoint is in a result of fine-tuning.
 
     Args:
-        name: What tables call the member.
+        name: The name of the member in tables.
         group: The name of its group.
         finetuned: The result of task=nli, in whose folder the checkpoint is.
     """

@@ -63,7 +63,10 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
     def records_by(
         read: Callable[[Path], Iterable[tuple[str, Record]]],
     ) -> Callable[[Path], list[Record]]:
-        """Return a function that reads the records of a file, without their names in messages."""
+        """Return a function that reads the records of a file without their names.
+
+        `read` yields pairs of the name of a record, for messages, and the record.
+        """
         return lambda file: [record for _, record in read(file)]
 
     readers = {
@@ -98,7 +101,7 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield the rows of a file with tab-separated cells, each with its name for error messages.
+    """Yield (name for error messages, row) for each row of a file with tab-separated cells.
 
     Quotation marks have no special meaning: the files of GLUE have some that are never closed.
     Empty lines are skipped.
@@ -106,7 +109,7 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
     Raises:
         DataError: A row has another number of cells than the header, or two columns have one name.
     """
-    # `splitlines` would also cut at U+2028.
+    # `splitlines` would also split at characters such as U+2028 inside a sentence.
     lines = whole_text(path).split("\n")
     header = lines[0].split("\t")
     repeated = [name for name, count in Counter(header).items() if count > 1]

@@ -26,10 +26,10 @@ class FitPairs(NamedTuple):
 
 
 def read_pairs(config: PairsConfig, side: Side) -> Pairs:
-    """Return the pairs of sentences of one side.
+    """Return the pairs of sentences of one side: for training, held out, or the challenge.
 
-    Of files and of the hub, pairs of the other sides are left out if they also occur, up to case
-    and white space, in the pairs to fit on. (Files may be given without pairs to fit on.)
+    Pairs of files or of the hub are left out of the other sides if they also occur, up to case and
+    white space, in the pairs for training. (Files may be given without pairs for training.)
 
     Args:
         config: Where pairs come from, and how many there are of each side.
@@ -50,10 +50,10 @@ def read_pairs(config: PairsConfig, side: Side) -> Pairs:
 
 
 def _from_templates(config: PairsConfig, side: Side) -> Pairs:
-    """Return pairs that are made from templates.
+    """Return pairs that are generated from templates.
 
-    Pairs to fit on and to report on are the two parts of one draw, in which no pair occurs twice.
-    The challenge has sentences that are in neither.
+    Pairs for training ("fit") and held-out pairs ("report") are the two parts of one draw, in
+    which no pair occurs twice. The challenge has sentences that occur in neither.
     """
     n_fit = int(config.fit_pairs or 0)
     n_report = int(config.report_pairs or 0)
@@ -92,17 +92,18 @@ def _fit_pairs(source: str, path: str | None, content: str) -> FitPairs:
     Args:
         source: "hub" or "files".
         path: The file, if the source is "files".
-        content: A key of the file's content. It is an argument so that the cache is not used after
-            the file has changed.
+        content: A key of the file's content. It is unused except as a key of the cache, so that a
+            changed file is read again.
     """
     pairs = _read_whole(source, "fit", path)
     return FitPairs(frozenset(pairs.canonical()), pairs.source)
 
 
 def count_tokens(config: PairsConfig, side: Side) -> float:
-    """Return about how many tokens the pairs of one side have.
+    """Return about how many tokens the pairs of one side ("fit", "report" or "challenge") have.
 
-    Of the challenge, only pairs of the chosen heuristic and label count.
+    For the challenge, only pairs of the chosen heuristic and label are counted. Heuristics and
+    labels are assumed to be equally frequent.
     """
     n_pairs = getattr(config, f"{side}_pairs") or PUBLISHED_PAIRS[side]
     if side == "challenge" and config.heuristic:

@@ -61,7 +61,8 @@ def nli_training(
     """Draw distinct pairs of a premise and a hypothesis, in equal shares of MNLI's three classes.
 
     They are shuffled, so that any slice is a random sample. If a hypothesis has only words of its
-    premise, the pair is mostly entailed, so that a model may learn this heuristic.
+    premise, the pair is mostly entailed, so that a model may learn the heuristic "same words,
+    therefore entailed".
 
     Args:
         count: How many pairs there are.
@@ -71,7 +72,7 @@ def nli_training(
         lexical: The share of all pairs that are made like the lexical-overlap part of the
             challenge. They are entailed, except for the share of counterexamples.
     """
-    # "Against" are the counterexamples: not entailed, though the hypothesis has the same words.
+    # "against" stands for counterexamples: the hypothesis has the same words, but is not entailed.
     n_lexical = round(lexical * count)
     n_lexical_against = round(counterexamples * n_lexical)
     n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, 3)
@@ -249,14 +250,15 @@ def _words_of_slots(rng: random.Random) -> dict[str, str]:
             slots[slot] = name
             slots[f"was:{slot}"] = "was"
 
-    # S, T, V and W: verbs in the past; s, t, v and w: their bases.
+    # S, T, V and W: verbs in the past tense; s, t, v and w: their base forms.
     for past_slots, group in (("ST", "intransitive"), ("VW", "transitive")):
         verbs = rng.sample(forms[group], 2)
         for slot, (past, base) in zip(past_slots, verbs, strict=True):
             slots[slot] = past
             slots[slot.lower()] = base
 
-    # Places, adjectives that are opposites, an adjective, a verb with a clause, a preposition.
+    # L, M: places; G, g: adjectives that are opposites; P: an adjective; K: a verb that takes a
+    # clause; R: a preposition.
     (slots["L"],), (slots["M"],) = rng.sample(forms["places"], 2)
     slots["G"], slots["g"] = rng.sample(rng.choice(forms["opposites"]), 2)
     (slots["P"],) = rng.choice(forms["adjectives"])

@@ -121,7 +121,8 @@ class Pairs:
     def canonical(self) -> list[str]:
         """Return each pair as one normalised text, by which copies of it are recognised.
 
-        It has both sentences in lower case, with one space for any white space, and no label.
+        The text has both sentences in lower case, with single spaces for white space, and no
+        label.
         """
         pairs = zip(self.premises, self.hypotheses, strict=True)
         return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
@@ -133,7 +134,7 @@ class Pairs:
 
         Args:
             canonical_pairs: The pairs of the other set as normalised texts, see `canonical`.
-            source: What messages call the other set.
+            source: The name of the other set in messages.
 
         Raises:
             DataError: All pairs have a copy in the other set.

@@ -78,9 +78,10 @@ class Population(
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
-        """Read the pairs of sentences that the population is compared on.
+        """Return the pairs of sentences on which the classifiers of a population are compared.
 
-        Of the challenge, pairs that served to select the groups are left out.
+        They are held-out pairs ("report") or the challenge, pairs that a heuristic gets wrong.
+        Pairs of the challenge that served to select the groups are left out.
         """
         # A device that does not exist is refused before members are fine-tuned.
         check_models({"model": config.model})
@@ -91,7 +92,9 @@ class Population(
         return {"pairs": pairs}
 
     def prepare(self, config: PopulationJob) -> Mapping[str, Member | str]:
-        """Return the members by name, which are fine-tuned first unless the store has them.
+        """Return the members of the population by name, after fine-tuning those that are missing.
+
+        If the user set how members run (dtype or context), there is a further entry, a text.
 
         Raises:
             ConfigError: Two members have the same name.
@@ -105,7 +108,7 @@ class Population(
             if count > 1:
                 raise ConfigError(f"population={config.population.name} names {name} twice")
 
-        # The key of the result must differ if members run in another way than they state.
+        # These settings must be part of the key of the result, as they change its numbers.
         changes = set()
         for before, now in zip(stated_members, members, strict=True):
             for setting in ("dtype", "context"):
@@ -126,9 +129,10 @@ class Population(
     def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the forward passes of all stitches and of CKA, to estimate the job's time.
 
-        Fine-tunings that are missing do not count. Each of m² pairs of members runs the target's
-        blocks after each of L + 1 cuts, half of all blocks on average: m² (L + 1) / 2 passes. Each
-        source runs once: m passes.
+        Members that must be fine-tuned first are not counted. An identity stitch runs the blocks
+        of the source up to a cut, and then those of the target. Each of m² pairs of members runs
+        the target's blocks after each of L + 1 cuts, half of all blocks on average: m² (L + 1) / 2
+        passes. Each source runs once: m passes.
         """
         measure = config.measure_as(PopulationMeasureConfig)
         shape = shapes["member"]
@@ -200,8 +204,8 @@ class Population(
     def headlines(self, result: Result) -> list[Headline]:
         """Return the share of flipped predictions between groups, and within groups.
 
-        A flip is a pair of sentences for which a stitch predicts another class than its target.
-        Both shares are means at the cut where that between groups is largest.
+        A flip is a pair of sentences for which a stitched model predicts a different class than
+        its target. Both shares are taken at the cut where the share between groups is largest.
         """
         flipped = _means_by_quantity(result)["flips"]
         cut = int(flipped.between.value.argmax())
@@ -214,8 +218,8 @@ class Population(
     def show(self, result: Result) -> None:
         """Print the means within and between groups by cut, and where stitches flip most labels.
 
-        A cut is the last block of the source in an identity stitch, and -1 its embedding. CKA is
-        that of the layer after the same block.
+        A cut is the last block of the source in an identity stitch, or -1 for its embedding alone.
+        CKA compares the layers after the same block.
         """
         means = _means_by_quantity(result)
         n_cuts = len(means["flips"].between.value)
@@ -232,7 +236,7 @@ class Population(
         show_table(Table(title, [cut_column, *columns]))
 
         flipped = means["flips"]
-        cut = int(flipped.between.value.argmax())
+        cut = int(flipped.between.value.argmax())  # an index; the cut of index 0 is -1
         between, within = (
             span(estimate.value[cut], estimate.low[cut], estimate.high[cut], ".2f")
             for estimate in (flipped.between, flipped.within)
@@ -246,8 +250,9 @@ class Population(
 def _means_by_quantity(result: Result) -> dict[str, Grouped]:
     """Return means of lost accuracy, flips and CKA within and between groups of models.
 
-    A flip is a pair of sentences for which a stitch predicts another class than its target. Each
-    mean has one value for each cut, or, for CKA, for each layer.
+    A flip is a pair of sentences for which a stitched model predicts a different class than its
+    target. Each mean has one value for each cut (the last block of the source in a stitch), or,
+    for CKA, for each layer.
     """
     groups = list(result.details.drop_duplicates("source")["group_of_source"])
     correct = torch.from_numpy(result.arrays["correct"])
@@ -288,8 +293,8 @@ def _load_members(
         check_same_tokenizer(models[0], model)
     check_same_shape(models)
 
-    # Three classes (MNLI) make a wrong order visible. Models of two classes (HANS) are checked on
-    # the challenge.
+    # Three classes (MNLI) make a wrong order visible, so models of three classes are checked on
+    # held-out pairs ("report"). Models of two classes (HANS) are checked on the challenge.
     if pairs.classes != MNLI:
         side: Side = "challenge"
         if len(models[0].classes) == len(MNLI):
@@ -301,8 +306,8 @@ def _load_members(
     for model in models:
         logits = torch.empty(len(sample), len(model.classes), dtype=torch.float64)
         for batch in sample_batches:
-            of_batch = model.full(batch.tokens, batch.mask.long(), batch.types)
-            logits[batch.rows] = of_batch.double().cpu()
+            logits_of_batch = model.full(batch.tokens, batch.mask.long(), batch.types)
+            logits[batch.rows] = logits_of_batch.double().cpu()
         check_labels(logits, sample.labels, model.classes, sample.classes, name=model.name)
     return models
 
@@ -320,9 +325,10 @@ def _stitch_table(
 ) -> pd.DataFrame:
     """Return the table of identity stitches: a row for each source, target and cut.
 
-    The penalties are the target's own accuracy minus that of the stitch, and the loss of the
-    stitch minus the target's own. Flips are the share of predictions, in [0, 1], that differ from
-    the target's own.
+    A cut is the last block of the source in the stitch, or -1 for its embedding alone; the
+    target's later blocks follow. The penalties are the target's own accuracy minus that of the
+    stitch, and the loss of the stitch minus the target's own. Flips are the share of predictions,
+    in [0, 1], that differ from the target's own.
 
     Args:
         members: The m models.
@@ -339,7 +345,8 @@ def _stitch_table(
         "flips": flips(stitches.predicted).mean(-1),
     }
     n_cuts = correct.shape[2]
-    return _long_table(members, range(-1, n_cuts - 1), "cut", values)
+    cuts = range(-1, n_cuts - 1)  # the embedding (-1), and then each block
+    return _long_table(members, cuts, "cut", values)
 
 
 def _long_table(
@@ -350,7 +357,7 @@ def _long_table(
     Args:
         members: The m models.
         depths: The numbers of the cuts, or of the layers.
-        depth_column: What the column of the depths is called.
+        depth_column: The name of the column of the depths.
         values: The values (m, m, depths) of each further column, by its name.
     """
     rows = []

@@ -42,8 +42,9 @@ class PretrainConfig(Checked, part="pretrain"):
     def __post_init__(self) -> None:
         """Refuse checkpoints after the last step."""
         super().__post_init__()
-        is_decided = self.tokens and self.tokens_per_step  # both may be left open
-        if is_decided and any(step > self.steps for step in self.kept_steps):
+        # Without both numbers, the number of steps is not known yet.
+        has_number_of_steps = self.tokens and self.tokens_per_step
+        if has_number_of_steps and any(step > self.steps for step in self.kept_steps):
             raise ConfigError(
                 f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}"
             )
@@ -85,7 +86,7 @@ class PretrainJob(TrainConfig):
     def __post_init__(self) -> None:
         """Refuse a model without sizes to build, or a training without tokens."""
         super().__post_init__()
-        tokens: int | None = self.pretrain.tokens  # None: left open
+        tokens: int | None = self.pretrain.tokens  # None: not set
         lacks_architecture = bool(tokens) and not self.model.architecture
         if tokens == 0 or lacks_architecture:
             raise ConfigError(

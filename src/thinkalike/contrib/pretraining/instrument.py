@@ -180,7 +180,7 @@ def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, cont
 def _unknown_sizes(
     architecture: Mapping[str, object], module: nn.Module, family: Family
 ) -> list[str]:
-    """Return the names of the sizes that the family's configuration class would ignore.
+    """Return the names of the sizes that the configuration class of a family would ignore.
 
     Args:
         architecture: The sizes of the model, by name, such as n_layers.

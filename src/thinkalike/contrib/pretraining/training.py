@@ -150,7 +150,7 @@ class MaskedPretraining(Pretraining):
         seed: int,
         tokenizer: transformers.PreTrainedTokenizerBase,
     ):
-        """Keep the tokenizer (with its mask token) and the seed of which tokens are hidden."""
+        """Store the tokenizer, which has the mask token, and the seed that picks hidden tokens."""
         super().__init__(model, config)
         self.tokenizer = tokenizer
         self.seed = seed

@@ -35,10 +35,11 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None
     ):
-        """Make parameters of weights of the shapes (d, f), (f), (f, d) and (d).
+        """Make parameters from weights of the shapes (d, f), (f), (f, d) and (d).
 
-        All of them have a leading axis s if the module is a stack of s autoencoders. With k, the
-        activation is TopK; without, ReLU.
+        d is the width of the states, and f the number of latents. All weights have a leading axis
+        s if the module is a stack of s autoencoders. With k, the activation is TopK; without, it
+        is ReLU.
         """
         super().__init__()
         self.d, self.f = W_enc.shape[-2:]
@@ -152,9 +153,9 @@ def sae_loss(
 ) -> SAELoss:
     """Return the mean of (h - ĥ)², plus a term that keeps latents sparse or alive.
 
-    A ReLU autoencoder adds sparsity times the mean over states of Σ z ‖direction‖ / d. That
-    penalty, unlike Σ z alone, is the same for any scale of the directions, so they need no
-    constraint (Conerly et al. 2024).
+    h are the states, ĥ their reconstructions, and z the latents. A ReLU autoencoder adds sparsity
+    times the mean over states of Σ z ‖direction‖ / d. That penalty, unlike Σ z alone, is the same
+    for any scale of the directions, so they need no constraint (Conerly et al. 2024).
 
     A TopK autoencoder adds `DEAD_LATENT_WEIGHT` times the mean squared error that remains if dead
     latents reconstruct h - ĥ. Otherwise a latent that is never among the k largest would never get
@@ -192,7 +193,8 @@ def _dead_latent_loss(
 ) -> Float[Tensor, "*s"]:
     """Return the mean squared error that remains if dead latents reconstruct the residual.
 
-    It is 0 for an autoencoder without dead latents.
+    Dead latents are latents that have not been active for long. The error is 0 for an autoencoder
+    without any.
 
     Args:
         sae: One autoencoder or a stack.
@@ -200,7 +202,8 @@ def _dead_latent_loss(
         residual: h - ĥ of each state.
         dead: The latents that may have died.
     """
-    # The indices of candidates, expanded to gather their entries of each state and direction.
+    # The indices of the candidates, expanded for `gather`: once for each state, to pick their
+    # pre-activations, and once for each dimension, to pick their directions.
     n_candidates = dead.latents.shape[-1]
     index_by_state = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
     index_by_dimension = dead.latents.unsqueeze(-1).expand(*dead.latents.shape, sae.d)

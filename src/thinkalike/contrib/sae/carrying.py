@@ -26,10 +26,10 @@ def mapped_autoencoder(
 ) -> SparseAutoencoder:
     """Return an autoencoder of another model's states, made of `sae` and maps between the states.
 
-    With maps up(h) = U h + u and down(g) = D g + v, it encodes g as `sae` encodes down(g), and
-    decodes latents to up of what `sae` decodes. The products are computed in float64. Directions
-    keep the norms that `up` gives them: scaling each to 1, and its latent with it, would change
-    which latents are the k largest.
+    With maps up(h) = U h + u and down(g) = D g + v, its latents of a state g are those of `sae`
+    for down(g), and its reconstruction is up(reconstruction by `sae`). The products are computed
+    in float64. Directions keep the norms that `up` gives them: scaling each to norm 1, and its
+    latent accordingly, would change which latents are the k largest.
 
     Args:
         sae: The autoencoder of states h, which stays as it is.
@@ -57,7 +57,7 @@ def in_own_units(
 ) -> SparseAutoencoder:
     """Turn an autoencoder of standardised states (h - mean) / scale into one of the states h.
 
-    Latents of a state stay the same. It is the inverse of `standardised`.
+    The latents of a state stay the same.
     """
     return mapped_autoencoder(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
 

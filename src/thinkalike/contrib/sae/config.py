@@ -73,7 +73,7 @@ class SAEConfig(Checked, part="sae"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the settings for models that are no minis; the defaults are for minis."""
+        """Return settings for large models; the defaults are for minis (small bundled models)."""
         if job.is_mini:
             return {}
         return {
@@ -110,7 +110,7 @@ class SAEConfig(Checked, part="sae"):
 
     @property
     def active(self) -> int | None:
-        """How many latents are active at once; None: a ReLU."""
+        """How many latents are active at once (TopK); None: the activation is ReLU."""
         if self.activation == "topk":
             return self.k
         return None

@@ -88,8 +88,9 @@ def operations_of_start(
 def operations_per_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
     """Return the operations of training on one token, for the frozen model and the autoencoder.
 
-    An autoencoder of width d with f latents takes 10 d f: two products forward, and the gradients
-    of encoder, decoder and latents. A latent that may be dead takes 6 d more.
+    An autoencoder of width d with f latents takes 10 d f operations: two products in the forward
+    pass, and three for the gradients of encoder, decoder and latents, of 2 d f each. A latent that
+    may be dead takes 6 d more.
 
     Args:
         config: The settings, which decide the number of latents.

@@ -45,10 +45,10 @@ class StartCurve:
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
         """Return after how many tokens each seed first explains as much variance as its goals.
 
-        It is infinite where a seed never does. Between two evaluations ("looks") the curve of
-        explained variance is interpolated linearly over the logarithm of the tokens, and linearly
-        over tokens from 0 to the first evaluation. The true curve lies above such lines, so a
-        little fewer tokens are needed.
+        It is infinite if a seed never does. Between two evaluations ("looks") the curve of
+        explained variance is interpolated linearly over the logarithm of the tokens, and from 0 to
+        the first evaluation linearly over the tokens. The true curve lies above such lines, so the
+        true number of tokens is slightly smaller.
 
         Args:
             goals: Explained variances of the same seeds, at any number of looks.
@@ -74,13 +74,14 @@ class StartCurve:
 def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "looks seeds"]:
     """Return the share of operations that a start saves, for what another start explains.
 
-    It is 1 - a / b, at each evaluation ("look") of the other start but the first: b are the
-    operations that the other has spent there, and a are those that the start needs to explain as
-    much variance. If it never does, a are all its operations, and the share is too large.
+    It is 1 - a / b, at each evaluation ("look") of the other start except the first. b is how many
+    operations the other start has spent by then, and a how many the start needs to explain as much
+    variance. If it never explains as much, a is the number of all its operations, and the share is
+    too large.
 
     Args:
         curve: The explained variance and the operations of the start.
-        against: Those of the other start.
+        against: The explained variance and the operations of the other start.
     """
     goals = against.explained.double()
     needed = curve.reaches(goals).clamp(max=float(curve.tokens[-1]))
@@ -91,12 +92,12 @@ def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "looks seed
 def savings_table(
     start_curves: Sequence[StartCurve],
 ) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
-    """Compare each start with each one before it in the list: which share of operations it saves.
+    """Return the share of operations that each start saves, compared with each earlier start.
 
-    Returns a table with a row for each evaluation of each pair of starts, and the share that each
-    seed saves, for the same rows. In the table, `saved` is the mean over seeds, and `reached` the
-    share of seeds that ever explain as much as the other start; for all other seeds `saved` is too
-    large.
+    Starts are compared with all starts before them in the list. Returns a table with a row for
+    each evaluation of each pair of starts, and the share that each seed saves, for the same rows.
+    In the table, `saved` is the mean over seeds, and `reached` the share of seeds that ever
+    explain as much variance as the other start; for the remaining seeds, `saved` is too large.
     """
     tables = []
     saved_by_seed = []

@@ -52,7 +52,8 @@ class FittedAutoencoders:
     def best_rate_index(self, start: int, evaluation: int = -1) -> int:
         """Return the index of the learning rate with the least error, summed over documents.
 
-        The error is the mean over seeds. With several rates, only every other document counts.
+        The error is the mean over seeds. With several rates, it is computed on every other
+        document alone, so that the rate is not chosen on the documents that judge it.
 
         Args:
             start: The index of the start.

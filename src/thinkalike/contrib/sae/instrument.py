@@ -70,9 +70,9 @@ class SparseAutoencoders(
         return inputs
 
     def prepare(self, config: SAEJob) -> Mapping[str, Result]:
-        """Return the result with the source's autoencoders, which are trained if it is not stored.
+        """Return the result with the source's autoencoders; they are trained if it is not stored.
 
-        Without a source there is none.
+        Without a source, the mapping is empty.
         """
         if not config.sae.source:
             return {}
@@ -167,7 +167,8 @@ class SparseAutoencoders(
     def headlines(self, result: Result) -> list[Headline]:
         """Return explained variance, recovered loss and share of dead latents, after training.
 
-        They are of the autoencoder that began with `sae.start`. The loss is left out if it is NaN.
+        They belong to the autoencoder that began with `sae.start`. The loss is left out if it is
+        NaN.
         """
         table = result.details
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]

@@ -79,7 +79,8 @@ class SAEMaterials:
             source_result: The result with the source's autoencoders; None: there is no source.
 
         Raises:
-            ModelError: The source's autoencoders are of other weights, or the tokenizers differ.
+            ModelError: The source's autoencoders were trained on different weights of the source
+                model, or the tokenizers differ.
         """
         sae = config.sae
         source = None

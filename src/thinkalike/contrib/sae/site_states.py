@@ -122,7 +122,10 @@ def spliced_losses(
     rows: TokenRows,
     skip: int,
 ) -> SplicedLosses:
-    """Return a model's losses with an autoencoder at a site.
+    """Return the losses of a model whose states after a block are replaced by reconstructions.
+
+    The losses are also computed without replacement, and with the mean state in place of every
+    state (the ablation).
 
     Args:
         model: The model.
@@ -148,5 +151,5 @@ def spliced_losses(
         replacements[str(number)] = [spliced(sae)]
     rows_at_once = max(TOKENS_AT_ONCE // rows.context, 1)
     sums = document_sums(model, model, [(layer, layer)], replacements, rows, rows_at_once)
-    of_saes = torch.cat([sums[str(number)] for number in range(len(saes))])
-    return SplicedLosses(sums["target"], sums["ablated"][0], of_saes, sums["tokens"])
+    losses_of_saes = torch.cat([sums[str(number)] for number in range(len(saes))])
+    return SplicedLosses(sums["target"], sums["ablated"][0], losses_of_saes, sums["tokens"])

@@ -66,7 +66,7 @@ def source_result(config: SAEJob) -> Result:
     """
     for job in source_jobs(config):
         if not is_stored(instrument_of(job), job):
-            # Raises an error before the training, if the source could not be used.
+            # If the source could not be used, an error is raised before the training.
             check_same_tokenizer(*load_models(job.model, config.model))
         return run_job(job, shown=False)
 
@@ -105,7 +105,7 @@ def _open_sae_result(name: str) -> Result:
 def seed_folder(seed: int) -> str:
     """Return the subfolder of a result that holds the autoencoder of a seed, counted from 0.
 
-    That of seed 0 is in the folder of the result itself.
+    The autoencoder of seed 0 is in the folder of the result itself.
     """
     if seed == 0:
         return "."

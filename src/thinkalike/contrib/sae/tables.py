@@ -32,8 +32,8 @@ STARTS_IN_ORDER = ("random", "least_squares", "transferred")
 def curves_of_starts(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[StartCurve]:
     """Return, for each start, its explained variance during training and its operations.
 
-    The starts that others are compared with come first. At each evaluation the learning rate is
-    the best one there.
+    The starts that others are compared with come first. At each evaluation, the curve is that of
+    the learning rate that is best at this evaluation.
     """
     config = materials.config
     errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
@@ -162,9 +162,10 @@ def _loss_columns(
 ) -> dict[str, object]:
     """Return the columns about the model's loss with the autoencoder's output in place of states.
 
-    The ablation has the mean state in place of every state. With the losses c of the clean model,
-    a of the ablated one and s with the autoencoder, the penalty is s - c, and the recovered share
-    (a - s) / (a - c). That is NaN if the ablation does not raise the loss.
+    In the ablated model, the mean state is put in place of every state. With the losses c of the
+    clean model, a of the ablated model, and s of the model with the autoencoder, the penalty is
+    s - c, and the recovered share is (a - s) / (a - c). The share is NaN if the ablation does not
+    raise the loss.
 
     Args:
         losses: The losses of the clean, the ablated and the spliced model, by document.

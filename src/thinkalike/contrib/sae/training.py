@@ -129,8 +129,9 @@ class SAETraining(SteppedModule):
     def training_step(self, rows: Int[Tensor, "b t"], _: int) -> Tensor:
         """Return the summed loss of all autoencoders on one part of the buffer of states.
 
-        At the beginning of a buffer, it is filled with the states of these rows. Before some steps
-        (`config.evaluation_steps`), all autoencoders are evaluated.
+        A buffer of states is used for several steps. At its first step, it is filled with the
+        states of these rows. Before some steps (`config.evaluation_steps`), all autoencoders are
+        evaluated.
         """
         if self.global_step in self.config.evaluation_steps:
             self.evaluate(self.config.evaluation_steps.index(self.global_step))
@@ -145,13 +146,13 @@ class SAETraining(SteppedModule):
         ):
             states = buffer.tensor_split(self.config.steps_per_buffer, 1)[step_of_buffer]
             dead = self._dead_candidates(indices)
-            of_stack = sae_loss(cast(SparseAutoencoder, stack), states, self.config.sparsity, dead)
-            total_loss = total_loss + of_stack.loss.sum()
-            relative_error = of_stack.errors.mean(-1) / states.square().sum(-1).mean(-1)
+            losses = sae_loss(cast(SparseAutoencoder, stack), states, self.config.sparsity, dead)
+            total_loss = total_loss + losses.loss.sum()
+            relative_error = losses.errors.mean(-1) / states.square().sum(-1).mean(-1)
             relative_errors[indices] = relative_error.to(relative_errors)
             n_states = states.shape[1]
-            # How many states each latent has not been active for; 0 if it was active just now.
-            is_inactive = of_stack.active == 0
+            # The number of states since each latent was last active; 0 if it is active now.
+            is_inactive = losses.active == 0
             self.inactive_for[indices] = (self.inactive_for[indices] + n_states) * is_inactive
         remedy = f"lower sae.lr={self.config.lr:g}, or leave large sae.lr_multiples out"
         self.log_losses(relative_errors, remedy=remedy)
@@ -220,11 +221,12 @@ class SAETraining(SteppedModule):
         with torch.autocast(self.device.type, enabled=False):
             for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
                 stack = cast(SparseAutoencoder, average)
-                of_stack = reconstruction_by_document(stack, report, n_documents)
-                errors = of_stack.errors * self.scale**2  # the states had been divided by it
+                reconstruction = reconstruction_by_document(stack, report, n_documents)
+                # The states were divided by `scale`, so its square multiplies the errors.
+                errors = reconstruction.errors * self.scale**2
                 self.errors[evaluation, indices] = errors.to(self.errors)
-                self.active[evaluation, indices] = of_stack.active.to(self.active)
-                self.dead[evaluation, indices] = of_stack.dead.to(self.dead)
+                self.active[evaluation, indices] = reconstruction.active.to(self.active)
+                self.dead[evaluation, indices] = reconstruction.dead.to(self.dead)
 
     def trained(self) -> list[SparseAutoencoder]:
         """Return the autoencoders with the mean weights, for states that are not standardised.

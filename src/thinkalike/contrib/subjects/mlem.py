@@ -37,14 +37,15 @@ class SubjectsMLEM(
         profiles: pd.DataFrame,
         scores: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
-        """Return the tables of means over the recorded subjects, who are the first of `sides`."""
+        """Return tables of means over subjects (recorded participants), the first of `sides`."""
         subjects = sides[: len(config.subjects)]
         return group_tables(config, stimuli, subjects, profiles, scores)
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the profiles and scores that the screen shows.
 
-        The rows of the subjects are replaced by their mean, under a name such as "12 subjects".
+        The rows of the subjects (recorded participants) are replaced by rows of their mean, with a
+        name such as "12 subjects".
         """
         profiles = result.details
         scores = result.tables["scores"]
@@ -130,8 +131,8 @@ def _group_means(
     """
     keys = []
     scored = []
-    of_subjects = table[table["model"].isin(subjects)]
-    for key, values in of_subjects.groupby(by, sort=False)[value]:
+    rows_of_subjects = table[table["model"].isin(subjects)]
+    for key, values in rows_of_subjects.groupby(by, sort=False)[value]:
         keys.append(key)
         no_replicates = torch.empty(0, len(values))  # stimuli are not resampled
         scored.append(Scored(torch.tensor(values.to_numpy(float)), no_replicates))

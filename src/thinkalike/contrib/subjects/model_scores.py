@@ -52,14 +52,14 @@ class ModelScores:
         return Scored(self.values[model], self.replicates[:, model])
 
     def of_ceiling(self) -> Scored:
-        """Return the lower noise ceiling in the form of the scores of a model.
+        """Return the lower end of the noise ceiling in the form of the scores of a model.
 
-        The "model" of each subject is the mean of all other subjects.
+        As a "model" of each subject it uses the mean of all other subjects.
         """
         return Scored(self.ceiling.lower, self.lower)
 
     def best(self, models: Sequence[int]) -> tuple[Scored, Int[Tensor, " s"]]:
-        """Return the scores of the best of some models, and the index of the one in each subject.
+        """Return the scores of the best of some models, and which model it is for each subject.
 
         The best model for a subject is the one with the highest mean score in all other subjects:
         the highest of many scores in the same subject would be biased upwards.

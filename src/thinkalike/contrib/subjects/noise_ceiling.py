@@ -37,9 +37,10 @@ class NoiseCeiling(NamedTuple):
 def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") -> NoiseCeiling:
     """Return the noise ceiling: how well the best model could explain the distances of subjects.
 
-    The lower end compares each subject with the mean of the others, the upper end with that of all
-    s ≥ 2 subjects. The means are over ranks (spearman and tau_a), z-scores (corr, corr_cov), or
-    vectors of one norm (cosine, cosine_cov), as in rsatoolbox's `boot_noise_ceiling`.
+    The lower end compares each subject with the mean of the other subjects, and the upper end with
+    the mean of all s ≥ 2 subjects. The means are taken over ranks (spearman and tau_a), z-scores
+    (corr, corr_cov), or vectors of equal norm (cosine, cosine_cov), as in rsatoolbox's
+    `boot_noise_ceiling`.
 
     Args:
         subjects: The distances of each subject over the same p pairs of stimuli.
@@ -52,25 +53,26 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
     n_subjects = len(subjects)
     comparable(subjects, comparator)
     normalised = _normalised(subjects.double(), comparator)
-    of_all = normalised.mean(0, keepdim=True)
-    without = (n_subjects * of_all - normalised) / (n_subjects - 1)
+    mean_of_all = normalised.mean(0, keepdim=True)  # (1, p)
+    means_without_each = (n_subjects * mean_of_all - normalised) / (n_subjects - 1)  # (s, p)
     names = ["the mean of all subjects"]
     names += [f"the mean of all subjects but {number}" for number in range(n_subjects)]
-    comparable(torch.cat([of_all, without]), comparator, names)
+    # Raises an error if a mean cannot be compared.
+    comparable(torch.cat([mean_of_all, means_without_each]), comparator, names)
 
     lower = []
     for index in range(n_subjects):
-        mean_of_others = without[index : index + 1]
+        mean_of_others = means_without_each[index : index + 1]
         subject = subjects[index : index + 1]
         lower.append(compare(mean_of_others, subject, comparator)[0, 0])
-    upper = compare(of_all, subjects, comparator)[0]
-    return NoiseCeiling(torch.stack(lower), upper, without)
+    upper = compare(mean_of_all, subjects, comparator)[0]
+    return NoiseCeiling(torch.stack(lower), upper, means_without_each)
 
 
 def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
-    """Return each subject's distances in a unit in which subjects can be averaged.
+    """Return each subject's distances, scaled so that subjects can be averaged.
 
-    They become ranks, z-scores, or vectors of mean square 1, as the comparator requires.
+    They become ranks, z-scores, or vectors of mean square 1, depending on the comparator.
     """
     if comparator in RANK_COMPARATORS:
         return mid_ranks(vectors)

@@ -95,13 +95,14 @@ def two_factor(
     Resampling subjects and stimuli together would count the noise of single measurements three
     times. So the variance comes from three bootstraps with the same draws: V_s of subjects alone,
     V_n of stimuli alone, and V of both (Schütt et al. 2023, eq. 11; rsatoolbox's
-    `eval_dual_bootstrap`, with its correction for few),
+    `eval_dual_bootstrap`, with its correction for few subjects or stimuli),
 
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),
         V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
-    not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom.
-    To compare two models, pass the difference of their scores in the same subjects and resamples.
+    for n stimuli (or groups of them), clamped to be at least V_s' and V_n' and at most V. The
+    interval is ± t standard errors, with min(s, n) - 1 degrees of freedom. To compare two models,
+    pass the difference of their scores in the same subjects and resamples.
 
     Args:
         values: The value of each subject, from all stimuli.
@@ -119,10 +120,11 @@ def two_factor(
     over_stimuli = replicates.mean(-1).var(0)
     variance = dual_variance(over_both, over_subjects, over_stimuli, n_subjects, draws.units)
     mean = values.mean(-1)
-    error = variance.sqrt()
-    freedom = min(n_subjects, draws.units) - 1
-    estimate = interval_around(mean, student_t(level, freedom) * error)
-    return TwoFactors(estimate, two_sided(mean, error, freedom), error)
+    standard_error = variance.sqrt()
+    degrees_of_freedom = min(n_subjects, draws.units) - 1
+    half_width = student_t(level, degrees_of_freedom) * standard_error
+    p = two_sided(mean, standard_error, degrees_of_freedom)
+    return TwoFactors(interval_around(mean, half_width), p, standard_error)
 
 
 def dual_variance(
@@ -134,8 +136,9 @@ def dual_variance(
 ) -> Float[Tensor, "*b"]:
     """Return the variance of a mean over s subjects and n stimuli (Schütt et al. 2023, eq. 11).
 
-    It is V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n), not below V_s' and V_n', nor above
-    V. The V are variances of bootstrap means, and V' is V corrected for few subjects or stimuli.
+    It is V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n), clamped to be at least V_s' and
+    V_n' and at most V. V, V_s and V_n are variances of bootstrap means. V_s' = s / (s - 1) V_s and
+    V_n' = n / (n - 1) V_n are corrected for few subjects or stimuli.
 
     Args:
         both: V, with subjects and stimuli resampled together.

@@ -148,8 +148,9 @@ def _show_models(best: pd.DataFrame, comparisons: pd.DataFrame, ceiling: float) 
     """Print the score of each model's best layer, and the differences between models.
 
     Args:
-        best: A row for each model, see `best_layers`.
-        comparisons: A row for each two models, see `comparisons_of_models`.
+        best: A row for each model, with the score of its best layer.
+        comparisons: A row for each two models, and for each model and the noise ceiling, with the
+            difference of their scores.
         ceiling: The lower end of the noise ceiling. If it is above 0, scores are also printed as
             shares of it.
     """
@@ -262,8 +263,9 @@ def ceiling_rows(
 def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each model with the score of its best layer.
 
-    The best layer is chosen for each subject on all others, so subjects may differ in it. The
-    column `layers` lists the chosen ones, from the most to the least frequent.
+    For each subject, the best layer is chosen by the scores in all other subjects, so that it may
+    differ between subjects. The column `layers` lists the chosen layers, from the most to the
+    least frequent.
 
     Args:
         scores: The scores of all layers of all models.
@@ -271,8 +273,8 @@ def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     scored = []
-    for model, of_model in layers.groupby("model", sort=False):
-        best, chosen_rows = scores.best(of_model.index.tolist())
+    for model, rows_of_model in layers.groupby("model", sort=False):
+        best, chosen_rows = scores.best(rows_of_model.index.tolist())
         scored.append(best)
         frequencies = Counter(str(layers["layer"][row]) for row in chosen_rows.tolist())
         names = [name for name, _ in frequencies.most_common()]
@@ -281,15 +283,17 @@ def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each difference between models' best layers, and from the noise ceiling.
+    """Return how models' best-layer scores differ from one another and from the noise ceiling.
+
+    There is a row for each model and the lower end of the ceiling, and for each two models.
 
     Args:
         scores: The scores of all layers of all models.
         layers: The model and the layer of each row of `scores`.
     """
     best_of: dict[str, Scored] = {}
-    for model, of_model in layers.groupby("model", sort=False):
-        best_of[str(model)], _ = scores.best(of_model.index.tolist())
+    for model, rows_of_model in layers.groupby("model", sort=False):
+        best_of[str(model)], _ = scores.best(rows_of_model.index.tolist())
     candidates = {**best_of, CEILING: scores.of_ceiling()}
     pairs = [(model, CEILING) for model in best_of]
     pairs += list(combinations(best_of, 2))

@@ -17,9 +17,10 @@ def score_columns(
 ) -> pd.DataFrame:
     """Return a row for each model: the mean score over subjects, intervals, and a p-value.
 
-    `low` and `high` are the interval over subjects, `both_low` and `both_high` that over subjects
-    and stimuli. The null hypothesis of `p` is a mean of 0. Without resamples of the stimuli,
-    `both_low` and `both_high` are left out, and p is over subjects alone.
+    `low` and `high` are the ends of the interval over subjects; `both_low` and `both_high` are the
+    ends of the interval over subjects and stimuli. The null hypothesis of `p` is a mean of 0.
+    Without resamples of the stimuli, `both_low` and `both_high` are left out, and `p` considers
+    subjects alone.
 
     Args:
         scores: The scores of each model in each subject.

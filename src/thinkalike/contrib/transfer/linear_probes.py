@@ -52,7 +52,7 @@ class Probe:
         return self.scores(states).argmax(1)
 
     def through(self, mapping: AffineMap) -> Probe:
-        """Return a probe of states g that scores them as this one scores D g + v.
+        """Return a probe that scores states g as this probe scores the mapped states D g + v.
 
         Args:
             mapping: The affine map g ↦ D g + v to the states that this probe reads.
@@ -147,9 +147,9 @@ class CrossFitted:
     def is_right(
         self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]
     ) -> Bool[Tensor, " n"]:
-        """Return whether the probe of each stimulus's fold answers with its label.
+        """Return for each stimulus whether the answer of a held-out probe is its label.
 
-        That probe was not fitted on the stimulus.
+        The probe is that of the stimulus's fold, which was fitted on the other folds.
         """
         is_right = torch.zeros(len(labels), dtype=torch.bool)
         for fold, probe in enumerate(self.probes):
@@ -176,8 +176,8 @@ def cross_fitted(
         n_levels: How many levels there are.
         fold_of: The fold of each stimulus.
         groups: The group of each stimulus; inner folds keep groups together.
-        alphas: The ridge penalties to choose from, by cross-validation within the other folds. A
-            single one is taken as it is.
+        alphas: The ridge penalties to choose from, by cross-validation within the other folds. If
+            there is only one, it is used without a choice.
         inner_folds: How many folds this cross-validation has.
         seed: The seed of its folds.
     """

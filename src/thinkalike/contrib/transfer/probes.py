@@ -162,19 +162,19 @@ class CarriedProbes(
                     "probes are of one place in each block: give one model.site, and one "
                     "model.head of z"
                 )
-        _tasks(config, stimuli)  # its errors come before anything is loaded
+        _tasks(config, stimuli)  # called for its errors, before any model is loaded
         return {"stimuli": stimuli, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over sentences and text, to estimate the job's time.
+        """Return the forward passes over sentences and text, to estimate the job's time.
 
-        The fits of probes are left out. The control with an untrained target adds passes over the
-        text.
+        The time to fit probes is left out. The control with an untrained target adds passes over
+        the text.
         """
-        text = super().model_passes(config, shapes)
-        passes = [*sentence_passes(config, shapes), *text]
+        passes_over_text = super().model_passes(config, shapes)
+        passes = [*sentence_passes(config, shapes), *passes_over_text]
         if config.measure_as(ProbesConfig).untrained:
-            passes += [replace(of_model, phase="untrained target") for of_model in text]
+            passes += [replace(item, phase="untrained target") for item in passes_over_text]
         return passes
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -243,9 +243,9 @@ class CarriedProbes(
     def headlines(self, result: Result) -> list[Headline]:
         """Return three means over features and layer pairs.
 
-        They are the accuracy above chance of carried probes as a share of that of native ones, and
-        both accuracies. A carried probe was fitted on the source; it reads the target through a
-        map. A mean that is not known is left out.
+        They are (carried accuracy - chance) / (native accuracy - chance), and both accuracies. A
+        carried probe was fitted on the source, and reads the target through a map; a native probe
+        was fitted on the target. A mean that is not known is left out.
         """
         names = ("mean_share_above_chance", "mean_carried_accuracy", "mean_native_accuracy")
         scalars = result.scalars
@@ -280,7 +280,7 @@ class CarriedProbes(
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
-    """Return what is probed: each feature of the stimuli, with each way of holding stimuli out."""
+    """Return the probing tasks: each feature of the stimuli, with each way to hold out stimuli."""
     measure = config.measure_as(ProbesConfig)
     return list(
         tasks_of_features_and_splits(
@@ -346,9 +346,9 @@ def _warn_of_unconverged(table: pd.DataFrame) -> None:
 def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
     """Return mean accuracies over features and layer pairs, by name; NaN are left out.
 
-    Native probes were fitted on the target; carried ones on the source, and they read the target
-    through a map. The means are over the first split: what is held out together, sentences or
-    words.
+    Native probes were fitted on the target. Carried probes were fitted on the source, and read the
+    target through a map. The means are over the rows of the first split; a split is what is held
+    out together, sentences or words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
@@ -364,8 +364,9 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
 def _table_of_features(title: str, table: pd.DataFrame) -> Table:
     """Return the table for the screen: a row for each feature, at the layers where it is best.
 
-    The best layers are those at which the target's own ("native") probe is most accurate. Rows are
-    of the first split: what is held out together, sentences or words.
+    The best layers are those at which the probe that was fitted on the target ("native") is most
+    accurate. Only rows of the first split are used; a split is what is held out together,
+    sentences or words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]

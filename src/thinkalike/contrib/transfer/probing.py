@@ -171,8 +171,8 @@ class Probing:
     ) -> Float[Tensor, " n"]:
         """Return, for each stimulus, the share of random maps through which the answer is right.
 
-        It is the control for probes of the source that read the target's states through the map ψ:
-        each random map has the singular values of ψ, but random directions.
+        This is a control for probes of the source that read the target's states through the map ψ
+        from target to source: each random map has the singular values of ψ, but random directions.
 
         Args:
             probes: The probes of the source.
@@ -195,8 +195,8 @@ def _accuracies(
 
     Args:
         task: The feature that is probed, and the sentence of each stimulus.
-        is_right: For each condition, whether the answer to each stimulus is right; or the share of
-            several answers that are right.
+        is_right: For each condition, whether the answer to each stimulus is right, or which share
+            of several answers is.
         labels: The level of each stimulus.
     """
     rows = torch.stack([of_condition.double() for of_condition in is_right.values()])

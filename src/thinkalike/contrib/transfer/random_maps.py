@@ -14,8 +14,8 @@ def turned_at_random(
 ) -> AffineMap:
     """Return the map Q W R x + b' with random orthogonal matrices Q and R.
 
-    It has the same singular values as W x + b, and b' is such that both map the mean to the same
-    point.
+    It has the same singular values as the map W x + b, and b' is chosen so that both maps send the
+    mean of x to the same point.
 
     Args:
         mapping: The map W x + b.
@@ -33,11 +33,9 @@ def turned_at_random(
 
 
 def random_rotation(width: int, generator: torch.Generator) -> Float[Tensor, "d d"]:
-    """Draw an orthogonal matrix from the uniform (Haar) distribution, in float64.
-
-    Source: Mezzadri 2007.
-    """
+    """Draw a float64 orthogonal matrix from the uniform (Haar) distribution (Mezzadri 2007)."""
     normal = torch.randn(width, width, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(normal)
-    # Without these signs Q would not be uniform, as the QR decomposition chooses them.
+    # The QR decomposition fixes the signs of columns in its own way. With the signs of R's
+    # diagonal, Q is uniform.
     return q * r.diagonal().sign()

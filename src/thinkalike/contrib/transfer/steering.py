@@ -205,10 +205,11 @@ class Steering(
     def headlines(self, result: Result) -> list[Headline]:
         """Return the effects of the native and the carried vector, as shares of the natural one.
 
-        The native vector is the target's own, the carried one the source's after a map; the
-        natural effect is that of the counterpart of each text. Both shares are at the layers where
-        the native vector has the largest effect, at the first position and strength. A share that
-        is not known is left out.
+        The native vector was computed in the target; the carried one was computed in the source,
+        and mapped to the target. The natural effect is that of replacing each text by its
+        counterpart. Both shares are taken at the layers where the native vector has the largest
+        effect, at the first position and strength of the table. A share that is not known is left
+        out.
         """
         by_case = result.details.groupby(["position", "strength"], sort=False)
         _, first = next(iter(by_case))
@@ -221,7 +222,10 @@ class Steering(
         return [headline for headline in headlines if isfinite(headline.value)]
 
     def show(self, result: Result) -> None:
-        """Print the shares of the natural effect, or the effects in nats if no share is known."""
+        """Print the effects as shares of the natural effect, or in nats if no share is known.
+
+        The natural effect is that of replacing each text by its counterpart.
+        """
         table = result.details
         scalars = result.scalars
         first = table.iloc[0]
@@ -254,14 +258,16 @@ class Steering(
 
 
 def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
-    """Return the table for the screen: a row for each pair of layers, position and strength.
+    """Return the printed table: a row for each layer pair, position and strength of a vector.
 
-    It has at most `ROWS_SHOWN` rows.
+    It has at most `ROWS_SHOWN` rows, evenly spaced. There is a column for each steering vector
+    (condition), such as "carried": computed in the source, and mapped to the target.
 
     Args:
         title: The title above the table.
-        table: The table of the result.
-        column: "share" for shares of the natural effect, "effect" for effects in nats.
+        table: The table of the result, with rows of all conditions.
+        column: The column that is printed: "share" for effects as shares of the natural effect
+            (that of replacing each text by its counterpart), or "effect" for effects in nats.
     """
     rows_of = {}
     for label, condition in CONDITIONS_SHOWN.items():
@@ -271,6 +277,7 @@ def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
     layers = []
     for source, target in zip(carried["source_layer"], carried["target_layer"], strict=True):
         layers.append(f"{source}→{target}")
+    # A vector is added at the last token of a word, or at this and all later tokens.
     positions = []
     for position in carried["position"]:
         positions.append("word" if position == "word" else "later, too")

@@ -84,7 +84,7 @@ def steered_gaps(
     added: Float[Tensor, "c n d"],
     later: bool = False,
 ) -> Float[Tensor, "c n"]:
-    """Return the gap of each text after vectors were added to the states after a block.
+    """Return the gap of each text if vectors are added to the states after a block.
 
     The gap is log P(up) - log P(down) in nats, where up and down are two sets of tokens that may
     follow the text.
@@ -93,7 +93,7 @@ def steered_gaps(
         model: The model that is steered.
         prompts: The tokens of n texts, with the position of the word's last token in each.
         layer: The block after which vectors are added.
-        added: The vectors of c conditions for each text; each condition is run by itself.
+        added: The vector of each of c conditions for each text. Each condition is a separate pass.
         later: Whether vectors are added at all tokens from the word on, or only at its last token.
     """
     gaps_of_batches = []
@@ -227,9 +227,9 @@ class SteeringTrial:
         prompts: tuple[EncodedPrompts, EncodedPrompts],
         layer: int,
     ) -> Float[Tensor, "n d"]:
-        """Return a steering vector for each text: a mean difference over pairs of other folds.
+        """Return a steering vector for each text: a mean difference over the texts of other folds.
 
-        It is the mean of the counterpart's state minus the text's state, at the word.
+        The difference is the state of a text's counterpart minus that of the text, at the word.
 
         Args:
             model: The model whose states are used.

@@ -19,7 +19,7 @@ def held_out_differences(
 ) -> Float[Tensor, "n d"]:
     """Return for each pair of states the mean of after - before over the pairs of other folds.
 
-    So the vector of a pair does not depend on the pair itself. The mean is in float64, and NaN if
+    So the result for a pair does not depend on the pair itself. The mean is in float64, and NaN if
     there is only one fold.
     """
     difference = after.double() - before.double()
@@ -42,7 +42,7 @@ def random_directions(
 ) -> Float[Tensor, "draws n d"]:
     """Return random directions that are rescaled to the norms of n given vectors.
 
-    Each of the drawn directions is the same for all n; only its norm differs.
+    A drawn direction is the same for all n vectors; only its norm differs.
 
     Args:
         draws: How many directions are drawn.
@@ -68,7 +68,7 @@ def effects_of(
         natural: The natural effect on each text.
         groups: The group of each text.
     """
-    # The row of ones counts the texts: its sums are the sizes of the sets of texts.
+    # The sums of the row of ones are the numbers of texts.
     ones = torch.ones(1, len(natural), dtype=torch.float64)
     rows = torch.cat([steered.double(), natural.double()[None], ones])
     sums = sums_without_each_part(rows, groups)  # column 0: all texts; others: without each part
@@ -77,6 +77,7 @@ def effects_of(
     part_sizes = counts[0] - counts[1:]
     # As many parts of equal size would be as informative.
     effective_parts = effective_number(part_sizes)
+    # The last row is the natural effect.
     return (
         Jackknifed(means[:-1, 0], means[:-1, 1:], effective_parts),
         Jackknifed(means[-1, 0], means[-1, 1:], effective_parts),

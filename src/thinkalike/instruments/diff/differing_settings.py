@@ -26,8 +26,10 @@ COLUMNS = ["setting", "base", "changed"]
 def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
     """Return a row for each setting that differs between two models, with both values as text.
 
-    Settings are entries of configurations, parts of tokenizers and their special tokens (marks),
-    and also what no checkpoint holds: the classes of modules, their attributes and buffers.
+    Settings are entries of the models' configurations, parts of their tokenizers, and the special
+    tokens that they put around a text. The classes, attributes and buffers of modules count as
+    settings, too, although no checkpoint file holds them. A setting that one model lacks has the
+    value "none".
     """
     settings_of_base = _settings_of(base)
     settings_of_changed = _settings_of(changed)
@@ -48,7 +50,11 @@ def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFram
 
 
 def _settings_of(model: FrozenModel) -> Mapping[str, object]:
-    """Return the entries of a model's configuration, the parts of its tokenizer, and its marks."""
+    """Return the settings of a model by name.
+
+    They are the entries of its configuration, the parts of its tokenizer as `tokenizer.NAME`, and
+    as `marks` the special tokens that it puts around a text.
+    """
     settings = {**entries_of(model.module), "marks": model.special_token_pattern()}
     for name, fact in tokenizer_facts(model.tokenizer).items():
         settings[f"tokenizer.{name}"] = fact
@@ -56,16 +62,18 @@ def _settings_of(model: FrozenModel) -> Mapping[str, object]:
 
 
 def row_of_differing_forward_pass(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
-    """Return a table with a row for the forward pass if outputs differ for some fixed tokens.
+    """Return a table with one row, named "forward pass", if the outputs of two models differ.
 
-    The table is empty if they are the same up to rounding.
+    Both models read the same few fixed tokens. The table is empty if their logits are the same up
+    to rounding.
     """
     error = output_distance(base, changed)
-    # Weights that lie elsewhere in memory may be summed in a different order.
+    # Equal weights at different addresses may be summed in a different order. Such rounding is far
+    # below the tolerance for two implementations of one model.
     rounding = TOLERANCE[base.dtype] / 10
     is_same = error <= rounding
     rows = []
-    if not is_same:
+    if not is_same:  # also if the error is NaN
         rows.append(
             {
                 "setting": "forward pass",
@@ -80,8 +88,10 @@ def _rows_of_traits(base: FrozenModel, changed: FrozenModel) -> list[dict[str, s
     """Return a row for each trait of modules that differs: a class, an attribute or a buffer.
 
     Traits that differ in the same way in several blocks are one row. A trait that follows from
-    settings that differ is left out, as these say it already.
+    an entry of the configuration is left out if the configurations differ, as that entry has a
+    row already.
     """
+    # Group 1 is the number of the block, group 2 the path inside the block.
     path_in_block = re.compile(rf"{re.escape(base.family.blocks)}\.(\d+)\.?(.*)")
     layers_of_trait: dict[tuple[str, str, str], list[int]] = {}
     rows: list[dict[str, str]] = []
@@ -102,16 +112,17 @@ def _rows_of_traits(base: FrozenModel, changed: FrozenModel) -> list[dict[str, s
 def _trait_name(path: str, name: str) -> str:
     """Return the path of a module and the name of its trait, joined by a full stop.
 
-    If both are "", the trait is the class of the block itself, and it is called "class".
+    The name is "" for the class of the module. If the path is "" as well, the module is a block
+    itself, and the trait is called "class".
     """
     names = [text for text in (path, name) if text]
     return ".".join(names) or "class"
 
 
 def _setting_in_words(value: object) -> str:
-    """Return a value as text; a long list or dictionary as its length and hash.
+    """Return a value as text; a long list or dictionary as its length and the start of its hash.
 
-    None is "none", as it is when a stored result is read back.
+    None is written as "none", because pandas would read an empty cell of a stored table as NaN.
     """
     if value is None:
         return "none"

@@ -77,11 +77,12 @@ def rows_of_directions(
 def _part_of_greatest_onset(parts: Mapping[Part, PartChanges]) -> Part | None:
     """Return the module in which states begin to differ most, by the mean onset over tokens.
 
-    The onset is the relative change of states when this module alone is exchanged in the base. It
-    is None where no module has an onset.
+    The onset is the relative change of states when this module alone is exchanged in the base.
+    The function returns None if no module has an onset.
 
     Args:
-        parts: What the exchange of each module does.
+        parts: What the exchange of each module does. The field `entering` has the onset at each
+            token.
     """
     mean_onset = {}
     for part, changes in parts.items():
@@ -101,7 +102,7 @@ def _states_after(
         batches: For each batch, its states before block 0 and then after each block.
         layer: The number of the block; -1 for the embedding.
     """
-    # Entry 0 of a batch is before block 0.
+    # Entry 0 of a batch is before block 0. What follows the last token of a row is not predicted.
     return torch.cat([states[layer + 1][:, :-1].flatten(0, 1) for states in batches])
 
 
@@ -110,47 +111,52 @@ def _massive_states(
     after: Float[Tensor, "n d"],
     batches: Sequence[Sequence[Float[Tensor, "b t d"]]],
 ) -> Bool[Tensor, " n"]:
-    """Return which states are massive in either model, beside others that differ.
+    """Return a mask of the states that are left out: those that are massive in either model.
+
+    Massive states are those of a few tokens that are so long that they would decide a direction.
+    No state is left out if none is massive, or if only massive states differ between the models.
 
     Args:
-        before: The states of the base.
-        after: The same of the changed model.
-        batches: The states of each batch, whose rows begin with their first token.
+        before: The states of the base after a block, at all tokens but the last of each row.
+        after: The states of the changed model, at the same block and tokens.
+        batches: The states of each batch by layer, which tell where its rows begin.
     """
     nothing = torch.zeros(len(before), dtype=torch.bool, device=before.device)
-    begins = []
+    is_first_of_batches = []
     for states in batches:
-        is_first = torch.zeros(states[0].shape[:2], dtype=torch.bool)
+        is_first = torch.zeros(states[0].shape[:2], dtype=torch.bool)  # (rows, tokens)
         is_first[:, 0] = True
-        begins.append(is_first[:, :-1].flatten())
-    outliers = massive([before, after], torch.cat(begins))
-    if outliers is None:
+        is_first_of_batches.append(is_first[:, :-1].flatten())
+    is_massive = massive([before, after], torch.cat(is_first_of_batches))
+    if is_massive is None:
         return nothing
-    outliers = outliers.to(before.device)
-    if torch.equal(before[~outliers], after[~outliers]):
+    is_massive = is_massive.to(before.device)
+    if torch.equal(before[~is_massive], after[~is_massive]):
         return nothing
-    return outliers
+    return is_massive
 
 
 @torch.no_grad()
 def _tokens_raised_and_lowered(
     model: FrozenModel, states: Float[Tensor, "n d"], step: Float[Tensor, " d"]
 ) -> tuple[str, str]:
-    """Return the tokens whose logits a step in state space raises most, and lowers most.
+    """Return the tokens whose logits a step in state space raises most, and lowers most, as text.
 
-    The logits are those that the final norm and the unembedding give for states, with and without
-    the step added, as a mean over about `STATES_READ` states.
+    The step is added to about `STATES_READ` states. The final norm and the unembedding turn the
+    states with and without the step into logits, and the difference is averaged over the states.
 
     Args:
         model: The model.
         states: States of the model, from which a few are taken at equal distances.
-        step: What is added to each of them.
+        step: The vector that is added to each of these states.
     """
     stride = max(len(states) // STATES_READ, 1)
-    starts = states[::stride]
-    change = (model.finish(starts + step.to(starts)) - model.finish(starts)).mean(0)
-    raised = change.topk(TOKENS_NAMED).indices.tolist()
-    lowered = change.topk(TOKENS_NAMED, largest=False).indices.tolist()
+    sampled_states = states[::stride]
+    logits_before = model.finish(sampled_states)
+    logits_after = model.finish(sampled_states + step.to(sampled_states))
+    change_of_logits = (logits_after - logits_before).mean(0)
+    raised = change_of_logits.topk(TOKENS_NAMED).indices.tolist()
+    lowered = change_of_logits.topk(TOKENS_NAMED, largest=False).indices.tolist()
     return _tokens_in_quotes(model, raised), _tokens_in_quotes(model, lowered)
 
 

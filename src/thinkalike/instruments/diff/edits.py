@@ -107,8 +107,8 @@ def _removed_and_added(
 ) -> list[dict[str, object]]:
     """Return a row for each tensor that only one of the models has.
 
-    The operation of those of the base is "removed", and they come first; that of those of the
-    changed model is "added". Numbers about the change are NaN.
+    Tensors that only the base has come first, with the operation "removed". Then follow tensors
+    that only the changed model has, with the operation "added". Numbers about the change are NaN.
 
     Args:
         tensors_of_base: The tensors of the base, by name.

@@ -57,7 +57,7 @@ from thinkalike.models.parts import (
     changed_parts,
     check_one_basis,
     give_same_ties_and_vocabulary,
-    weight_without_difference,
+    weight_that_cannot_be_subtracted,
 )
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.ranking import ranked_rows
@@ -110,7 +110,8 @@ class DiffInstrument(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its key.
 
-        Only the continued-training control is trained on text.
+        `data.fit_tokens` is ignored unless the null is the continued-training control, as only
+        this control is trained on text.
         """
         unread = left_in_key(config, REPORT_TEXT)
         if config.measure_as(DiffConfig).null != "continued_training":
@@ -120,8 +121,9 @@ class DiffInstrument(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         """Return what decides the numbers, by name, for the key of the job.
 
-        These are both models and the text, and, if the settings name them, the pairs of texts in a
-        file, which are read here, and a model that may have been mixed in.
+        These are both models and the text. If the settings name them, they are also the pairs of
+        texts that a file holds (`measure.path`), and a third model that may have been mixed in
+        (`measure.other`).
         """
         measure = config.measure_as(DiffConfig)
         inputs: dict[str, Input] = {}
@@ -132,9 +134,11 @@ class DiffInstrument(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes for a forecast: of both models, and for exchanges and the null.
+        """Return the forward passes for a forecast.
 
-        The latter two are counted as if each pass began at the first block.
+        These are passes of both models over the text, passes with exchanged modules and of the
+        models of the null, and passes that write amplified text. Those with exchanged modules are
+        counted as if each of them began at the first block.
         """
         measure = config.measure_as(DiffConfig)
         base = shapes["model"]
@@ -145,15 +149,15 @@ class DiffInstrument(
 
         runs = RUNS
         if measure.null == "random_change":
-            runs = 2 * RUNS  # moved entries, and random signs
+            runs = 2 * RUNS  # `RUNS` with moved entries, and as many with random signs
         attention_and_mlps = 2 * base.layers
         parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
         outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
-        # Each is exchanged in both directions: put into the base, and into the changed model.
+        # Every module and output is exchanged twice: put into the base and into the changed model.
         passes_of_exchanges = 2 * (parts_exchanged + outputs_and_heads)
         tokens = float(measure.tokens_per_part * (passes_of_exchanges + runs))
         if measure.contrast:
-            texts = 2 * measure.pairs
+            texts = 2 * measure.pairs  # the two texts of each pair
             models = RUNS + 2  # the models of the null, the base and the changed model
             tokens += TOKENS_OF_CONTRAST * texts * models
         passes.append(base.passes("parts and null", tokens, row_length))
@@ -235,7 +239,8 @@ class DiffInstrument(
 
     def draw(self, result: Result, folder: Path) -> None:
         """Draw the effects by module and layer; equal models have no figure."""
-        if "layers" in result.tables:
+        if "layers" in result.tables:  # results of equal models lack this table
+            # A third model may follow, if one was mixed in.
             base, changed = (model["name"] for model in result.provenance["models"][:2])
             documents = result.scalars["documents"]
             about = f"bars: 95 % intervals over {documents:.0f} documents"
@@ -270,9 +275,9 @@ def _other_model(name: str) -> ModelConfig:
         name: A folder or the name of a model.
 
     Raises:
-        ConfigError: There is no such model.
+        ConfigError: There is no such model; the message names the setting `measure.other`.
     """
-    if is_there(name):
+    if is_there(name):  # a file or folder
         name = str(Path(name).absolute())
     try:
         return model_named(name, {})
@@ -283,8 +288,9 @@ def _other_model(name: str) -> ModelConfig:
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:
     """Return what differs between two models: modules, tensors, settings and embedded tokens.
 
-    If neither weights nor settings differ, both models are run on a few tokens, and a difference
-    of their outputs counts as a setting.
+    The third model of the settings, if any, is loaded to recognise weights that are a mixture of
+    the base and of it. If neither weights nor settings differ, both models are run on a few
+    tokens, and a difference of their outputs counts as a setting.
     """
     measure = config.measure_as(DiffConfig)
     settings = settings_that_differ(base, changed)
@@ -345,7 +351,7 @@ def _run_models_and_null(
             observed.outputs = exchange_outputs(base, changed, batches, measure.outputs)
 
     models: NullModels | None = None
-    packed_weight = weight_without_difference(base, changed)
+    packed_weight = weight_that_cannot_be_subtracted(base, changed)
     if packed_weight:
         reasons = "is packed, of two shapes, in one model alone or less precise in the base"
         log.warning("%s %s: so it has no null", packed_weight, reasons)

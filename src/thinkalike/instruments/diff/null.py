@@ -59,13 +59,18 @@ def null_models(
 
     With `null=random_change` they are the base with random changes of the same size: entries of
     the change moved to random rows and columns, or given random signs. With
-    `null=continued_training` they are copies of the base that were trained further (forks).
+    `null=continued_training` they are forks: copies of the base that were trained further, whose
+    change is scaled to the norm of the change that is judged.
 
     Args:
         measure: The settings of the diff.
         base, changed: The models.
-        parts: The modules that differ.
-        text: The rows that forks are trained on.
+        parts: The modules that differ, in order of depth.
+        text: The rows of tokens that forks are trained on.
+
+    Returns:
+        The models, with the layer of the first module that they change: -1, the embedding, for
+        forks, in which every module changes.
     """
     if measure.null == "random_change":
         perturb = partial(perturbed, base, changed, parts)

@@ -48,7 +48,8 @@ class NullRuns:
     def shifts_of_kind(self, kind: str) -> Float[Tensor, "r v"]:
         """Return how far the log-probability of each token of the vocabulary rises on average.
 
-        There is a row for each run of one kind of null.
+        The mean is over the positions of the text. There is a row for each run of one kind of
+        null.
         """
         runs = zip(self.kind, self.shifts, strict=True)
         return torch.stack([shift for kind_of_run, shift in runs if kind_of_run == kind])
@@ -56,8 +57,9 @@ class NullRuns:
     def kl_without_random_signs(self) -> Float[Tensor, "r n"]:
         """Return the KL from the base at each token, in all runs but those with random signs.
 
-        Runs with random signs change the same entries of the weights. Where only the embedding of
-        one token changed, they change it too, and so cannot tell this token from the others.
+        A run with random signs changes the same entries of the weights as the change that is
+        judged. Where only the embedding of one token changed, it changes that embedding, too, and
+        so cannot show that this token stands out.
         """
         return self._without_signs(self.kl)
 

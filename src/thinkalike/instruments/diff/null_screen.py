@@ -62,7 +62,8 @@ def sentence_of_null_comparison(numbers: Mapping[str, float], by_forks: bool) ->
     equal norm by further training of the base.
 
     Args:
-        numbers: The headline numbers of the result.
+        numbers: The headline numbers of the result. `nulls` counts all runs of the null; of random
+            changes, one half has moved entries and the other half random signs.
         by_forks: Whether the null is the continued-training control.
     """
     kl_of_change = (
@@ -87,6 +88,9 @@ def sentence_of_null_comparison(numbers: Mapping[str, float], by_forks: bool) ->
 
 def _kl_beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
     """Return whether the change's KL is above, below or within the range of a null's runs.
+
+    The range and a one-sided p-value come with it in words. The p-value is for a KL above the
+    runs, or, if the KL is below all of them, for a KL below the runs.
 
     Args:
         numbers: The headline numbers of the result.

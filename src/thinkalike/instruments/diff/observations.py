@@ -65,17 +65,18 @@ class Observations:
     def read(self) -> list[BatchStates]:
         """Run both models over all rows, and return the states of the first rows, in batches.
 
-        What the change does at each token of all rows is added to `changes`.
+        Exchanges of modules and the null are computed on these first rows alone. What the change
+        does at each token of all rows is added to `changes`.
         """
         first_batches: list[BatchStates] = []
-        rows_returned = 0
+        n_rows_returned = 0
         for batch, change in compare_batches(
             self.base, self.changed, self.rows, self.n_first_rows
         ):
             self.changes.append(change)
-            if rows_returned < self.n_first_rows:
+            if n_rows_returned < self.n_first_rows:
                 first_batches.append(batch)
-                rows_returned += len(batch.tokens)
+                n_rows_returned += len(batch.tokens)
         return first_batches
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
@@ -84,11 +85,11 @@ class Observations:
         Documents are numbered from 0, without gaps.
 
         Args:
-            rows: How many rows, the first ones; None: all.
+            rows: How many rows are taken from the start of the text; None: all.
         """
         documents = self.rows.documents[:rows, :-1].flatten().long()
-        numbers: Tensor = documents.unique(return_inverse=True)[1]
-        return numbers
+        renumbered: Tensor = documents.unique(return_inverse=True)[1]
+        return renumbered
 
     def kl(self) -> Float[Tensor, " n"]:
         """Return KL(base ‖ changed) in nats after each token of all rows, but the last of each."""
@@ -110,6 +111,7 @@ class Observations:
         if self.contrasts is None:
             return torch.zeros(0)
         texts, counterparts = self._prompts
+        # The counterpart has the feature; a gap is log P(up) - log P(down) of the continuations.
         return gaps(model, counterparts) - gaps(model, texts)
 
     @cached_property
@@ -135,8 +137,8 @@ class Observations:
     def move_beyond_forks(self) -> tuple[Float[Tensor, " parts"], float]:
         """How much farther each module moved than in forks, and the p-value of the farthest.
 
-        Forks are copies of the base that were trained further. The value is that of
-        `beyond_forks`, for each of `parts_compared_with_forks`.
+        Forks are copies of the base that were trained further. The first value has a z-score for
+        each of `parts_compared_with_forks`, relative to the remaining modules.
         """
         moves_of_forks = []
         for moves in self.null.moves:

@@ -83,7 +83,7 @@ def outcome_of_diff(observed: Observations) -> Outcome:
 def outcome_of_equal_models(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
     """Return the outcome for two equal models: all numbers are 0, and no text is read.
 
-    The exit statuses are 0 as well, which stands for "equivalent".
+    The exit statuses of equivalence tests are 0 as well, which stands for "equivalent".
 
     Args:
         base: One of the models, which says what modules there are.
@@ -147,7 +147,7 @@ def _scalars_of_diff(
 def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
     """Return what the change does at each token of the text, by the name of a headline number.
 
-    KL and losses are in nats; `flips` is 1 where the most likely next token differs.
+    KL and losses are in nats; `flips` is 1 where the most likely next token differs, and else 0.
     """
     tokens = [change.tokens for change in observed.changes]
     loss_base = torch.cat([batch.loss_base for batch in tokens]).double()
@@ -163,9 +163,10 @@ def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
 
 
 def _without_unbounded_ends(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers without the ends of intervals of few documents, which are not finite.
+    """Return the numbers without the ends of intervals that are not finite.
 
-    A value that is not finite stays, so that the result is refused.
+    Few documents give unbounded intervals. Any other number that is not finite is kept, so that
+    the check of the result finds it and raises an error.
     """
     kept = {}
     for name, value in numbers.items():
@@ -178,10 +179,10 @@ def _without_unbounded_ends(numbers: Mapping[str, float]) -> dict[str, float]:
 def _numbers_beside_null(
     name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]
 ) -> dict[str, float]:
-    """Return headline numbers that compare a value with the runs of a null.
+    """Return headline numbers that compare the KL of the change with the runs of a null.
 
-    They are the lowest and the highest run, and the one-sided p-values for a value above and for
-    one below the runs.
+    They are the lowest and the highest run, and two one-sided p-values: for a value above the
+    runs, and for a value below them.
 
     Args:
         name: How the names of these numbers begin.
@@ -201,16 +202,21 @@ def _exit_statuses(
     numbers: Mapping[str, float],
     tables: Mapping[str, pd.DataFrame],
 ) -> dict[str, float]:
-    """Return the exit status of each margin that is given, and of all of them together.
+    """Return the exit status of each equivalence test, and that of all tests together.
 
-    A status stands for "equivalent", "not equivalent" or "undecided". The margins of classes of
-    tokens and of words must hold in every row of their table. A margin of KL or flips must also
-    hold after changed tokens that the text lacks, which were inserted into it.
+    A test asks whether a number is within its margin of equivalence. Its status stands for
+    "equivalent", "not equivalent" or "undecided". The margins of classes of tokens and of words
+    must hold in every row of their table. A margin of KL or flips must also hold after tokens
+    whose embedding changed and which the text lacks; these were inserted into the text.
 
     Args:
         margins: The margin of each number; None: it is not tested.
-        numbers: The headline numbers.
-        tables: The tables whose rows have a margin, by the name of the margin.
+        numbers: The headline numbers, with the ends of their intervals.
+        tables: The tables whose rows are tested, by the name of the margin. An empty table leaves
+            its test undecided.
+
+    Returns:
+        The statuses by name; {} if no margin is given.
     """
     verdicts: dict[str, Verdict] = {}
     for name, margin in margins.items():
@@ -251,6 +257,6 @@ def _intervals_of_rows(table: pd.DataFrame, column: str) -> list[tuple[float, fl
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of several tests together.
 
-    It is *not equivalent* if one of them is, else *undecided* if one is, else *equivalent*.
+    It is "not equivalent" if one of them is, else "undecided" if one is, else "equivalent".
     """
     return max(verdicts, key=FROM_BEST_TO_WORST.index)

@@ -38,7 +38,7 @@ NAMES_OF_HEAD_WIDTH = ("head_dim", "d_head")
 
 
 def changed_indices_in_words(model: FrozenModel, name: str, tensor: Tensor, change: Edit) -> str:
-    """Return in words which rows or columns of a tensor an edit changed; "" if it is all of them.
+    """Return in words which rows or columns of a tensor an edit changed; "" if it changed all.
 
     They are called tokens, experts, heads or neurons where that is what they stand for.
 
@@ -51,11 +51,12 @@ def changed_indices_in_words(model: FrozenModel, name: str, tensor: Tensor, chan
     if change.axis is None or not change.indices:
         return ""
     indices = change.indices
+    # Embeddings and unembeddings have a row for each token, and lie outside the blocks.
     is_of_vocabulary = len(tensor) == model.vocabulary and model.family.blocks not in name
     if change.axis == 0 and is_of_vocabulary:
         tokens = [repr(model.tokenizer.decode([token])) for token in indices]
         return _first_few("token", tokens, len(tokens))
-    if change.axis == 0 and tensor.dim() == 3:
+    if change.axis == 0 and tensor.dim() == 3:  # a matrix for each expert of an MLP
         return _first_few("expert", [str(expert) for expert in indices], len(indices))
 
     path, _, _ = name.rpartition(".")
@@ -64,8 +65,9 @@ def changed_indices_in_words(model: FrozenModel, name: str, tensor: Tensor, chan
     if heads:
         return heads
     unit = "row" if change.axis == 0 else "column"
-    # The neurons of an MLP are the inputs of its last map and the outputs of the others.
-    is_of_neurons = is_of_outputs != bool(WRITES_TO_STREAM.search(path))
+    # The neurons of an MLP are the inputs of its last map and the outputs of its other maps.
+    is_last_map = bool(WRITES_TO_STREAM.search(path))
+    is_of_neurons = is_of_outputs != is_last_map
     if INSIDE_MLP.search(path) and is_of_neurons:
         unit = "neuron"
     return _first_few(unit, ranges_in_words(indices), len(indices))
@@ -105,9 +107,9 @@ def _first_few(unit: str, names: Sequence[str], count: int) -> str:
 def _heads_in_words(
     model: FrozenModel, path: str, length: int, indices: Sequence[int], is_of_outputs: bool
 ) -> str:
-    """Return which attention heads some indices of a weight are: "query heads 0 to 2".
+    """Return which attention heads some indices of a weight belong to: "query heads 0 to 2".
 
-    It is "" if the module is none of attention, or if the indices are not whole heads.
+    It is "" if the module does not belong to attention, or if the indices are not whole heads.
 
     Args:
         model: The model.
@@ -126,12 +128,13 @@ def _heads_in_words(
         return ""
 
     heads = _heads_in_order(path, length // head_width, query_heads, key_heads, is_of_outputs)
-    positions = sorted({index // head_width for index in indices})  # of heads along the axis
-    are_whole_heads = len(indices) == len(positions) * head_width
+    # A head's numbers are consecutive along the axis, so this is its position among the heads.
+    head_positions = sorted({index // head_width for index in indices})
+    are_whole_heads = len(indices) == len(head_positions) * head_width
     if length != len(heads) * head_width or not are_whole_heads:
         return ""
     numbers_by_kind: dict[str, list[int]] = {}
-    for position in positions:
+    for position in head_positions:
         kind, number = heads[position]
         numbers_by_kind.setdefault(kind, []).append(number)
     in_words = []
@@ -145,15 +148,17 @@ def _heads_in_order(
 ) -> list[tuple[str, int]]:
     """Return the kind and number of each attention head along an axis of a weight.
 
-    The order follows from the name of the module: queries, keys and values one after the other,
-    in turn for each head, or only one of them. It is empty if the order is not known.
+    The order follows from the name of the module. It may be all queries, then all keys, then all
+    values; or query, key and value of head 0, then of head 1, and so on; or only one of the three.
+    The list is empty if the order is not known.
 
     Args:
         path: The path of the module.
         count: How many heads the axis has.
-        query_heads, key_heads: How many heads of queries, and of keys and values, the model has.
-        is_of_outputs: Whether the axis is that of the module's outputs. Inputs are the outputs of
-            all heads, as in the last map of attention.
+        query_heads, key_heads: How many heads of queries the model has, and how many of keys and
+            of values.
+        is_of_outputs: Whether the axis is that of the module's outputs. If not, the module is
+            taken for the last map of attention, whose inputs are the outputs of all heads.
     """
     if not is_of_outputs:
         return [("head", number) for number in range(query_heads)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def ranges_in_words(numbers: Sequence[int]) -> list[str]:
-    """Return numbers as text, where consecutive numbers are one range.
+    """Return numbers as texts, where a run of consecutive numbers is one range.
 
     >>> ranges_in_words([3, 4, 5, 8])
     ['3 to 5', '8']

@@ -42,8 +42,8 @@ MOST_NAMED = 6
 """At most so many settings, tokens or words are named."""
 
 APART = 3
-"""A module is told apart that is more than so many times as far from the continued-training
-control as modules typically are: recipes of training differ, too."""
+"""From this z-score on, a module stands out as having moved farther than in the
+continued-training control. It is large, as recipes of training differ, too."""
 
 FALSE_DISCOVERIES = 0.05
 """The rate of false discoveries among what is told apart."""
@@ -56,9 +56,10 @@ Numbers: TypeAlias = Mapping[str, float]
 
 
 def screen_lines(result: Result) -> Iterator[str]:
-    """Yield the lines of a diff's screen, an answer each; long ones wrap where they are printed.
+    """Yield the lines that are printed for a diff: a summary, and then a question with its answer.
 
-    Of equal models there is no text to report on, and only the first and the last line.
+    No text was read for equal models (`numbers["tokens"]` is 0), so that they have only the first
+    and the last line.
     """
     numbers = result.scalars
     tables = result.tables
@@ -104,13 +105,13 @@ def _lines_of_text(result: Result) -> Iterator[str]:
 
 
 def summary_sentence(result: Result) -> str:
-    """Return in one sentence what changed, where its effect lies, and on which text.
+    """Return in one sentence what changed, where its effect lies, and which text was read.
 
-    Equal models have a sentence that says that they are.
+    For equal models, the sentence says that they are equal.
     """
     numbers = result.scalars
     base, changed = (model["name"] for model in result.provenance["models"][:2])
-    if not numbers["tokens"]:
+    if not numbers["tokens"]:  # no text is read for equal models
         return f"{changed} equals {base}: all weights, settings and tokenizers are the same."
 
     text = f"text: {name_of_text(result)}, {numbers['tokens']:,.0f} tokens"
@@ -146,9 +147,9 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
         count = f"all {modules} modules changed"
     changes = table["relative_weight_change"]
     median = changes[changes > 0].median()
-    if math.isnan(median):  # the weights of an adapter have none in the base to compare with
+    if math.isnan(median):  # the weights of an adapter have no counterpart in the base
         return count
-    digits = ".0f" if median > 0.1 else ".2g"
+    digits = ".0f" if median > 0.1 else ".2g"  # whole percents from 10 % on
     in_words = f"{count}, in the median by {number_text(100 * median, digits)} % of their norm"
     if median >= UNRELATED_CHANGE:
         in_words += ", as far as weights that were trained separately"
@@ -159,15 +160,17 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
     """Return in words whether putting back one module of the base undoes most of the change.
 
     Args:
-        table: A row for each module; its effect is NaN if it was not exchanged.
+        table: A row for each module. `restoring_effect` is the share of the KL that disappears
+            when the base's module is put back; it is NaN if the module was not exchanged.
     """
-    changed = table[table["relative_weight_change"] != 0].dropna(subset="restoring_effect")
-    if changed.empty:
+    changed = table[table["relative_weight_change"] != 0]
+    exchanged = changed.dropna(subset="restoring_effect")
+    if exchanged.empty:
         return "no module was exchanged"
     one_module = "any one module"
-    if len(changed) < (table["relative_weight_change"] != 0).sum():
-        one_module = f"any one of the {len(changed)} exchanged modules"
-    module_of_largest = changed.iloc[int(changed["restoring_effect"].argmax())]
+    if len(exchanged) < len(changed):
+        one_module = f"any one of the {len(exchanged)} exchanged modules"
+    module_of_largest = exchanged.iloc[int(exchanged["restoring_effect"].argmax())]
     largest_effect = module_of_largest["restoring_effect"]
     if largest_effect < LEAST_EFFECT:
         return (
@@ -188,9 +191,10 @@ def _spread_of_effect(table: pd.DataFrame) -> str:
 
 
 def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return a clause that names the tokens after which KL stands out most, in a list.
+    """Return a list with one clause, which names the tokens after which KL stands out most.
 
-    The list is empty if tokens were not tested, or if none stands out.
+    The list is empty if tokens were not tested, or if none stands out (`q` is the false discovery
+    rate of a token, and `factor` how many times larger its KL is than that of other tokens).
     """
     if "tokens" not in tables:
         return []
@@ -247,8 +251,8 @@ def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
 
     Args:
         table: A row for each module.
-        p: The p-value of the module that moved farthest beyond the continued-training control;
-            None: there is no such control.
+        p: The p-value of the module whose weights moved farthest beyond the continued-training
+            control; None: there is no such control.
     """
     changed = table[table["relative_weight_change"] != 0]
     sentences = [onsets_in_words(changed)]
@@ -319,22 +323,25 @@ def effects_in_words(
 
 
 def onsets_in_words(changed: pd.DataFrame) -> str:
-    """Return in which modules most of the change of states begins; "" if none is known.
+    """Return in words in which modules most of the change of states begins; "" if none is known.
 
-    These are the modules with the largest onsets which together hold `SHARE_NAMED` of the sum. An
-    onset is how far the states after a module differ, relative to their norm, given equal input.
+    An onset is how far the states after a module differ, relative to their norm, given equal
+    input. The fewest modules are named whose onsets are at least `SHARE_NAMED` of the sum of all
+    onsets, or only the one with the largest onset if their names have more than `MOST_RANGES`
+    ranges.
 
     Args:
         changed: The rows of the modules whose weights differ.
     """
     onsets = changed["onset"].dropna().sort_values(ascending=False, kind="stable")
+    # A module is named if the modules before it in this order do not reach the share yet.
     sum_of_larger_onsets = onsets.cumsum() - onsets
-    holds_most = sum_of_larger_onsets < SHARE_NAMED * onsets.sum()
-    indices = onsets.index[holds_most]
+    is_named = sum_of_larger_onsets < SHARE_NAMED * onsets.sum()
+    indices = onsets.index[is_named]
     if not len(indices):
         return ""
     names = _module_names([changed.loc[index] for index in sorted(indices)])
-    n_ranges = 1 + names.count(",") + names.count(" and ")
+    n_ranges = 1 + names.count(",") + names.count(" and ")  # as in "MLP 3, 5 to 8 and norms 2"
     what_begins = "States begin to differ"
     if len(indices) < (onsets > 0).sum():
         share = number_text(SHARE_NAMED, ".0%")
@@ -349,10 +356,11 @@ def onsets_in_words(changed: pd.DataFrame) -> str:
 
 
 def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
-    """Return whether one module stands out as having moved especially far.
+    """Return a sentence that says whether the weights of one module moved especially far.
 
-    It must have moved at least `APART` times as far as in the continued-training control, compared
-    with the remaining modules, at a p-value of at most `FALSE_DISCOVERIES`.
+    `weight_change_beyond_control` is the z-score of how much farther a module moved than in copies
+    of the base that were trained further, relative to the remaining modules. The module with the
+    largest one is named if it is at least `APART`, and its p-value at most `FALSE_DISCOVERIES`.
 
     Args:
         changed: The rows of the modules whose weights differ.
@@ -374,7 +382,7 @@ def _module_names(rows: Sequence[pd.Series]) -> str:
     """Return the names of modules in words: "embedding, attention 3 and MLP 10 to 14, 17".
 
     Args:
-        rows: The row of each module.
+        rows: The row of each module, at least one.
     """
     layers_by_component: dict[str, list[int]] = {}
     for row in rows:
@@ -386,8 +394,9 @@ def _module_names(rows: Sequence[pd.Series]) -> str:
             names.append(component)
         else:
             names.append(f"{component} {', '.join(ranges_in_words(layers))}")
-    all_but_last = ", ".join(names[:-1])
-    return " and ".join(filter(None, [all_but_last, names[-1]]))
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
@@ -397,7 +406,7 @@ def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
         table: A row for each output that was exchanged, the greatest effect first.
         follows_modules: Whether a sentence about modules comes before, so that this may be short.
     """
-    is_head = table["output"] == "z"
+    is_head = table["output"] == "z"  # TransformerLens's name for the output of one head
     sentences = [_effects_of_outputs("output", table[~is_head], follows_modules)]
     if is_head.any():
         sentences.append(_effects_of_outputs("head", table[is_head], is_repeated=True))
@@ -410,8 +419,8 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
 
     Args:
         what: "output" or "head".
-        rows: A row for each output, or for each head.
-        is_repeated: Whether a sentence of the same form came before.
+        rows: A row for each output, or for each head, the greatest effect first.
+        is_repeated: Whether a sentence of the same form came before, so that this may be short.
     """
     components = {"attn_out": "attention", "mlp_out": "MLP"}
     named = rows.head(MOST_SHARES)
@@ -468,7 +477,11 @@ def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
 
 
 def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
-    """Return the tokens after which KL rose by more, against the null, than after the others."""
+    """Return in words the tokens that stand out.
+
+    After these, the ratio of KL to that of the null is larger than after the remaining tokens, by
+    a `factor`, at a false discovery rate `q` of at most `FALSE_DISCOVERIES`.
+    """
     standing_out = tokens[tokens["q"] <= FALSE_DISCOVERIES]
     if standing_out.empty:
         return "No token stands out against the rest."
@@ -480,9 +493,10 @@ def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
 
 
 def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
-    """Return in words which words' contrasts changed more than in the null and of other words.
+    """Return in words which words' contrasts changed more than by the null and than other words'.
 
-    A contrast is how much a feature of a word moves the log-odds of two continuations.
+    A contrast is how much a feature of a word, such as number, moves the log-odds of two
+    continuations.
 
     Args:
         table: A row for each word.
@@ -511,8 +525,9 @@ def directions_in_words(
     """Return in words what the first principal direction of the change of states does.
 
     Args:
-        directions: A row for each direction; None: they were not computed.
-        modules: A row for each module, whose onset says why there may be no directions.
+        directions: A row for each direction, the first one first; None: they were not computed,
+            and the function returns the reason.
+        modules: A row for each module. If no onset is above 0, no states differ.
         numbers: The headline numbers.
     """
     if directions is None and not modules["onset"].max() > 0:
@@ -535,7 +550,10 @@ def directions_in_words(
 
 
 def _without_massive(direction: pd.Series) -> str:
-    """Return that massive states were left out, or ""; results of version 8 do not say."""
+    """Return a clause that says how many massive (very long) states were left out, or "".
+
+    Results of version 8 and before lack the number, and get "".
+    """
     count = int(direction.get("massive_states", 0))
     if not count:
         return ""
@@ -551,9 +569,9 @@ def verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> s
         numbers: The headline numbers.
         margins: The margin of each number; None: it was not tested.
     """
-    if "exit_status" not in numbers:
+    if "exit_status" not in numbers:  # only results of a job with a margin have it
         verdict = "Not tested, as no margin is given, such as margin.kl=0.01."
-    elif not numbers["tokens"]:
+    elif not numbers["tokens"]:  # no text is read for equal models
         verdict = "Equivalent: the models are equal."
     else:
         tests = []
@@ -566,7 +584,7 @@ def verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> s
     if not numbers.get("tokens_unread"):
         return verdict
     inserted = "them"
-    if numbers["tokens_unread"] > POSITIONS:
+    if numbers["tokens_unread"] > POSITIONS:  # there are only so many positions to insert them at
         inserted = "a random sample of them"
     return (
         f"{verdict} The text lacks {numbers['tokens_unread']:,.0f} of the "

@@ -55,7 +55,11 @@ class DiffConfig(MeasureConfig):
     paths: ClassVar[tuple[str, ...]] = ("path",)
 
     def __post_init__(self) -> None:
-        """Refuse a file of pairs without `contrast=table` and conversely, and wrong margins."""
+        """Refuse settings that contradict each other, and margins with unknown names.
+
+        A file of pairs of texts needs `contrast=table`, and conversely. A margin of words needs a
+        contrast, as words are tested by it.
+        """
         super().__post_init__()
         if (self.contrast == "table") != bool(self.path):
             raise ConfigError("pairs of your own need measure.contrast=table measure.path=FILE")
@@ -70,8 +74,8 @@ class DiffConfig(MeasureConfig):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that have an effect.
 
-        `steps` has one with the continued-training control only, and `pairs` with a contrast of
-        the built-in grammar only.
+        `steps` has an effect only with the continued-training control, and `pairs` only with a
+        contrast whose sentences come from the built-in grammar.
         """
         settings = super().settings_read()
         if self.null != "continued_training":

@@ -66,7 +66,9 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
 
     The columns are the relative change of its weights, the change of states that begins at it
     (onset), and the shares of the KL that exchanging it removes and brings. They are 0 where the
-    weights are equal, and NaN where a module that differs was not exchanged.
+    weights are equal, and NaN where a module that differs was not exchanged. With the
+    continued-training control, `weight_change_beyond_control` is the z-score of how much farther
+    its weights moved than in further training, relative to the remaining modules.
     """
     documents = observed.documents(observed.n_first_rows)
     kl = observed.kl_of_first_rows().double()
@@ -90,8 +92,8 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
 def _relative_change(observed: Observations, paths: tuple[str, ...]) -> float:
     """Return ‖changed - base‖ / ‖base‖ of the weights of the modules at some paths.
 
-    It is NaN if no weight differs that both models have: the weights of an adapter have no
-    counterpart in the base. It is NaN, too, where ‖base‖ is 0.
+    The norms are over the weights that both models have. It is NaN if none of these differ, as for
+    an adapter, whose weights have no counterpart in the base, and also if ‖base‖ is 0.
     """
     norm_of_change, norm_of_base = norms_of_change_and_base(observed.base, observed.changed, paths)
     if not norm_of_change or not norm_of_base:
@@ -106,11 +108,14 @@ def _onset_and_effects(
 
     `restoring_effect` is the share that disappears when the base's module is put into the changed
     model, and `transplanting_effect` the share that appears when the changed module is put into
-    the base. `mean_effect` is their mean (the Shapley value of two players). The shares are left
-    out where the module was not exchanged, or where predictions differ by rounding alone.
+    the base. `mean_effect` is their mean (the Shapley value of two players: this module, and the
+    rest of the change). The shares are left out where the module was not exchanged, or where
+    predictions differ by rounding alone.
 
     Args:
-        changes: What the exchange of the module does at each token.
+        changes: What the exchange of the module does at each token: the onset (`entering`), the
+            KL that remains without its change (`without`), and the KL of its change alone
+            (`alone`). Each may be None.
         kl: The KL of the whole change at each token.
         documents: The document of each token.
     """
@@ -134,8 +139,8 @@ def _share_of_kl(
 ) -> Estimate:
     """Return a module's share of the KL of the whole change, with its interval over documents.
 
-    The interval is (-∞, ∞) with fewer than `FEWEST_GROUPS` documents, or where fewer than two have
-    any KL.
+    The interval is (-∞, ∞) with fewer than `FEWEST_GROUPS` documents, or if fewer than two
+    documents have a KL above 0.
 
     Args:
         kl_of_module: The KL that the module accounts for, at each token.
@@ -189,8 +194,8 @@ def _mean_distance(
 def table_of_outputs(observed: Observations) -> pd.DataFrame:
     """Return one row for each output that was exchanged, with its shares of KL, greatest first.
 
-    Outputs are those of attention, of MLPs and of single attention heads; `head` is NaN for all
-    but the last. The table is empty where none was exchanged.
+    Outputs are those of attention, of MLPs and of single attention heads. The column `head` is NaN
+    unless the output is that of a single head. The table is empty where no output was exchanged.
     """
     documents = observed.documents(observed.n_first_rows)
     kl = observed.kl_of_first_rows().double()
@@ -200,6 +205,7 @@ def table_of_outputs(observed: Observations) -> pd.DataFrame:
         if hook_point.head is not None:
             head = hook_point.head
         shares = _onset_and_effects(changes, kl, documents)
+        # The integer value of a hook point is its layer.
         rows.append({"output": hook_point.site, "layer": int(hook_point), "head": head, **shares})
     if not rows:
         return pd.DataFrame()
@@ -217,10 +223,11 @@ def table_of_nulls(observed: Observations) -> pd.DataFrame:
 def table_of_tokens(observed: Observations) -> pd.DataFrame:
     """Return a row for each frequent token: how much the prediction after it changed.
 
-    `p_random` tests whether its mean KL is above that of the null, and `p` whether it is so by
-    more than that of the remaining tokens (`factor` times more). `q_random` and `q` are the false
-    discovery rates. The rows of the lowest `q` come first. Without a null, or where no token
-    occurs `FEWEST_OCCURRENCES` times, the table is empty.
+    `p_random` tests whether the mean KL after the token is above that of the null. `factor` is the
+    ratio of both, divided by the same ratio of the remaining tokens, and `p` tests whether it is
+    above 1. `q_random` and `q` are the false discovery rates of these tests. The rows of the
+    lowest `q` come first. Without a null, or where no token occurs `FEWEST_OCCURRENCES` times, the
+    table is empty.
     """
     tokens = observed.rows.tokens[: observed.n_first_rows, :-1].flatten().long()
     token_ids, groups, counts = tokens.unique(return_inverse=True, return_counts=True)
@@ -234,21 +241,21 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
     log_kl = kl.clamp(min=SCORE_ROUNDING).log()
     log_null = null.clamp(min=SCORE_ROUNDING).log()
     p_random = p_above_null(log_kl, log_null)
-    beyond, _, two_sided_p = excess(log_kl, log_null)
+    log_factor, _, two_sided_p = excess(log_kl, log_null)
     # One-sided: only tokens after which predictions change more count.
-    p = torch.where(beyond > 0, two_sided_p / 2, 1 - two_sided_p / 2)
-    written = []
+    p = torch.where(log_factor > 0, two_sided_p / 2, 1 - two_sided_p / 2)
+    tokens_as_text = []
     for token in token_ids[is_frequent].tolist():
-        written.append(written_token(observed.base, token))
+        tokens_as_text.append(written_token(observed.base, token))
     table = pd.DataFrame(
         {
-            "token": written,
+            "token": tokens_as_text,
             "count": counts[is_frequent],
             "kl": kl.cpu().numpy(),
             "null_mean": null.mean(0).cpu().numpy(),
             "p_random": p_random.cpu().numpy(),
             "q_random": false_discovery_rates(p_random).cpu().numpy(),
-            "factor": beyond.exp().cpu().numpy(),
+            "factor": log_factor.exp().cpu().numpy(),
             "p": p.cpu().numpy(),
             "q": false_discovery_rates(p).cpu().numpy(),
         }
@@ -259,8 +266,8 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 def table_of_classes(observed: Observations) -> pd.DataFrame:
     """Return a row for each kind of token, such as numbers: the mean KL after it, greatest first.
 
-    Kinds that occur in fewer than `FEWEST_GROUPS` documents are left out. The intervals hold for
-    all kinds at once (Bonferroni).
+    Kinds that occur in fewer than `FEWEST_GROUPS` documents are left out, and the table is empty
+    if all are. The intervals hold for all kinds at once (Bonferroni).
     """
     documents = observed.documents()
     kl = observed.kl()
@@ -284,28 +291,29 @@ def table_of_classes(observed: Observations) -> pd.DataFrame:
 def _tokens_by_kind(observed: Observations) -> dict[str, Bool[Tensor, " n"]]:
     """Return a mask of the text's tokens for each kind of token, in alphabetical order."""
     tokens = observed.rows.tokens[:, :-1].flatten().long()
-    token_ids, index_of_token = tokens.unique(return_inverse=True)
+    token_ids, id_index_of_token = tokens.unique(return_inverse=True)
     kind_of_id = [kind_of_token(observed.base.tokenizer, token) for token in token_ids.tolist()]
-    kinds = np.array(kind_of_id)[index_of_token.numpy()]
-    by_kind = {}
-    for kind in sorted(set(kinds.tolist())):
-        by_kind[kind] = torch.from_numpy(kinds == kind)
-    return by_kind
+    kind_of_each_token = np.array(kind_of_id)[id_index_of_token.numpy()]
+    mask_by_kind = {}
+    for kind in sorted(set(kind_of_id)):
+        mask_by_kind[kind] = torch.from_numpy(kind_of_each_token == kind)
+    return mask_by_kind
 
 
 def table_of_words(observed: Observations) -> pd.DataFrame:
     """Return a row for each word with a contrast: its value in the base, and how far it changed.
 
     A contrast is how much a feature of the word, such as number, moves the log-odds of two
-    continuations, in nats. With a null, the change is tested against it and against those of the
-    remaining words, and the lowest p comes first. The table is empty if there are no pairs of
-    texts.
+    continuations, in nats; it is a mean over pairs of texts with the word. With a null, the change
+    is tested against that of the null and of the remaining words, and the lowest p comes first.
+    Without one, the words are in ascending order of the change. The table is empty if there are no
+    pairs of texts.
     """
     contrasts = observed.contrasts
     if contrasts is None:
         return pd.DataFrame()
     words = list(dict.fromkeys(prompt.word for prompt in contrasts.texts))
-    groups = contrasts.groups
+    groups = contrasts.groups  # the index of the word of each pair
     counts = torch.bincount(groups)
     before = observed.effects(observed.base)
     change = observed.effects(observed.changed) - before
@@ -337,7 +345,7 @@ def _half_width(
     """Return half the width of the interval of each word's mean change.
 
     The intervals are Student's t intervals over pairs of texts, and hold for all words at once
-    (Bonferroni). Words with one pair have unbounded ones.
+    (Bonferroni). The interval of a word with a single pair is unbounded.
 
     Args:
         change: The change of each pair.
@@ -346,23 +354,25 @@ def _half_width(
         counts: How many pairs each word has.
     """
     squares = (change - mean_change[groups]).square()
+    # Σ (x - mean)² / (n (n - 1)), where the mean of squares has the factor 1/n.
     variance_of_mean = means_of_groups(squares[None], groups)[0] / (counts - 1)
-    freedom = counts.clamp(min=2).numpy() - 1
-    t = torch.from_numpy(stdtrit(freedom, 1 - LEVEL / 2 / len(counts)))
+    degrees_of_freedom = counts.clamp(min=2).numpy() - 1
+    t = torch.from_numpy(stdtrit(degrees_of_freedom, 1 - LEVEL / 2 / len(counts)))
     return torch.where(counts > 1, t * variance_of_mean.sqrt(), math.inf)
 
 
 def table_of_contexts(observed: Observations) -> pd.DataFrame:
-    """Return the places in the text where the prediction changed most, one of each document.
+    """Return the places in the text where the prediction changed most, at most one per document.
 
-    There are at most `MOST_CONTEXTS`, with the largest KL first. Places without any change are
-    left out.
+    There are at most `MOST_CONTEXTS` rows, with the largest KL first. Places without any change
+    are left out. `before` and `after` are the most likely next tokens in the base and in the
+    changed model, and `next` is the token that follows in the text.
     """
     base = observed.base
     token_rows = observed.rows.tokens
     kl = observed.kl()
     documents = observed.documents()
-    positions_per_row = observed.rows.context - 1
+    positions_per_row = observed.rows.context - 1  # nothing follows the last token of a row
     # The most likely next token in the base and in the changed model, (2, n).
     most_likely = torch.cat([change.tops for change in observed.changes], 1)
     row_of_document: dict[int, dict[str, object]] = {}
@@ -394,10 +404,10 @@ def written_token(model: FrozenModel, token: int) -> str:
 def means_of_groups(
     values: Float[Tensor, "r n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "r g"]:
-    """Return the mean of each group of columns, in each of r rows, in float64.
+    """Return the mean over the columns of each group, in each of r rows, in float64.
 
     Args:
-        values: The values.
+        values: The values of n columns.
         groups: The group of each column, numbered from 0; every number up to the largest occurs.
     """
     group_count = int(groups.max()) + 1

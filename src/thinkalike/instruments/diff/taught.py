@@ -62,20 +62,22 @@ def tokens_of_amplified_text() -> int:
     """
     tokens_per_text = sum(MEAN_LENGTH_OF_BEGINNING + step for step in range(STEPS))
     texts = len(BEGINNINGS) * len(FACTORS)
-    models = 4  # the base and the changed model, and the base and the random change
-    return tokens_per_text * (models * texts + len(BEGINNINGS))
+    readers = 4  # base and changed model for one text; base and random change for another
+    return tokens_per_text * (readers * texts + len(BEGINNINGS))
 
 
 def add_what_was_taught(
     observed: Observations, batches: Sequence[BatchStates], models: NullModels | None
 ) -> None:
-    """Add to the observations what was taught, as tables and headline numbers.
+    """Add to the observations what the change taught the model, as tables and headline numbers.
 
-    These are the text that the amplified difference of the models writes, and, if there is a null,
-    the tokens that become more or less likely than by random changes.
+    The table `continuations` has the text that the amplified difference of the models writes. If
+    there is a null, the table `taught` has the tokens that become more or less likely than by
+    random changes.
 
     Args:
-        observed: The observations of the two models, which have the runs of the null.
+        observed: The observations of the two models, which have the runs of the null. Its fields
+            `taught_tables` and `taught_numbers` are set.
         batches: The first rows of text, with the states of both models.
         models: The models of the null; None: there is no null, and so no test.
     """
@@ -143,7 +145,7 @@ def _table_of_taught_tokens(
 
 
 def _ids_of_greatest(values: Float[Tensor, " v"], is_chosen: Bool[Tensor, " v"]) -> list[int]:
-    """Return the ids of the `TOKENS_LISTED` chosen tokens with the greatest values, in order.
+    """Return the ids of the chosen tokens with the `TOKENS_LISTED` greatest values, in order.
 
     There are fewer ids if fewer tokens are chosen.
 
@@ -165,14 +167,14 @@ def _table_of_continuations(observed: Observations, models: NullModels | None) -
     """
     base = observed.base
     by_change = _continuations_of_factors(base, observed.changed, FACTORS)
-    by_base = _continuations_of_factors(base, base, [0.0])
+    by_base = _continuations_of_factors(base, base, [0.0])  # no difference is added
     by_random_change = None
     if models is not None:
         by_random_change = _continuations_of_factors(base, _random_model(base, models), FACTORS)
     rows = []
     for factor_index, factor in enumerate(FACTORS):
         for beginning_index, beginning in enumerate(BEGINNINGS):
-            index = factor_index * len(BEGINNINGS) + beginning_index
+            index = factor_index * len(BEGINNINGS) + beginning_index  # all beginnings per factor
             row = {
                 "factor": factor,
                 "beginning": repr(beginning),
@@ -216,8 +218,8 @@ def _continuations_of_factors(
 def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
     """Return the tokens of a beginning, at least one.
 
-    They begin with BOS if the model's rows do. If that leaves no token, as for the empty beginning
-    of a document, it is the token that ends the document before.
+    They begin with BOS if the model's rows of text do. If there is no token at all, as for an
+    empty text without BOS, the token that separates documents is returned.
     """
     end_of_document, start_of_row = separators(model.tokenizer, model.bos_each_row)
     tokens: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -231,10 +233,11 @@ def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
 def _random_model(base: FrozenModel, models: NullModels) -> FrozenModel:
     """Return a model of the null that can be read beside the base: the first of the first kind.
 
-    Where the null changes the base itself for a while, it is a copy of the changed base.
+    Random changes are made in the weights of the base itself and are undone when the context
+    closes. A copy of the changed base is returned then.
     """
     open_model = next(iter(models.open_by_kind.values()))
-    with open_model(0) as model:
+    with open_model(0) as model:  # 0 is the seed
         if model is not base:
             return model
         return variant(base, deepcopy(base.module), f"{base.name} (random)", is_proved=True)

@@ -28,8 +28,8 @@ def lines_of_what_was_taught(
     """Yield the lines that say what the change taught the model.
 
     They are the tokens that become more or less likely, text that the amplified difference of the
-    models writes, and text of a random change beside it. There is one line alone if random changes
-    of the same size say as much; without a null there are two, and without `taught=true` none.
+    models writes, and text of a random change beside it. If random changes of the same size say as
+    much, one line says so. Without a null there are two lines, and without `taught=true` none.
 
     Args:
         tables: The tables of the result.
@@ -57,8 +57,9 @@ def lines_of_what_was_taught(
 def is_readable(numbers: Mapping[str, float]) -> bool:
     """Return whether the change says more than random changes of the same size do.
 
-    It does if some tokens rise or fall beyond these, and if the text of the amplified difference
-    has a greater lead: how many nats likelier its tokens are in the changed model.
+    Two things are needed. Some tokens become more or less likely than by random changes. And the
+    text that the amplified difference writes has a greater lead than text of a random change: its
+    tokens are more nats likelier under the changed model than under the base.
 
     Args:
         numbers: The headline numbers of the result.
@@ -96,10 +97,11 @@ def _texts_in_words(shown: pd.DataFrame) -> str:
 
     Args:
         shown: The rows of continuations, one for each beginning, of one factor. The lead is how
-            much likelier a text is in the changed model than in the base.
+            many nats likelier the tokens of a text are under the changed model than under the
+            base.
     """
-    most = shown.sort_values("lead", ascending=False, kind="stable").head(TEXTS_SHOWN)
-    texts = [f"{row.beginning} → {row.text}" for row in most.itertuples()]
+    greatest_lead = shown.sort_values("lead", ascending=False, kind="stable").head(TEXTS_SHOWN)
+    texts = [f"{row.beginning} → {row.text}" for row in greatest_lead.itertuples()]
     return f"The difference, amplified {FACTOR_SHOWN:g} times, writes: {'; '.join(texts)}."
 
 

@@ -32,9 +32,10 @@ def numbers_after_unread_tokens(
 ) -> dict[str, float]:
     """Return headline numbers about tokens whose embedding differs and that the text lacks.
 
-    They are inserted into the text at about `POSITIONS` positions, each at one of them if there
-    are as many, and the predictions after them are compared: KL and flips, with intervals over
-    rows. If the text lacks none of them, there are only the counts.
+    These tokens are inserted into the text at about `POSITIONS` positions, and the predictions
+    after them are compared: KL and flips, with intervals over rows. Tokens are repeated if there
+    are fewer of them than positions; if there are more, a random sample is inserted. If the text
+    lacks none of them, only the two counts are returned.
 
     Args:
         base, changed: The models.
@@ -51,10 +52,10 @@ def numbers_after_unread_tokens(
         return numbers
     tokens, is_inserted = _rows_with_inserted_tokens(rows, torch.tensor(unread))
     kl, flips = _kl_and_flips_after(base, changed, tokens, is_inserted)
-    row_of_positions = torch.arange(len(tokens))[:, None].expand_as(is_inserted)[is_inserted]
+    row_of_inserted, _ = is_inserted.nonzero(as_tuple=True)
     # Rows take the place of documents.
-    mean_kl = mean_over_documents(kl, row_of_positions, bounds=BOUNDS["kl"])
-    mean_flips = mean_over_documents(flips, row_of_positions, bounds=BOUNDS["flips"])
+    mean_kl = mean_over_documents(kl, row_of_inserted, bounds=BOUNDS["kl"])
+    mean_flips = mean_over_documents(flips, row_of_inserted, bounds=BOUNDS["flips"])
     numbers |= interval_columns("unread_kl", mean_kl)
     numbers |= interval_columns("unread_flips", mean_flips)
     return numbers
@@ -98,7 +99,8 @@ def _kl_and_flips_after(
         tokens: The rows that both read.
         is_chosen: A mask of the n tokens after which predictions are compared.
     """
-    rows_at_once = max(LOGITS_AT_ONCE // (base.vocabulary * tokens.shape[1]), 1)
+    logits_per_row = base.vocabulary * tokens.shape[1]
+    rows_at_once = max(LOGITS_AT_ONCE // logits_per_row, 1)
     kl = []
     flips = []
     for batch, chosen in zip(

@@ -58,9 +58,10 @@ class EditedTensor(NamedTuple):
 
 
 def weights_in_words(table: pd.DataFrame) -> str:
-    """Return in words what was done to which tensors, the most widespread operation first.
+    """Return in words which operation changed which tensors, the most widespread operation first.
 
-    Tensors to which the same was done are named together.
+    Tensors that the same operation changed are named together. At most `MOST_OPERATIONS` of them
+    are named.
 
     Args:
         table: A row for each tensor that differs, with the operation that changed it.
@@ -87,16 +88,17 @@ def weights_in_words(table: pd.DataFrame) -> str:
     if remaining:
         in_words += f"; {remaining} more in weights.csv"
     in_words += "."
+    # Tensors that only one of the models has are without a size.
     is_unrecognised = table["operation"].isin(WITHOUT_NAME) & table["size"].notna()
     if is_unrecognised.any():
-        in_words += TRIED
+        in_words += TRIED  # which simple edits were tried
     return in_words
 
 
 def _operation_in_words(tensor: EditedTensor) -> str:
-    """Return in brackets what was done to a tensor, and to which of its rows, heads and so on.
+    """Return in brackets how a tensor was changed, and in which of its rows, heads and so on.
 
-    Such as "(rounded to 4 bits)". An operation that has no amount is called by its name.
+    Such as "(rounded to 4 bits)". An operation without a phrase of its own is called by its name.
     """
     amount = tensor.amount
     phrase_by_operation = {
@@ -142,10 +144,10 @@ def _share_in_words(share: float) -> str:
 
 
 def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
-    """Return the names of tensors to which the same was done, those of several blocks together.
+    """Return the names of tensors that one operation changed, those of several blocks together.
 
-    Such as "attn.c_proj.weight of blocks 0 to 3". How far they moved follows where no simple edit
-    was recognised.
+    Such as "attn.c_proj.weight of blocks 0 to 3". If no simple edit was recognised, the text ends
+    with how far the tensors moved.
     """
     layers_by_name: dict[str, list[int]] = {}
     for tensor in tensors:
@@ -181,8 +183,8 @@ def _norm_in_words(tensors: Sequence[EditedTensor]) -> str:
 def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     """Return in words how far tensors moved, in standard deviations of their weights.
 
-    It is the median over blocks; at most `MOST_FAR_BLOCKS` blocks that moved more than `FAR` times
-    as far are named. It is "" if no distance is known.
+    The number is the median over blocks. Blocks that moved more than `FAR` times as far are named,
+    at most `MOST_FAR_BLOCKS` of them. The text is "" if no distance is known.
     """
     spreads = pd.DataFrame(
         {

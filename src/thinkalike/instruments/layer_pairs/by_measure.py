@@ -27,7 +27,7 @@ from thinkalike.registry import KindEntry
 
 
 @dataclass
-class ComparedAgain(WithNull):
+class LayerMeasureConfig(WithNull):
     """The settings of a measure that compares each batch eleven times for its intervals."""
 
     measure_class: ClassVar[type[AnyMeasure] | None] = None
@@ -39,8 +39,8 @@ class ComparedAgain(WithNull):
     def __post_init__(self) -> None:
         """Refuse a parameter such as `neighbours=2000` that needs more rows than a batch has.
 
-        This is the first parameter of a measure that says so by `needed_by`. Such a measure needs
-        as many rows as the value of the parameter, and a few more.
+        A measure whose `needed_by` is not empty needs as many rows as the value of its first
+        parameter, and a few more.
         """
         super().__post_init__()
         if self.measure_class is None:
@@ -57,7 +57,10 @@ class ComparedAgain(WithNull):
 
 
 def measure_with_settings(measure_class: type[AnyMeasure], settings: MeasureConfig) -> AnyMeasure:
-    """Return an instance of a measure whose parameters have the values of the job's settings."""
+    """Return an instance of a measure; its parameters take the values of a job's settings.
+
+    Each parameter of the class is a setting of the same name.
+    """
     arguments = {}
     for parameter in measure_class.settings():
         arguments[parameter.name] = getattr(settings, parameter.name)
@@ -65,21 +68,24 @@ def measure_with_settings(measure_class: type[AnyMeasure], settings: MeasureConf
 
 
 def settings_of_parameters(measure_class: type[AnyMeasure]) -> dict[str, Field[object]]:
-    """Return a setting for each parameter of a measure, with its default and allowed range."""
-    setting_by_name = {}
+    """Return a dataclass field for each parameter of a measure, for the schema of a configuration.
+
+    The field has the default of the parameter and its allowed range.
+    """
+    field_by_name = {}
     for parameter in measure_class.settings():
         allowed_range: Within = parameter.metadata["range"]
-        setting_by_name[parameter.name] = setting(
+        field_by_name[parameter.name] = setting(
             parameter.default,
             least=allowed_range.least,
             most=allowed_range.most,
             above=allowed_range.above,
             below=allowed_range.below,
         )
-    return setting_by_name
+    return field_by_name
 
 
-class ByMeasure(LayerPairs[ComparedAgain]):
+class ByMeasure(LayerPairs[LayerMeasureConfig]):
     """Compares all layers of `model` with all of `model@target`, and within each.
 
     Args:
@@ -90,12 +96,16 @@ class ByMeasure(LayerPairs[ComparedAgain]):
         parts: The parts of the configuration that a measure of this instrument reads.
     """
 
-    common_settings: ClassVar[type[ComparedAgain]] = ComparedAgain
+    common_settings: ClassVar[type[LayerMeasureConfig]] = LayerMeasureConfig
     parts: ClassVar[tuple[str, ...]] = OF_STATES
     config = AnalyzeConfig
 
     def __init__(self, entry: KindEntry):
-        """Take over what the class of the measure declares."""
+        """Load the class of the measure, and copy what it declares, such as its scale.
+
+        Args:
+            entry: The row of the registry that names the measure.
+        """
         measure_class = entry.load()
         assert isinstance(measure_class, type)
         assert issubclass(measure_class, LayerMeasure)
@@ -117,30 +127,32 @@ class ByMeasure(LayerPairs[ComparedAgain]):
         """The settings that make a job small: those of all measures, and those of this one."""
         return {**LayerPairs.smallest, **self.measure_class.smallest}
 
-    def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
+    def layer_measure(self, settings: LayerMeasureConfig) -> AnyMeasure:
         """Return the measure with these settings."""
         return measure_with_settings(self.measure_class, settings)
 
-    def fewest(self, measure: ComparedAgain) -> int:
+    def fewest(self, settings: LayerMeasureConfig) -> int:
         """Return the fewest rows of a batch that the measure can compare with these settings."""
-        return self.measure_of(measure).fewest
+        return self.layer_measure(settings).fewest
 
-    def metric(self, measure: ComparedAgain, source_layers: int, target_layers: int) -> LayerMeans:
+    def metric(
+        self, settings: LayerMeasureConfig, source_layers: int, target_layers: int
+    ) -> LayerMeans:
         """Return an empty metric, which computes the measure from batches of states.
 
         Args:
-            measure: The settings of the measure; without a null there are no permutations.
+            settings: The settings of the measure; without a null there are no permutations.
             source_layers, target_layers: How many layers of the source and target are compared.
         """
         permutations = 0
-        if measure.null:
-            permutations = measure.permutations
+        if settings.null:
+            permutations = settings.permutations
         return LayerMeans(
             source_layers,
             target_layers,
-            self.measure_of(measure),
+            self.layer_measure(settings),
             permutations,
-            conditional_on=measure.conditional_on,
+            conditional_on=settings.conditional_on,
         )
 
 
@@ -151,7 +163,8 @@ class StatesByMeasure(ByMeasure):
 def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
     """Return the parts of the configuration that a measure reads, such as "model" and "data".
 
-    A distance has no equivalent bit widths, and so does not read "ruler".
+    A distance has no equivalent bit widths, and so does not read the part "ruler", which asks for
+    them.
 
     Args:
         parts: The parts that measures of its kind read.
@@ -164,8 +177,8 @@ def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]
 
 @cache
 def schema_of_measure(
-    kind: str, title: str, measure_class: type[AnyMeasure], common: type[ComparedAgain]
-) -> type[ComparedAgain]:
+    kind: str, title: str, measure_class: type[AnyMeasure], common: type[LayerMeasureConfig]
+) -> type[LayerMeasureConfig]:
     """Return a dataclass of a measure's settings: those of all measures, and its parameters.
 
     Args:
@@ -178,7 +191,8 @@ def schema_of_measure(
     fields: list[tuple[str, object, object]] = [("kind", str, kind)]
     for name, default in settings_of_parameters(measure_class).items():
         fields.append((name, type_by_parameter[name], default))
-    # A class whose instances compute this has a property here, which is not True.
+    # Whether the measure can compare rows of one token among themselves. If this depends on a
+    # parameter, the class has a property here, an object that is not True.
     compares_within_groups: object = measure_class.compares_within_groups
     namespace = {
         "__doc__": f"The settings of {title}.",

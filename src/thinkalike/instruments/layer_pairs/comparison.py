@@ -79,7 +79,15 @@ class LayerPairComparison:
         batches: StateBatches,
         work: Work,
     ):
-        """Make empty metrics, or take over those that an interrupted run of the job has saved."""
+        """Make empty metrics, or take over those that an interrupted run of the job has saved.
+
+        Args:
+            new_metric: Makes an empty metric.
+            measure: The settings of the measure.
+            sides: The source and the target, one object where a model is compared with itself.
+            batches: The batches of states of both sides.
+            work: The context of the running job, which keeps the saved metrics.
+        """
         self.measure = measure
         self.source, self.target = sides
         self.batches = batches
@@ -98,20 +106,21 @@ class LayerPairComparison:
                 self.with_massive.load_state_dict(state["with_massive"])
 
     def needs_pool(self, number: int) -> bool:
-        """Return whether a pool, batches over which models run at once, is yet to be gathered.
+        """Return whether a pool is yet to be added to the metrics.
 
-        It is not if an earlier run gathered it, or once a batch could not be compared.
+        A pool is some batches over which the models run at once. It is not needed if an earlier
+        run of the job added it and saved the metrics, or if a batch could not be compared.
 
         Args:
-            number: The number of the pool.
+            number: The number of the pool, from 0.
         """
         return self.error is None and self.pools_kept <= number < self.batches.total
 
     def pool(self, number: int) -> Iterator[StateBatch]:
         """Yield the batches of a pool.
 
-        It ends early where a batch cannot be read, and after one that could not be compared; the
-        reason is in `error`.
+        It ends early if a batch cannot be read, and after a batch that could not be compared (the
+        caller compares them one by one). The reason is in `error`.
 
         Args:
             number: The number of the pool.
@@ -130,8 +139,9 @@ class LayerPairComparison:
     def metrics_of(self, batch: StateBatch) -> Iterator[tuple[Accumulator, StateBatch]]:
         """Yield each metric with the batch that is to be added to it.
 
-        `metric` takes the batch itself. `with_massive` takes a counterpart of the batch whose rows
-        were drawn with massive tokens, if it has one.
+        `metric` takes the batch itself, without massive tokens (those with very long states). If
+        massive tokens were left out of some batch, `with_massive` takes its counterpart, whose
+        rows may include them.
         """
         yield self.metric, batch
         if batch.with_massive:
@@ -164,7 +174,7 @@ class LayerPairComparison:
             self.error = self._error_with_names(batch, error)
 
     def _error_with_names(self, batch: StateBatch, error: ValueError) -> DataError:
-        """Return a DataError that says what a metric said, with the names of models and layers.
+        """Return a DataError with the message of a metric's error and the names of the layers.
 
         Args:
             batch: The batch that could not be compared.
@@ -186,10 +196,10 @@ class LayerPairComparison:
         return explained
 
     def keep(self, pools: int) -> None:
-        """Save the state of the metrics after so many pools, from which a later run resumes.
+        """Save the state of the metrics, so that a later run can resume from it.
 
-        All processes take part, as their states are joined; the first process saves. Nothing is
-        saved after an error, or where an earlier run has saved as many pools.
+        All processes must call this, since their states are joined; the first process saves them.
+        Nothing is saved after an error, or if an earlier run has saved as many pools.
 
         Args:
             pools: How many pools have been gathered.
@@ -206,7 +216,8 @@ class LayerPairComparison:
     def estimates(self) -> tuple[LayerPairEstimate, LayerPairEstimate | None]:
         """Return the estimate over all batches of all processes, and that with massive tokens.
 
-        The second is None where no batch has massive tokens, those with very long states.
+        The second is None where no batch has massive tokens, those with very long states. A
+        warning is logged if the text was too short for all batches.
 
         Raises:
             DataError: A batch could not be read or compared, or there is none.

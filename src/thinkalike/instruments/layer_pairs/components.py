@@ -76,10 +76,11 @@ def _are_hook_points(layers: pd.Series) -> bool:
 def layer_by_component(components: pd.DataFrame) -> pd.DataFrame:
     """Return the values as a matrix: a row for each layer, a column for each component.
 
-    Components are in the order in which the table has them first.
+    Components are in the order of their first rows in the table.
     """
     names = components["component"].unique()
-    return components.pivot(index="layer", columns="component", values="value")[names]
+    matrix = components.pivot(index="layer", columns="component", values="value")
+    return matrix[names]  # `pivot` has sorted the columns
 
 
 def show_components(label: str, result: Result, is_distance: bool) -> None:
@@ -137,10 +138,10 @@ def are_same_components(table: pd.DataFrame) -> bool:
 
 
 def _show_closest_elsewhere(label: str, result: Result, is_distance: bool) -> None:
-    """Name the most similar components of all if they are in different places.
+    """Print the most similar components of all if they are at different places of the models.
 
-    Models that were trained separately have no common numbers of heads, so that head 2 of one may
-    do what head 0 of the other does.
+    Heads of models that were trained separately are numbered independently, so that head 2 of one
+    may do what head 0 of the other does.
 
     Args:
         label: What sentences call the measure.
@@ -164,7 +165,10 @@ def _hook_point_in_words(row: pd.Series, side: str) -> str:
 
 
 def _place_in_words(row: pd.Series) -> str:
-    """Return the components and layers of a row in words: one place if both are the same."""
+    """Return the components and layers of a row in words, such as "attention of layer 3".
+
+    Both models are named if the compared components or layers differ.
+    """
     place = f"{row['component']} of layer {row['layer']}"
     target_place = f"{row['target_component']} of layer {row['target_layer']}"
     if place == target_place:
@@ -180,8 +184,8 @@ def _value_of_component(row: pd.Series) -> str:
 def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool) -> None:
     """Print where a changed copy begins to differ from its model.
 
-    Nothing is printed where the models differ at the first component already: they are then not
-    taken for a model and its copy.
+    If the models differ at the first component already, they are not taken for a model and its
+    copy, and nothing is printed. For a similarity, a sentence warns that it ignores the scale.
 
     Args:
         label: What sentences call the measure.

@@ -13,14 +13,15 @@ LayerName = int | str
 
 
 def rows_across(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that compare the two models, and none of those within a model.
+    """Return the rows that compare the two models, without rows within one model.
 
-    They come first in a table of layer pairs, and name the models as its first row does.
+    Such rows come first in a table of layer pairs, so they are those that have the same source and
+    target as its first row.
     """
     first = table.iloc[0]
     is_across = (table["source"] == first["source"]) & (table["target"] == first["target"])
-    rows_across: pd.DataFrame = table[is_across]
-    return rows_across
+    across: pd.DataFrame = table[is_across]
+    return across
 
 
 def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
@@ -37,9 +38,9 @@ def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rows_at_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of layer pairs of equal relative depth: a layer each with the closest one.
+    """Return the row of each source layer with the target layer of the closest relative depth.
 
-    Where a model is compared with itself, these are the rows of each layer and the next one.
+    If a model is compared with itself, return the row of each layer with the next one instead.
 
     Args:
         across: The rows of a table that compare the two models. Pairs without a row or a value
@@ -61,18 +62,19 @@ def _pairs_at_equal_depth(
 ) -> list[tuple[LayerName, LayerName]]:
     """Return each source layer with the target layer of the closest relative depth.
 
-    Relative depth is the index in the list divided by the last index. Where a side lacks some
-    layers, it is the number of the layer divided by the greatest number.
+    Relative depth is the index in the list divided by the last index. If the sides have different
+    numbers of layers and one lacks some, it is the number of the layer divided by the greatest
+    number.
     """
     pairs: list[tuple[LayerName, LayerName]] = []
     if _are_numbers(sources) and _are_numbers(targets) and _have_gaps(sources, targets):
         for number in sources:
             pairs.append((number, _closest_in_depth(number, sources, targets)))
         return pairs
-    last_source = max(len(sources) - 1, 1)
-    last_target = len(targets) - 1
+    last_source_index = max(len(sources) - 1, 1)  # 1: a single layer has depth 0
+    last_target_index = len(targets) - 1
     for index, layer in enumerate(sources):
-        pairs.append((layer, targets[round(index * last_target / last_source)]))
+        pairs.append((layer, targets[round(index * last_target_index / last_source_index)]))
     return pairs
 
 
@@ -82,10 +84,10 @@ def _are_numbers(layers: list[LayerName]) -> TypeGuard[list[int]]:
 
 
 def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
-    """Return whether depths must be told from the numbers of layers, not from their order.
+    """Return whether relative depth must follow the numbers of layers, not their order.
 
-    This is so if the sides have different numbers of layers and one side lacks some, such as
-    layer 1 of [0, 2, 3]. A side with the embedding, which is layer -1, counts as complete.
+    That is the case if the sides have different numbers of layers and one side lacks some, such as
+    layer 1 in [0, 2, 3]. A side with the embedding, layer -1, counts as complete.
     """
     if len(sources) == len(targets):
         return False

@@ -67,8 +67,9 @@ def compared_layers_by_shape(
 ) -> dict[Shape, int]:
     """Return how many layers of each model are compared, by the shape of the model.
 
-    A layer that is read at several sites counts once for each. Two models of the same shape, or a
-    model that is compared with itself, have one entry, that of the target.
+    A shape has the sizes of a model and its name. A layer that is read at several hook points
+    counts once for each. A model that is compared with itself has one entry: the count for its
+    part as the target.
 
     Args:
         config: The job.
@@ -102,8 +103,8 @@ def _sites_per_layer(site: str | Sequence[str]) -> int:
 def setting_of_fewer_layers(count: int, shapes: Shapes) -> dict[str, object]:
     """Return the setting `layers=` with fewer layer pairs, of equal relative depth.
 
-    It is {} where the models have no more than `count` layers, and for a folder of states, which
-    may lack some layers and needs no passes of a model.
+    The dictionary is empty if the models have no more than `count` layers, and for a folder of
+    states, which may lack some layers and needs no passes of a model.
 
     Args:
         count: How many layer pairs are compared.
@@ -121,8 +122,8 @@ def passes_over_batches(
 ) -> list[Passes]:
     """Return the forward passes of the models over all batches, for a forecast.
 
-    Jobs that run together share them. Those of changed copies, for equivalent bit widths, are not
-    shared.
+    Jobs that run together share these passes. The passes of changed copies, for equivalent bit
+    widths, are not shared.
 
     Args:
         config: The job.
@@ -218,19 +219,19 @@ def seconds_of_random_batch(
     settings = replace(measure, batches=1, tokens_per_batch=TIMED_ROWS)
 
     def compare(rows: int) -> None:
-        """Compare so many random rows of two models."""
+        """Compare random states of two models with this number of rows."""
         generator = torch.Generator().manual_seed(0)
         states_by_model = []
         for _ in range(2):
             states = [torch.randn(rows, width, generator=generator) for _ in range(layers)]
             states_by_model.append(states)
 
-        measure_of_metric = replace(settings, tokens_per_batch=rows)
+        settings_of_metric = replace(settings, tokens_per_batch=rows)
         token_of_rows = None
         if measure.conditional_on != "none":
-            measure_of_metric = replace(measure_of_metric, conditional_on="token")
+            settings_of_metric = replace(settings_of_metric, conditional_on="token")
             token_of_rows = torch.arange(rows) % TIMED_TOKEN_KINDS
-        metric = new_metric(measure_of_metric, layers, layers)
+        metric = new_metric(settings_of_metric, layers, layers)
         metric.update(
             *states_by_model,
             number=0,

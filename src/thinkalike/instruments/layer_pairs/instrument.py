@@ -62,14 +62,15 @@ class LayerPairs(PairMeasure[Settings]):
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the seconds that comparing takes, for a forecast.
 
-        They are extrapolated from batches of random states of one and of two layers.
+        They are extrapolated from the time for a batch of random states of one layer and that for
+        two layers.
         """
         measure = self.measure_settings(config)
         layer_counts = self._layer_counts(config, shapes)
         width = max(shape.width for shape in layer_counts)
 
         def seconds_of_batch(layers: int) -> float:
-            """Return the seconds for a batch of random states of so many layers of each model."""
+            """Time the comparison of a batch of random states of this many layers per model."""
             return forecast.seconds_of_random_batch(measure, self.metric, layers, width)
 
         return forecast.seconds_of_comparing(
@@ -85,8 +86,8 @@ class LayerPairs(PairMeasure[Settings]):
     ) -> Iterator[dict[str, object]]:
         """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
 
-        There are fewer layers of equal relative depth, and then also fewer batches. Equivalent bit
-        widths are computed in any case, where the measure has them.
+        They have fewer layers of equal relative depth, and then also fewer batches. All of them
+        include equivalent bit widths, if the measure has them.
         """
         batches = self.measure_settings(config).batches
         for layers, divisor in REDUCTIONS:
@@ -141,7 +142,7 @@ class LayerPairs(PairMeasure[Settings]):
         if not self.has_readings(config):
             return outcome
 
-        # The states and metrics make room for copies of the models.
+        # Free the states and metrics: changed copies of the models will need the memory.
         runs.forget()
         del comparison
         from thinkalike.instruments.layer_pairs.readings import with_bit_widths
@@ -173,8 +174,8 @@ class LayerPairs(PairMeasure[Settings]):
             show_table_of_bit_widths,
         )
 
-        # The sentence that considers the local-mixing control comes first: by the values alone,
-        # layers may seem similar that are not above it.
+        # This sentence names only layers above the local-mixing control (networks without training
+        # that only mix earlier tokens). It comes first, as values alone may suggest more.
         label = self.label(result)
         show_text(answer_of_bit_widths(result, label))
         super().show(result)

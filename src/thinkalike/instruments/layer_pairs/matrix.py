@@ -58,15 +58,15 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that these jobs ignore: the amounts of fitting and evaluation text.
 
-        They come with the values that they have, as keys of jobs have always contained these.
+        They are returned with their values, since the keys of stored results contain these.
         """
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def sites(self, config: AnalyzeConfig, models: Sequence[StateSource]) -> list[list[Layer]]:
         """Return the layers (hook points) of the source and of the target that are compared.
 
-        They are those in the pairs that the setting `layers=` lists. Where it is "same" or "all",
-        they are all layers. The embedding comes first if the job compares it.
+        If the setting `layers=` lists layer pairs, these are the layers in the pairs. If it is
+        "same" or "all", they are all layers. The embedding comes first if the job compares it.
 
         Args:
             config: The job.
@@ -115,9 +115,10 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         figures.components(matrix, folder, self.kind, label, scale, about, layers_of)
 
     def label(self, result: Result) -> str:
-        """Return what tables and figures call the measure, such as "CKA at mlp_post".
+        """Return the name of the measure for tables and figures, such as "CKA at mlp_post".
 
-        It names the site if states are not those after blocks, and what values are conditional on.
+        It contains the hook point unless states are those after blocks, and the condition if
+        values are conditional, as in "CKA conditional on the token".
         """
         label = self.name
         site = _site_of_all(result)
@@ -134,7 +135,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the value of the least similar layers and a mean over layers as headlines.
 
-        A single layer that is compared with itself has the first headline number of the result.
+        If a single layer is compared with itself, return the first headline number of the result.
         """
         headlines = screen.headlines_of(self.kind, result, self.is_distance)
         return headlines or super().headlines(result)
@@ -148,9 +149,10 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
 
 def _site_of_all(result: Result) -> str:
-    """Return the site at which all states were read, such as "mlp_post".
+    """Return the hook point at which all states were read, such as "mlp_post".
 
-    It is "" for the residual stream after blocks, the default, and where models differ.
+    It is "" for the residual stream after blocks, the default. It is also "" if both models were
+    read at different hook points, neither of which is the default.
     """
     sites = set()
     for side in ("model", "target"):

@@ -61,22 +61,22 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     # ---- what a measure says
 
     @abstractmethod
-    def metric(self, measure: Settings, source_layers: int, target_layers: int) -> Accumulator:
+    def metric(self, settings: Settings, source_layers: int, target_layers: int) -> Accumulator:
         """Return an empty metric, which computes the measure from batches of states.
 
         Args:
-            measure: The settings of the measure.
+            settings: The settings of the measure.
             source_layers, target_layers: How many layers of the source and target are compared.
         """
 
-    def fewest(self, measure: Settings) -> int:
+    def fewest(self, settings: Settings) -> int:
         """Return the fewest rows of a batch that the measure can compare."""
         return 2
 
     def columns(self, estimate: LayerPairEstimate) -> dict[str, Shaped[Tensor, "l m"]]:
         """Return further columns of the table, by name: by default those of the null distribution.
 
-        They have a value for each layer pair across the two models.
+        Each has a value for every layer pair across the two models (not for pairs within a model).
         """
         return null_columns(estimate)
 
@@ -97,8 +97,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     ) -> None:
         """Log why values have no interval, or why layer pairs have no p-value.
 
-        Measures that override this warn of more. P-values come from permutations of documents,
-        which only those can take part in that have as many rows as others.
+        P-values come from permutations of documents. Only documents with equal numbers of rows can
+        exchange places, so that a batch may have too few of them.
 
         Args:
             estimate: The values of all layer pairs.
@@ -130,8 +130,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its key.
 
-        `ruler` is ignored where no equivalent bit widths are computed. A job with a recording
-        compares stimuli, and ignores what is about text.
+        `ruler` is ignored if no equivalent bit widths are computed. A job on text ignores the
+        stimuli. A job with a recording compares stimuli, and ignores all settings about text.
         """
         unread: dict[str, object] = {}
         if not self.has_readings(config):
@@ -148,10 +148,10 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         return unread
 
     def has_readings(self, config: AnalyzeConfig) -> bool:
-        """Return whether equivalent bit widths of layer pairs are computed, as `ruler=bits` asks.
+        """Return whether equivalent bit widths of layer pairs are computed (`ruler=bits`).
 
-        They are only for measures that have them, and for models (no recordings) whose states are
-        the residual stream after each block.
+        They are computed only if the measure is no distance, both sides are models (no
+        recordings), and their states are the residual stream after each block.
         """
         if config.ruler is None or "ruler" not in self.reads or config.activations:
             return False
@@ -166,16 +166,17 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         models: Sequence[StateSource],
         runs: ModelRuns,
     ) -> LayerPairComparison:
-        """Return the comparison of two models on text, which has not yet read any.
+        """Return the comparison of two models on text; no batch has been read yet.
 
-        Words have no position that models share, so that `token_position` means `token` for them.
+        If words are compared (the tokenizers differ), a word has no token position that is the
+        same in both models. `conditional_on=token_position` is then replaced by `token`.
 
         Args:
             config: The job.
             work: The context of the running job.
             models: The source and the target.
-            runs: The states that jobs of one pass share. It also keeps the descriptions of
-                models, so that the weights of a model are read once.
+            runs: The states that jobs of one pass over the text share. It also keeps the
+                descriptions of models, so that the weights of a model are read once.
         """
         measure = self.measure_settings(config)
         sites_by_model = self.sites(config, models)
@@ -195,7 +196,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
 
     def batches(
         self,
-        measure: Settings,
+        settings: Settings,
         config: AnalyzeConfig,
         models: Sequence[StateSource],
         runs: ModelRuns,
@@ -203,16 +204,16 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         """Return the batches of both models' states that are compared.
 
         Args:
-            measure: The settings of the measure.
+            settings: The settings of the measure.
             config: The job.
             models: The source and the target.
             runs: The states that jobs of one pass share.
         """
-        return text_batches(models, self.sites(config, models), config.data, measure, runs)
+        return text_batches(models, self.sites(config, models), config.data, settings, runs)
 
     def comparison(
         self,
-        measure: Settings,
+        settings: Settings,
         sides: tuple[ComparedSide, ComparedSide],
         batches: StateBatches,
         work: Work,
@@ -220,20 +221,21 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         """Return the comparison of two sides.
 
         Args:
-            measure: The settings of the measure.
+            settings: The settings of the measure.
             sides: The source and the target, one object where a model is compared with itself.
             batches: The batches of states of both sides.
             work: The context of the running job.
         """
-        measure_of_metric = measure
-        if measure.conditional_on != "none":
-            # The means of positions have been removed from the states of the batches already.
-            measure_of_metric = replace(measure, conditional_on="token")
+        settings_of_metric = settings
+        if settings.conditional_on != "none":
+            # The batches have removed the mean state of each position already, so that for
+            # "token_position" only the condition on the token is left to the metric.
+            settings_of_metric = replace(settings, conditional_on="token")
         source, target = sides
         new_metric = partial(
-            self.metric, measure_of_metric, len(source.layers), len(target.layers)
+            self.metric, settings_of_metric, len(source.layers), len(target.layers)
         )
-        return LayerPairComparison(new_metric, measure, sides, batches, work)
+        return LayerPairComparison(new_metric, settings, sides, batches, work)
 
 
 AnyPairMeasure: TypeAlias = PairMeasure[Any]
@@ -243,6 +245,8 @@ def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]
     """Return the columns that compare values with those of permuted documents; {} without a null.
 
     `calibrated` is (value - null) / (best - null): 0 by chance, 1 for a layer with itself.
+    `p_corrected` is corrected for the number of layer pairs, by the largest value of each
+    permutation.
     """
     chance = estimate.chance
     if chance is None:
@@ -280,8 +284,8 @@ def _described_model(model: StateSource, runs: ModelRuns) -> dict[str, str]:
 
     Args:
         model: The model.
-        runs: Keeps the description for other jobs of the same pass, where the model may have a
-            different name; the returned one has the name of this job.
+        runs: Keeps the description for other jobs that run together. They may call the model by a
+            different name; the returned description has the name of this job.
     """
     described: dict[str, str] = runs.text(("provenance", model.identity), model.describe)
     return {**described, "name": model.name}

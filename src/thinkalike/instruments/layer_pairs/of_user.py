@@ -21,7 +21,7 @@ from thinkalike import plugins
 from thinkalike.config import MEASURES, MeasureConfig
 from thinkalike.errors import PluginError
 from thinkalike.instruments.layer_pairs.by_measure import (
-    ComparedAgain,
+    LayerMeasureConfig,
     StatesByMeasure,
     measure_with_settings,
     parts_of_measure,
@@ -91,6 +91,12 @@ class StatesByUser(StatesByMeasure):
     def __init__(self, measure: object, kind: str, name: str | None = None):
         """Read what the measure declares, and make the schema of its settings.
 
+        Args:
+            measure: The user's measure: a function, a `LayerMeasure` or its class, or a
+                `MeasurePlugin`.
+            kind: The name under which results store the measure.
+            name: Where the measure is, FILE.py:NAME; None: it is an object in memory.
+
         Raises:
             PluginError: The kind is that of a measure of the package, or a setting is not valid.
         """
@@ -117,7 +123,7 @@ class StatesByUser(StatesByMeasure):
         """The schema of the plugin's settings."""
         return self._settings
 
-    def measure_of(self, settings: ComparedAgain) -> AnyMeasure:
+    def layer_measure(self, settings: LayerMeasureConfig) -> AnyMeasure:
         """Return the user's measure with the values of its settings.
 
         A class of measures is instantiated with them. Anything else that declares settings is
@@ -141,6 +147,8 @@ class StatesByUser(StatesByMeasure):
     def _schema(self, name: str | None) -> type[MeasureConfig]:
         """Return a dataclass of the measure's settings: those of all measures, and its own.
 
+        The type of an own setting is that of its default.
+
         Args:
             name: Where the measure is, FILE.py:NAME; None: it is an object in memory.
 
@@ -154,34 +162,37 @@ class StatesByUser(StatesByMeasure):
         if is_measure_class(measure):
             settings_of_plugin |= settings_of_parameters(measure)
             namespace["measure_class"] = measure
-            # A class that computes it has a property here, which is not True.
+            # Whether the measure can compare rows of one token among themselves. If this depends
+            # on a parameter, the class has a property here, an object that is not True.
             compares_within_groups: object = measure.compares_within_groups
             namespace["compares_within_groups"] = compares_within_groups is True
 
-        common_names = {item.name for item in dataclasses.fields(ComparedAgain)}
+        common_names = {item.name for item in dataclasses.fields(LayerMeasureConfig)}
         if name is None:
             namespace["instrument_in_memory"] = self
         fields: list[tuple[str, object, object]] = [("kind", str, name or self.kind)]
         for setting_name, default in settings_of_plugin.items():
-            item = default
-            if not isinstance(item, dataclasses.Field):
-                item = cast("dataclasses.Field[object]", dataclasses.field(default=default))
-            has_plain_default = isinstance(item.default, bool | int | float | str)
+            field_of_setting = default
+            if not isinstance(field_of_setting, dataclasses.Field):
+                field_of_setting = cast(
+                    "dataclasses.Field[object]", dataclasses.field(default=default)
+                )
+            has_plain_default = isinstance(field_of_setting.default, bool | int | float | str)
             if setting_name in common_names or not has_plain_default:
                 raise PluginError(
                     f"measure {self.kind}: {setting_name} needs a name of its own, and a number "
                     "or text as default"
                 )
-            fields.append((setting_name, type(item.default), item))
+            fields.append((setting_name, type(field_of_setting.default), field_of_setting))
         return make_dataclass(
-            f"{self.kind}_config", fields, bases=(ComparedAgain,), namespace=namespace
+            f"{self.kind}_config", fields, bases=(LayerMeasureConfig,), namespace=namespace
         )
 
 
 def is_measure_class(measure: object) -> TypeGuard[type[AnyMeasure]]:
-    """Return whether a user's measure is a subclass of `LayerMeasure`, and not an instance.
+    """Return whether a user's measure is a class, a subclass of `LayerMeasure`.
 
-    Its constructor's parameters are then settings.
+    The parameters of its constructor are then settings.
     """
     return isinstance(measure, type) and issubclass(measure, LayerMeasure)
 

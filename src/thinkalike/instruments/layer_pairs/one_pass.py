@@ -46,10 +46,11 @@ class MetricUpdate(NamedTuple):
 
 
 def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
-    """Compute the numbers of several jobs of layer pairs.
+    """Run several jobs of layer pairs together, so that each model reads a text only once.
 
-    Each job reads the batches that it would read alone, and its numbers are the same to the bit.
-    The error of one job does not end the others: it is returned in the place of its outcome.
+    Each job compares the batches that it would read alone, and its numbers are the same to the
+    bit. A batch that cannot be compared does not end the other jobs: the error of its job is
+    returned in the place of the outcome.
     """
     runs = ModelRuns()
     with phase_of_all([work for _, _, work in jobs], "loading"):
@@ -75,7 +76,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
     for index, (instrument, config, work) in enumerate(jobs):
         outcome = outcomes[index]
         if isinstance(outcome, Outcome) and instrument.has_readings(config):
-            # Few jobs have readings, so that their module is imported here.
+            # Few jobs ask for equivalent bit widths, so their module is imported only here.
             from thinkalike.instruments.layer_pairs.readings import with_bit_widths
 
             level = comparisons[index].batches.level
@@ -87,12 +88,14 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
 def _updates_in_step(
     comparisons: Sequence[LayerPairComparison], number: int
 ) -> Iterator[list[MetricUpdate]]:
-    """Yield lists of updates: the first has the first batch of every comparison, and so on.
+    """Yield the updates for each batch of a pool: those of all comparisons at once.
 
-    They are the batches of one pool. It ends when no comparison has a further batch in it.
+    A pool is some batches over which the models run at once; an update is a batch with the metric
+    that it is added to. The first list has the first batch of every comparison, and so on, until
+    no comparison has a further batch in the pool.
 
     Args:
-        comparisons: The comparisons of one pass; those that need no such pool are left out.
+        comparisons: The comparisons; those that do not need this pool are left out.
         number: The number of the pool.
     """
     pools = []
@@ -112,10 +115,11 @@ def _updates_in_step(
 
 
 def _update_together(updates: Sequence[MetricUpdate]) -> None:
-    """Add batches to their metrics; comparisons of the same rows of text share their products.
+    """Add batches to their metrics; comparisons on the same rows of text share what they can.
 
-    Models that occur in several comparisons are then prepared once. Where that fails, each batch
-    is added alone, so that only the comparison that cannot be computed gets the error.
+    What a measure computes from the states of one model, such as a Gram matrix, is then computed
+    once for all comparisons with this model. If that fails, each batch is added alone, so that
+    only the comparison that cannot be computed gets the error.
     """
     updates_by_key: dict[Hashable, list[MetricUpdate]] = {}
     for update in updates:
@@ -129,10 +133,10 @@ def _update_together(updates: Sequence[MetricUpdate]) -> None:
 
 
 def _key_of_shared_products(update: MetricUpdate) -> Hashable:
-    """Return a key that is equal for updates that can share their products.
+    """Return a key that is equal for updates that can share intermediate products.
 
-    They have the same rows of text on the same device, and the same settings. An update whose
-    content is not known, or whose metric is no `LayerMeans`, has a key of its own.
+    Such updates have the same rows of text on the same device, and the same settings. An update
+    whose text is not known, or whose metric is not a `LayerMeans`, shares its key with none.
     """
     batch = update.batch
     id_if_alone = None

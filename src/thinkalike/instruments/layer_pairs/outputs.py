@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.by_measure import ByMeasure, ComparedAgain
+from thinkalike.instruments.layer_pairs.by_measure import ByMeasure, LayerMeasureConfig
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
@@ -22,7 +22,7 @@ from thinkalike.states.source import StateSource, with_weights
 
 
 @dataclass
-class OutputConfig(ComparedAgain):
+class OutputConfig(LayerMeasureConfig):
     """The settings of a measure of outputs."""
 
     def settings_read(self) -> frozenset[str]:
@@ -58,7 +58,7 @@ class OutputsByMeasure(ByMeasure):
 
     def batches(
         self,
-        measure: ComparedAgain,
+        settings: LayerMeasureConfig,
         config: AnalyzeConfig,
         models: Sequence[StateSource],
         runs: ModelRuns,
@@ -66,15 +66,15 @@ class OutputsByMeasure(ByMeasure):
         """Return the batches that are compared: the logits of both models at the same tokens.
 
         Args:
-            measure: The settings of the measure.
+            settings: The settings of the measure.
             config: The job.
             models: The source and the target, which must have weights.
             runs: The states and logits that jobs of one pass share.
         """
         frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
         # Outputs have no massive activations, so none are looked for.
-        measure = replace(measure, unit="token", massive="keep")
-        batches = super().batches(measure, config, models, runs)
+        settings = replace(settings, unit="token", massive="keep")
+        batches = super().batches(settings, config, models, runs)
 
         def pool(number: int) -> Iterator[StateBatch]:
             """Yield the batches of a pool with logits in place of states."""

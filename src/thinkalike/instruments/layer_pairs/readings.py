@@ -31,7 +31,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     States,
     Values,
     changed_copy,
-    greatest_at_each_layer,
+    greatest_at_each_pair,
     measure_calibration_points,
 )
 from thinkalike.instruments.ruler.instrument import DEPTHS
@@ -205,12 +205,12 @@ class BatchComparison(RulerComparison):
             [target_layer for _, target_layer in pairs],
         ]
         self.measure = measure
-        measure_of_metric = measure
+        settings_of_metric = measure
         if measure.conditional_on != "none":
             # The means of positions have been removed from the states of the batches already.
-            measure_of_metric = replace(measure, conditional_on="token")
+            settings_of_metric = replace(measure, conditional_on="token")
         # A metric of one layer of either side: each layer pair has its own.
-        self._new_metric = partial(instrument.metric, measure_of_metric, 1, 1)
+        self._new_metric = partial(instrument.metric, settings_of_metric, 1, 1)
 
         layers_by_side = [self._layers_to_read(side) for side in (0, 1)]
         self._text = text_batches(
@@ -241,15 +241,16 @@ class BatchComparison(RulerComparison):
     def _layers_to_read(self, side: int) -> list[int]:
         """Return the numbers of the layers at which the model of a side is read, in rising order.
 
-        A model that is compared with itself is read once, at the layers of both sides.
+        If a model is compared with itself, these are the layers of both sides, so that one pass
+        of the model reads all of them.
 
         Args:
             side: 0 for the source, 1 for the target.
         """
         layers = set()
-        for other_side in (0, 1):
-            if self.models[other_side] is self.models[side]:
-                layers |= set(self.layers[other_side])
+        for side_of_pairs in (0, 1):
+            if self.models[side_of_pairs] is self.models[side]:
+                layers |= set(self.layers[side_of_pairs])
         return sorted(layers)
 
     def _states_at_pairs(self, side: int, states: States, layers: Sequence[int]) -> States:
@@ -263,9 +264,11 @@ class BatchComparison(RulerComparison):
         return [states[layers.index(layer)] for layer in self.layers[side]]
 
     def calibration_states(self, side: int, calibration_point: str) -> States:
-        """Return the states of a changed copy of the side's model at each layer pair.
+        """Return the states of a calibration point at each layer pair.
 
-        Local mixing, which has no layers, gives a tensor for each way of mixing instead.
+        A calibration point is a changed copy of the side's model, such as one rounded to 4 bits.
+        Local mixing is one, too: networks without training that only mix earlier tokens. They have
+        no layers, so that the list has a tensor for each way of mixing instead.
         """
         model = self.models[side]
         if calibration_point == MIXING:
@@ -281,7 +284,7 @@ class BatchComparison(RulerComparison):
     def _batches_of_same_text(
         self, model: StateReader, layers: Sequence[int | str]
     ) -> list[StateBatch]:
-        """Return the states of a different reader on the rows of text that the models read.
+        """Return the batches of states of a different reader, on the text that the models read.
 
         Args:
             model: The reader: a changed copy, or a network that only mixes tokens.
@@ -299,9 +302,16 @@ class BatchComparison(RulerComparison):
         return self._similarity_at_pairs(source_states, target_states)
 
     def similarity_to_point(self, side: int, calibration_point: str, states: States) -> Values:
-        """Return the measure of one side's model with a calibration point, at each layer pair.
+        """Return the similarity of one side's model to a calibration point, at each layer pair.
 
-        For local mixing it is the greatest over the ways of mixing.
+        A calibration point is a changed copy of the model. Another one is local mixing (networks
+        without training that only mix earlier tokens), whose value is the greatest over the ways
+        of mixing.
+
+        Args:
+            side: 0 for the source, 1 for the target.
+            calibration_point: The name of the change, such as a number of bits.
+            states: What `calibration_states` returns.
         """
         states_of_model = self.states[side]
         if calibration_point != MIXING:
@@ -311,10 +321,10 @@ class BatchComparison(RulerComparison):
             # A way of mixing has no layers: it is compared with every layer of the model.
             same_at_each_layer = [states_of_mixing] * len(states_of_model)
             values.append(self._similarity_at_pairs(states_of_model, same_at_each_layer))
-        return greatest_at_each_layer(values)
+        return greatest_at_each_pair(values)
 
     def _similarity_at_pairs(self, sources: States, targets: States) -> Values:
-        """Return the measure at each layer pair, in both directions, with its replicates.
+        """Return the measure at each layer pair, with axes (pair, direction, replicate).
 
         Replicate 0 is the value of all documents, and each further one leaves a part of them out.
         Where states cannot be compared, such as constant states of a coarsely rounded copy, the
@@ -361,7 +371,7 @@ class BatchComparison(RulerComparison):
         It is 1 where the documents are too few for an interval.
         """
         documents = torch.cat([batch.documents.flatten() for batch in self.batches])
-        # Only the length of the result counts, so the sums may be 0.
+        # Only the number of replicates is needed, so that the sums of parts may be 0.
         sums_of_parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
         return 1 + len(without_parts(sums_of_parts, documents))
 
@@ -424,7 +434,9 @@ def _batches_of_all_pools(batches: StateBatches) -> Iterator[StateBatch]:
 
 
 def answer_of_bit_widths(result: Result, label: str) -> str:
-    """Return in words at which layer pairs models are more similar than the control.
+    """Return in words at which layer pairs models are more similar than the local-mixing control.
+
+    The control is networks without training that only mix earlier tokens.
 
     Args:
         result: A result with the table `equivalent_bits`.

@@ -145,37 +145,41 @@ def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
 
 
 def _sentence_of_fall(label: str, compared: pd.DataFrame, is_distance: bool) -> str:
-    """Return between which two neighbouring layer pairs similarity falls (or distance rises) most.
+    """Return a sentence: between which neighbouring layer pairs similarity falls most.
+
+    For a distance, it is where the distance rises most.
 
     Args:
         label: What tables and figures call the measure.
         compared: The rows of the layer pairs of equal relative depth, in order of depth.
         is_distance: Whether smaller values mean more similar.
     """
+    # The change from each row to the next; `diff` has no value for the first row.
+    differences = compared["value"].diff().to_numpy()[1:]
     change = "falls"
-    falls = -compared["value"].diff().to_numpy()[1:]  # from each row to the next
+    losses_of_similarity = -differences
     if is_distance:
         change = "rises"
-        falls = -falls
-    greatest_fall = falls.max()
+        losses_of_similarity = differences
+    greatest = losses_of_similarity.max()
     pairs = "Along the layer pairs of equal relative depth"
-    if not greatest_fall > 0:
+    if not greatest > 0:
         return f"{pairs}, {label} never {change}."
-    index = int(falls.argmax())
+    index = int(losses_of_similarity.argmax())
     before, after = compared["source_layer"].iloc[index : index + 2]
     source = compared["source"].iloc[0]
     return (
         f"{pairs}, {label} {change} most between layers {before} and {after} of {source}, by "
-        f"{greatest_fall:.3f}."
+        f"{greatest:.3f}."
     )
 
 
 def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headline]:
     """Return two headline numbers: the value of the least similar layer pair, and a mean.
 
-    For two models both are over the layer pairs of equal relative depth. Where a model is
-    compared with itself, the first is over consecutive layers, and the mean over all pairs of
-    different layers. A single layer that is compared with itself has no headlines.
+    For two models, both consider the layer pairs of equal relative depth. If a model is compared
+    with itself, the first considers consecutive layers, and the mean is over all pairs of
+    different layers. The list is empty for a single layer that is compared with itself.
 
     Args:
         kind: The kind of the measure, such as "cka", which is part of the names.
@@ -208,8 +212,8 @@ def amount_in_words(result: Result) -> str:
     """Return in words how much was compared.
 
     Such as "64 batches of 1,024 tokens, 58 documents", "8,000 words, 58 documents", or "1,018
-    stimuli". The size of batches is the mean, as batches may hold fewer rows than
-    `tokens_per_batch` asks for. It is left out of results of earlier versions, which lack it.
+    stimuli". The size of a batch is a mean, as batches may hold fewer rows than the setting
+    `tokens_per_batch`. Results of earlier versions lack it, and it is left out.
     """
     stimuli = result.provenance.get("stimuli")
     if stimuli:

@@ -61,7 +61,10 @@ class WithNull(LayerPairsConfig):
     permutations: int = setting(99, least=1, most=10**6)
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of all settings; without a null, `permutations` is not read."""
+        """Return the names of the settings that have an effect.
+
+        These are all settings, but `permutations` only with a null distribution.
+        """
         settings = super().settings_read()
         if self.null:
             return settings

@@ -86,8 +86,8 @@ def _warn_of_few_rows_used(share: float, level: str) -> None:
 def _scalars_of_every_measure(estimate: LayerPairEstimate) -> dict[str, float]:
     """Return the headline numbers that jobs of every measure have.
 
-    `widest_interval` is left out where there are no intervals, and `rows_used`, the share of rows
-    that are compared, where all rows are.
+    `widest_interval` is left out if there are no intervals. `rows_used` is the share of rows that
+    are compared, and is left out if all rows are.
     """
     scalars = {"batches": float(estimate.batches)}
     widest_interval = estimate.widest_interval()
@@ -123,9 +123,10 @@ def _table_of_layer_pairs(
     target: pd.DataFrame,
     further_columns: Mapping[str, Float[Tensor, "l m"]],
 ) -> pd.DataFrame:
-    """Return a row for each layer pair across the two models, and then for those within each.
+    """Return a row for each layer pair across the two models, and then for pairs within a model.
 
-    A model that is compared with itself has no rows within, as those across are the same.
+    If a model is compared with itself, both kinds of rows would be the same, and there is only the
+    first.
 
     Args:
         comparison: Says whether there are two models.

@@ -67,9 +67,9 @@ class Streams:
     reason: str = ""
 
     def in_target_stream(self, vectors: Float[Tensor, "*u d"]) -> Float[Tensor, "*u e"]:
-        """Return vectors of the source's residual stream as vectors of the target's.
+        """Return vectors of the source's residual stream in the coordinates of the target's.
 
-        They are unchanged unless the streams were aligned by a map.
+        They are unchanged unless the streams were aligned by a linear map.
         """
         if self.to_target is None:
             return vectors
@@ -127,7 +127,8 @@ def _shared_tokens(source: UnitModel, target: UnitModel) -> list[str]:
     shared = sorted(source.tokens.keys() & target.tokens.keys(), key=source.tokens.__getitem__)
     if len(shared) <= MOST_TOKENS:
         return shared
-    return [shared[number * len(shared) // MOST_TOKENS] for number in range(MOST_TOKENS)]
+    evenly_spaced = [index * len(shared) // MOST_TOKENS for index in range(MOST_TOKENS)]
+    return [shared[index] for index in evenly_spaced]
 
 
 @dataclass
@@ -207,14 +208,16 @@ def compare_models(
 ) -> Comparison:
     """Compare each block of one model with each block of another, by their hidden units.
 
-    Attention heads are compared as well, if the models have enough of them. Only the weights of
-    two blocks are in memory at a time.
+    Units of two blocks are matched by their input weights (`reading`), and a test asks whether
+    matched units are at the same position in both. Attention heads are compared as well, if the
+    models have enough of them for a test. Only the weights of two blocks are in memory at a time.
 
     Args:
         source: The first model.
         target: The second model.
         tests: The number of pairs of blocks for which p-values are corrected.
-        likeness: Whether units with similar weights are counted for blocks without an origin.
+        likeness: Whether units with similar weights are counted for blocks of the target that
+            come from no block of the source.
         n_head_tests: The number of pairs of blocks for which p-values of heads are corrected.
     """
     streams = comparable_streams(source, target)
@@ -253,9 +256,9 @@ def are_heads_too_few(source: UnitModel, target: UnitModel, tests: int) -> bool:
 def _compare_attention(
     source: UnitModel, target: UnitModel, streams: Streams
 ) -> list[PairOfHeads]:
-    """Compare the attention heads of each block of one model with those of each of the other.
+    """Compare the attention heads of each source block with those of each target block.
 
-    Heads are compared by their output weights, what they write to the residual stream.
+    Heads are compared by their output weights, which write to the residual stream.
     """
     pairs = []
     for target_heads in target.heads:
@@ -270,25 +273,26 @@ def _compare_attention(
 def _add_similar_shares(comparison: Comparison) -> None:
     """Set `similar_share` of the pairs whose target block has no origin in the source.
 
-    Such a block may still be a copy with reordered units. It is the share of units that match one
-    and the same unit by their input and their output weights.
+    A target block has an origin if its units are in place of those of a source block, by a test.
+    A block without one may still be a copy with reordered units. `similar_share` is the share of
+    units whose best match by input weights is also their best match by output weights.
 
     Args:
         comparison: The comparison, whose pairs are changed.
     """
     source, target = comparison.source, comparison.target
-    with_origin = {pair.target for pair in comparison.pairs if comparison.p(pair) < ALPHA}
+    targets_with_origin = {pair.target for pair in comparison.pairs if comparison.p(pair) < ALPHA}
     for target_units in target.units:
-        if target_units in with_origin:
+        if target_units in targets_with_origin:
             continue
         target_vectors = target.writing(target_units)
         for pair in comparison.pairs:
             if pair.target == target_units and not comparison.has_too_few_units(pair):
                 source_vectors = comparison.streams.in_target_stream(source.writing(pair.source))
-                sampled = sample_of(pair.source.units)
-                writing = match_units(source_vectors, target_vectors, sampled)
-                agreeing = agreeing_units(pair.reading, writing)
-                pair.similar_share = agreeing / min(len(sampled), target_units.units)
+                sampled = sample_of(pair.source.units)  # indices of units
+                match_by_output = match_units(source_vectors, target_vectors, sampled)
+                n_agreeing = agreeing_units(pair.reading, match_by_output)
+                pair.similar_share = n_agreeing / min(len(sampled), target_units.units)
 
 
 def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
@@ -303,7 +307,7 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             "target_layer": EMBEDDING_LAYER,
             "source_module": EMBEDDING,
             "target_module": EMBEDDING,
-            **_columns_of_test(coordinates, coordinates.p, None),
+            **_columns_of_test(coordinates, coordinates.p, similar_share=None),
         })  # fmt: skip
     for pair in comparison.pairs:
         rows.append({
@@ -355,7 +359,7 @@ def _columns_of_test(
     """Return the columns of a table row about the test of two blocks.
 
     Args:
-        test: The test of units in place.
+        test: The test whether matched units are at the same position in both blocks.
         p_corrected: Its p-value, corrected for the number of pairs.
         similar_share: The share of units with similar weights; None: it was not counted.
     """
@@ -373,9 +377,9 @@ def _columns_of_test(
 def table_of_origins(comparison: Comparison) -> pd.DataFrame:
     """Return a row for each block of the target, with the block of the source it comes from.
 
-    It is the block with the smallest p-value. If that is not below `ALPHA` after correction, the
-    target's block has no origin: `source_layer` is NaN and `source_module` is "". A block with
-    several groups of units, such as experts, has a row for each.
+    That is the block with the smallest p-value. If the p-value is not below `ALPHA` after
+    correction, the target's block has no origin: `source_layer` is NaN and `source_module` is "".
+    A block with several groups of units, such as experts, has a row for each.
     """
     rows: list[dict[str, object]] = []
     for target in comparison.target.units:
@@ -398,8 +402,9 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
 
 
 def _rank_of_evidence(pair: PairOfBlocks) -> tuple[float, int, int]:
-    """Return a key that sorts pairs by evidence, the strongest first.
+    """Return a key that sorts pairs of blocks by evidence of a common history, strongest first.
 
-    It is the log of the p-value, then the number of units in place, then the distance in depth.
+    Pairs are sorted by the log of the p-value. Among equal ones, more units in place come first,
+    and then the smaller distance in depth.
     """
     return pair.test.log_p, -pair.test.in_place, abs(pair.source.block - pair.target.block)

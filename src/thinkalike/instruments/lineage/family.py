@@ -14,11 +14,16 @@ from thinkalike.instruments.lineage.comparison import (
 def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
     """Return a row for each pair of models: how many blocks and units they have in common.
 
-    The columns are source, target, blocks (of the model with fewer), shared_blocks (target blocks
-    with an origin in the source), units_in_place (the share of units at the same position, 0 in
-    blocks without an origin, as a mean over blocks), lowest_p_corrected (of two blocks),
-    same_stream (whether the coordinates of their embeddings agree in position) and stream_p, its
-    p-value, which is 1 if that was not tested.
+    The columns are:
+
+    - source, target: the names of the models;
+    - blocks: the number of blocks of the model with fewer;
+    - shared_blocks: how many target blocks have an origin in the source;
+    - units_in_place: the share of units at the same position, as a mean over blocks, with 0 for
+      blocks without an origin;
+    - lowest_p_corrected: the lowest p-value of two blocks;
+    - same_stream: whether the coordinates of the embeddings agree in position;
+    - stream_p: the p-value of that, which is 1 if it was not tested.
     """
     rows: list[dict[str, object]] = []
     for comparison in comparisons:
@@ -43,12 +48,12 @@ def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
 def groups_of_related_models(
     relations: pd.DataFrame, names: list[str], related: str
 ) -> list[list[str]]:
-    """Return the groups of models that related pairs connect, without single models.
+    """Return the connected components of the graph of related models, without single models.
 
     Args:
         relations: A row for each pair of models.
-        names: The names of all models, in order.
-        related: The column that is above 0 where a pair is related.
+        names: The names of all models, in the order that groups keep.
+        related: The name of the column that is above 0 if a pair is related.
     """
     group_of = {name: {name} for name in names}
     is_related = relations[related] > 0

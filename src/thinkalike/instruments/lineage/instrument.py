@@ -65,7 +65,8 @@ class LineageInstrument(
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Return the configuration with all settings filled in.
 
-        Beside a list of models, the settings of the source and the target stay as they are.
+        With a list of models (`models=`), the settings `model=` and `target=` are not read, and
+        stay as they are.
         """
         reads = self.reads
         if config.models is not None:
@@ -82,7 +83,7 @@ class LineageInstrument(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         """Return what decides the numbers, by name, for the key of the job.
 
-        For a list of models, these are the fingerprints of all, and the names that tables have.
+        For a list of models, these are the fingerprints of all, and their names in tables.
         """
         if config.models is None:
             return super().inputs(config)
@@ -91,7 +92,11 @@ class LineageInstrument(
         return {"models": digests, "labels": ", ".join(distinct_labels(models))}
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
-        """Return the models of a job by name: of a list by its labels, else source and target."""
+        """Return the configurations of a job's models by name.
+
+        The models of a list have their labels as names, and else the names are "model" and
+        "target".
+        """
         if config.models is None:
             return super().models_of(config)
         models = listed_models(config)
@@ -107,9 +112,9 @@ class LineageInstrument(
         if config.models is not None:
             configs = listed_models(config)
         with work.phase("loading"):
-            models = [
-                open_units(*named) for named in zip(configs, distinct_labels(configs), strict=True)
-            ]
+            models = []
+            for model_config, label in zip(configs, distinct_labels(configs), strict=True):
+                models.append(open_units(model_config, label))
 
         pairs = list(itertools.combinations(models, 2))
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
@@ -141,8 +146,11 @@ class LineageInstrument(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw the share of units in place for pairs of blocks, or a family of several models."""
-        if "relations" in result.tables:
+        """Draw for each pair of blocks the share of units in place, or a family of several models.
+
+        A unit is in place if its match in the other block has the same position there.
+        """
+        if "relations" in result.tables:  # only results of a list of models have it
             figures.family(result.tables["relations"], folder)
             return
         blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]
@@ -166,7 +174,7 @@ class LineageInstrument(
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
-        """Print which blocks have a common history: of two models, or of a family of several."""
+        """Print which blocks of two models, or of several, have a common history."""
         if "relations" in result.tables:
             show_family(result)
         else:
@@ -179,7 +187,8 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
     Raises:
         ConfigError: There are fewer than two, one is not known, or `model=` is given as well.
     """
-    # A measure of pairs stands for the jobs of every two models.
+    # With a measure of two models, such as CKA, `models=` stands for a job for every two models.
+    # The lists of these jobs, with their checks, give the models.
     jobs = asked_for(replace(config, measure=measure_schema("cka")()))
     models: list[ModelConfig] = []
     for job in jobs:
@@ -189,10 +198,13 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
 
 
 def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, float]:
-    """Return the headline numbers: blocks, how many have an origin, the lowest p, and the pairs.
+    """Return the headline numbers of a result.
+
+    They are the number of target blocks, how many of these have an origin, the lowest corrected
+    p-value, and the number of pairs of blocks that p-values are corrected for.
 
     Args:
-        comparisons: The comparisons of every two models; p-values of all are corrected alike.
+        comparisons: The comparisons of every two models, at least one.
         origins: A row for each block of a target, with its origin.
     """
     return {
@@ -204,7 +216,7 @@ def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) ->
 
 
 def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
-    """Return a table row about two models: how their streams are compared, and their heads.
+    """Return a table row about two models: how their residual streams are compared, and heads.
 
     `heads` is the number of attention heads of the model with fewer, and 0 if it is not known.
     """

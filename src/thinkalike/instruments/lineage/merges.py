@@ -19,10 +19,11 @@ from thinkalike.screen import number_text
 def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return a row for each block of each merged model, and each of the block's parents.
 
-    A model is a merge if a block is a weighted mean of those of several models, or if its blocks
+    A model is a merge if a block is a weighted mean of blocks of several models, or if its blocks
     are unchanged blocks of different models. The columns are target, target_layer and
     target_module (the merge), source and source_layer (a parent), weight (of the parent) and
-    explained (see `fit_merge`; NaN where the block is that of one parent, unchanged).
+    explained: the share of the squared distance from the nearest parent that the weighted mean
+    explains. It is NaN where the block is an unchanged block of one parent.
 
     Args:
         comparisons: The comparisons of every two models.
@@ -48,8 +49,8 @@ def _shared_blocks_by_block(
 ) -> dict[Units, list[tuple[UnitModel, Units]]]:
     """Return for each block of a model the blocks of other models with a common history.
 
-    At most one block of each other model is returned, that with the strongest evidence. Models
-    that do not share the residual stream cannot have been averaged, and are left out, and so are
+    From each other model comes at most one block, the one with the strongest evidence. Models
+    that do not share the residual stream are left out, as they cannot have been averaged. So are
     blocks of a different shape.
 
     Args:
@@ -68,6 +69,7 @@ def _shared_blocks_by_block(
                 continue
             block = pair.target if is_target else pair.source
             other_block = pair.source if is_target else pair.target
+            # The smaller this key, the stronger the evidence: the p-value, then equal depth.
             strength = (pair.test.log_p, abs(block.block - other_block.block), other_block)
             strongest[block] = min(strength, strongest.get(block, strength))
         for block, (_, _, other_block) in strongest.items():
@@ -82,20 +84,21 @@ def _parents_of_block(
 ) -> list[dict[str, object]]:
     """Return a table row for each parent of a block, with its weight.
 
-    There are rows if the block is a weighted mean of several candidates, or equals one of them.
-    With fewer than two candidates there are none.
+    The list is empty unless the block is a weighted mean of several candidates or equals one of
+    them. It is also empty with fewer than two candidates.
 
     Args:
         target: The model.
-        units: The block of the model.
-        candidates: Blocks with a common history, each with its model.
+        units: The hidden units of the block.
+        candidates: Blocks of other models with a common history, each with its model.
     """
     if len(candidates) < 2:
         return []
     weights_of_candidates = [_vector_of_weights(model, block) for model, block in candidates]
     fit = fit_merge(_vector_of_weights(target, units), torch.stack(weights_of_candidates))
-    is_of_one_model = math.isnan(fit.explained) and float(fit.weights.max()) == 1
-    if not (fit.is_merge or is_of_one_model):
+    # There is nothing to explain if the block equals one of the candidates.
+    equals_candidate = math.isnan(fit.explained) and float(fit.weights.max()) == 1
+    if not (fit.is_merge or equals_candidate):
         return []
     rows: list[dict[str, object]] = []
     for (model, block), weight in zip(candidates, fit.weights.tolist(), strict=True):
@@ -125,8 +128,8 @@ def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
     Args:
         merges: A row for each block of each merged model, and each of the block's parents.
     """
-    for target, of_target in merges.groupby("target", sort=False):
-        blocks = of_target.groupby(["target_layer", "target_module"], sort=False)
+    for target, rows_of_target in merges.groupby("target", sort=False):
+        blocks = rows_of_target.groupby(["target_layer", "target_module"], sort=False)
         parents_of_block = blocks["source"].agg(tuple)
         runs: list[tuple[tuple[str, ...], list[int]]] = []  # the parents, and their blocks
         layers = parents_of_block.index.get_level_values("target_layer")
@@ -137,30 +140,33 @@ def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
             else:
                 runs.append((parents, [int(layer)]))
         clauses = [
-            _parents_of_run_in_words(of_target, parents, layers) for parents, layers in runs
+            _parents_of_run_in_words(rows_of_target, parents, layers) for parents, layers in runs
         ]
         yield f"{target} is a merge: {'; '.join(clauses)}."
 
 
 def _parents_of_run_in_words(
-    of_target: pd.DataFrame, parents: tuple[str, ...], layers: list[int]
+    rows_of_target: pd.DataFrame, parents: tuple[str, ...], layers: list[int]
 ) -> str:
-    """Return in words of which models some successive blocks are the mean, with the weights.
+    """Return in words the weighted mean of models that some successive blocks are.
+
+    Such as "blocks 0 to 5 are 0.50 a + 0.50 b (explains ...)". Blocks with a single parent are
+    unchanged blocks of it.
 
     Args:
-        of_target: The rows of the merged model.
+        rows_of_target: The rows of the merged model.
         parents: The names of the parents of these blocks.
         layers: The numbers of the blocks.
     """
-    of_run = of_target[of_target["target_layer"].isin(layers)]
+    rows_of_blocks = rows_of_target[rows_of_target["target_layer"].isin(layers)]
     blocks = f"block {layers[0]} is"
     if layers[-1] != layers[0]:
         blocks = f"blocks {layers[0]} to {layers[-1]} are"
     if len(parents) == 1:
         return f"{blocks} from {parents[0]}, unchanged"
-    weights = of_run.groupby("source")["weight"].mean()
+    weights = rows_of_blocks.groupby("source")["weight"].mean()
     mean = " + ".join(f"{weights[parent]:.2f} {parent}" for parent in parents)
-    explained = number_text(of_run["explained"].min(), ".1%")
+    explained = number_text(rows_of_blocks["explained"].min(), ".1%")
     return (
         f"{blocks} {mean} (explains at least {explained} of the squared distance from the nearest "
         "parent)"

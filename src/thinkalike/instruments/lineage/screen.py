@@ -69,7 +69,10 @@ class BlockRun:
 
     @property
     def source(self) -> str:
-        """The blocks of the source in words; "none" if they have no origin."""
+        """The source blocks that these blocks come from, in words, such as "3 to 5".
+
+        It is "none" if they come from none, and "not tested" if they have too few units.
+        """
         if not self.is_tested:
             return "not tested"
         if self.shift is None:
@@ -84,11 +87,12 @@ class BlockRun:
 
     @property
     def p(self) -> float:
-        """The p-value of the block with the weakest evidence; without an origin, the strongest."""
+        """The largest p-value of these blocks; the smallest if they have no origin."""
         values = [float(row["p_corrected"]) for row in self.rows]
-        if self.shift is None:
-            return min(values)
-        return max(values)
+        has_origin = self.shift is not None
+        if has_origin:
+            return max(values)
+        return min(values)
 
     @property
     def similar_share(self) -> float:
@@ -107,7 +111,7 @@ def range_of_blocks(numbers: list[int]) -> str:
 def p_in_words(p: float) -> str:
     """Return a p-value in words: "p = 0.034", "p = 2e-07", "p = 1", or "p < 1e-300".
 
-    The last is for values that are smaller than `LEAST_P`.
+    "p = 1" stands for values of at least `CERTAIN_P`, and the last for values up to `LEAST_P`.
     """
     if p <= LEAST_P:
         return f"p < {LEAST_P:.0e}"
@@ -137,9 +141,12 @@ def in_place_or_in_order(row: pd.Series) -> str:
 def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
     """Return the blocks of the target in runs: successive blocks with successive origins.
 
+    Successive blocks that have no origin, or that were not tested, are a run as well.
+
     Args:
-        origins: A row for each block of the target, in order, with its origin in the source, and
-            perhaps with `is_tested`, as `with_tested` adds it.
+        origins: A row for each block of the target, in order. `source_layer` is the block of the
+            source it comes from, NaN without one. `is_tested` is False for a block with too few
+            units for a test; without this column, all count as tested.
     """
     runs: list[BlockRun] = []
     for _, row in origins.iterrows():
@@ -155,11 +162,13 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
 
 
 def with_tested(origins: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return the best source of each block, and whether its units are enough for a test.
+    """Return the table of origins with a further column `is_tested`.
+
+    It says whether a block has enough units for a p-value below `ALPHA` after correction.
 
     Args:
-        origins: The best source of each block.
-        pairs: The rows of all pairs of blocks.
+        origins: A row for each block of the target, with the best block of the source.
+        pairs: A row for each pair of blocks; p-values are corrected for their number.
     """
     most_units = pairs.groupby(["target_layer", "target_module"])["units"].max()
     is_tested = []
@@ -180,7 +189,9 @@ def block_pairs_in_words(pairs: int) -> str:
 
 
 def show_lineage(result: Result) -> None:
-    """Print which blocks of the target come from which blocks of the source, and what that means.
+    """Print which blocks of the target come from which blocks of the source.
+
+    A table follows if there are several runs of blocks, and then an explanation.
 
     Args:
         result: A result of two models.
@@ -247,7 +258,7 @@ def sentences_of_lineage(
 
 
 def no_origin_in_words(
-    result: Result, runs: list[BlockRun], source: str, target: str, all_runs: int
+    result: Result, runs: list[BlockRun], source: str, target: str, n_all_runs: int
 ) -> str:
     """Return in a sentence which blocks of the target have no origin, with the lowest p-value.
 
@@ -255,11 +266,11 @@ def no_origin_in_words(
         result: A result of two models.
         runs: The runs of blocks without an origin.
         source, target: The names of the models.
-        all_runs: How many runs there are, with those that have an origin.
+        n_all_runs: How many runs there are, including those that have an origin.
     """
     pairs = block_pairs_in_words(len(pairs_of_blocks(result)))
     which = f"No block of {target} is"
-    if len(runs) < all_runs:
+    if len(runs) < n_all_runs:
         blocks = [number for run in runs for number in run.numbers]
         if len(blocks) == 1:
             which = f"Block {blocks[0]} of {target} is not"
@@ -292,7 +303,7 @@ def too_few_units_in_words(result: Result, run: BlockRun, target: str) -> str:
 
 def origin_in_words(run: BlockRun, source: str) -> str:
     """Return where the blocks of a run come from, such as "are blocks 3 to 5 of a"."""
-    is_one = " to " not in run.target
+    is_one = " to " not in run.target  # "3" or "3 to 5"
     if run.shift == 0:
         return f"is that of {source}" if is_one else f"are those of {source}"
     return (
@@ -303,8 +314,8 @@ def origin_in_words(run: BlockRun, source: str) -> str:
 def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
     """Yield a sentence about units with similar weights in any order, for blocks without origin.
 
-    Such a block may be a copy whose units were reordered. Nothing is yielded if they were not
-    counted.
+    Such a block may be a copy whose units were reordered. Nothing is yielded if similar units were
+    not counted.
 
     Args:
         runs: The runs of blocks without an origin.

@@ -53,8 +53,8 @@ Columns: TypeAlias = dict[str, np.ndarray | float]
 def sentences_for_folds(config: AnalyzeConfig, stimuli: Stimuli) -> Int[Tensor, " n"] | None:
     """Return the number of each stimulus's sentence, if folds keep sentences together.
 
-    It is None if folds may divide a sentence: by `together=stimulus`, and by `recipe=paper`, whose
-    folds are of pairs of stimuli.
+    It is None if folds may divide a sentence: with `together=stimulus`, and with `recipe=paper`,
+    whose folds consist of pairs of stimuli.
     """
     if config.recipe == "paper" or config.measure_as(MLEMConfig).together == "stimulus":
         return None
@@ -177,9 +177,10 @@ def states_of_all_layers(sides: Sequence[StimulusStates]) -> list[Float[Tensor, 
 
 
 def _with_names_of_layers(message: str, sides: Sequence[StimulusStates]) -> str:
-    """Return a message in which layers, counted over all sides, are those of models.
+    """Return an error message with the names of layers and models in place of indices.
 
-    "layers[30]" becomes "layer 0 of gemma3-270m" if the first of two models has 30 layers.
+    An index counts the layers of all sides one after the other: "layers[30]" becomes "layer 0 of
+    gemma3-270m" if the first of two models has 30 layers.
     """
     names = [f"layer {layer} of {side.name}" for side in sides for layer in side.layers]
     return re.sub(r"layers\[(\d+)\]", lambda found: names[int(found[1])], message)
@@ -221,12 +222,12 @@ def importance_given_word(
     if not overlaps or config.recipe == "paper":
         return {}
     n_layers = len(states_of_all_layers(sides))
-    # (importance and the ends of its interval, layer, feature)
+    # Axes: (importance and the ends of its interval, layer, feature).
     values = np.full((len(GIVEN_WORD), n_layers, len(stimuli.names)), nan)
     for overlap in overlaps:
         values[:, :, stimuli.names.index(overlap.feature)] = 0.0
 
-    # Features in which some stimuli of the same word differ.
+    # Features that differ between some stimuli of the same word; the word determines the others.
     varying_features = [overlap.feature for overlap in overlaps if overlap.differing > 0]
     if varying_features:
         stimuli_with_words, word_feature = _with_words_as_feature(stimuli)
@@ -246,8 +247,8 @@ def importance_given_word(
 def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:
     """Return the stimuli with the identity of their word as a further feature, and its name.
 
-    Upper and lower case do not differ. The name is "word", followed by as many "_" as it takes to
-    differ from the features that the stimuli have.
+    Words that differ only in upper and lower case are the same. The name is "word", followed by as
+    many "_" as it takes to differ from the features that the stimuli have.
     """
     name = "word"
     while name in stimuli.names:
@@ -274,6 +275,7 @@ def split_half_references(
     """
     if not config.measure_as(MLEMConfig).references:
         return {}
+    # The text of a row is equal for stimuli with the same combination of features.
     combinations = [repr(row) for row in stimuli.features.itertuples(index=False)]
     return {
         **_split_half_columns(REFERENCE, combinations, config, stimuli, sides),

@@ -84,8 +84,8 @@ class FeatureProfiles(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         """Return what decides the numbers, by name, for the key of the job.
 
-        The stimuli, which are read here, must have the features that settings name, and be enough
-        for the folds.
+        The stimuli are among them, and are checked here: they must have the features that settings
+        name, and be enough for the folds.
 
         Raises:
             DataError: The stimuli lack a feature, there are too few, or a feature cannot explain
@@ -168,7 +168,7 @@ class FeatureProfiles(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
-        """Compute what `run` computes, for a forecast of how long that takes."""
+        """Fit everything that a job of these sides fits, so that a forecast can time it."""
         fit_profiles(config, stimuli, sides)
         split_half_references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)
@@ -215,7 +215,7 @@ class FeatureProfiles(
     def headlines(self, result: Result) -> list[Headline]:
         """Return two headlines: the mean held-out score ρ over layers, and that of the best layer.
 
-        Their intervals are over folds, and infinite where there are too few sentences.
+        Their intervals are over folds, and unbounded if there are too few sentences.
         """
         scores = result.tables["scores"]
         best = scores.iloc[int(scores["score"].argmax())]

@@ -103,8 +103,8 @@ class NamedInSentences(NamedTuple):
 def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     """Print for each model what the features explain, in words and in a table of some layers.
 
-    The table has some layers, evenly spaced, and those that the words name. More than
-    `MOST_MODELS_APART` models have one table together.
+    The table has some layers, evenly spaced, and the layers that the sentences name. More than
+    `MOST_MODELS_APART` models share one table.
 
     Args:
         profiles: The importance of each feature in each layer.
@@ -113,7 +113,7 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     models = scores["model"].unique()
     rows_per_model = max(MOST_ROWS // len(models), FEWEST_ROWS)
     has_own_table = len(models) <= MOST_MODELS_APART
-    most_changes = MOST_CHANGES
+    most_changes = MOST_CHANGES  # how many changes over depth the sentences name per model
     if len(models) > 1:
         most_changes = 1 if has_own_table else 0
     rows_of_models = []
@@ -267,9 +267,10 @@ def _peak_in_words(peak: pd.Series) -> str:
 
 
 def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
-    """Return for each feature the row of the layer where its importance given the word is highest.
+    """Return a row for each feature: that of the layer where its importance given the word peaks.
 
-    Only features that are confounded with the identity of words have such an importance.
+    Only features that are confounded with the identity of words have this importance; the list is
+    empty if there are none.
 
     Args:
         profiles: The rows of one model in the table of profiles.

@@ -51,7 +51,7 @@ class MLEMConfig(StimulusDistanceConfig):
     references: int = setting(3, least=0, most=10**4)
 
     def __post_init__(self) -> None:
-        """Refuse interactions that are no pairs of two different features."""
+        """Refuse interactions that are not pairs of two different features."""
         super().__post_init__()
         for pair in self.interactions:
             if len(pair) != 2 or pair[0] == pair[1]:

@@ -44,8 +44,8 @@ def profile_table(
 ) -> pd.DataFrame:
     """Return one row for each layer and feature: importance with its interval, weight, and p.
 
-    Where interactions of features have weights, the weight of a feature is that without them.
-    P-values are there only where a null distribution was computed.
+    With weights of interactions of features, `weight` is that of the feature itself. The columns
+    of p-values exist only if a null distribution was computed.
 
     Args:
         model: The encoding model of all layers.
@@ -54,9 +54,9 @@ def profile_table(
         rows: The model and layer of each row of the importances.
     """
     weights = model.weights_
-    has_interactions = weights.dim() == 3  # (l, f, f)
+    has_interactions = weights.dim() == 3  # (l, f, f): a weight for each pair of features
     if has_interactions:
-        weights = weights.diagonal(dim1=1, dim2=2)
+        weights = weights.diagonal(dim1=1, dim2=2)  # (l, f)
     profile = importance.profile()
     columns = {
         "importance": profile.value,
@@ -92,9 +92,10 @@ def score_table(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.D
 
 
 def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores with a column score / split-half reference, if there is a reference.
+    """Return the scores with a further column: score / split-half reference.
 
-    It is NaN where the reference is not above 0.
+    It is NaN where the reference is not above 0. Without a reference, the scores are returned as
+    they are.
     """
     if REFERENCE not in scores:
         return scores
@@ -106,8 +107,8 @@ def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:
 def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row for every two layers, with weighted Kendall's τ of their importances.
 
-    The table is empty, and a warning says why, if a layer does not rank the features, as
-    where all have the same importance.
+    If a layer does not rank the features, as when all have the same importance, the table is
+    empty, and a warning says why.
 
     Args:
         importance: The importance of each feature in each layer.
@@ -126,7 +127,8 @@ def interaction_table(
 ) -> pd.DataFrame:
     """Return one row for each layer and pair of features: the effect of their interaction.
 
-    It is the drop of ρ when both are permuted together, less the drops when each is alone.
+    It is the drop of the held-out ρ when both features are permuted together, less the drop when
+    only the first is permuted, less the drop when only the second is.
 
     Args:
         measure: The settings, which name the pairs.
@@ -152,15 +154,15 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
     """
     levels_by_feature = stimuli.codes().levels
     tables = []
-    for feature_index, values, weights, _ in model.level_weights_:
+    for feature_index, level_codes, weights, _ in model.level_weights_:
         feature = stimuli.names[feature_index]
         levels = []
-        for value in values.tolist():  # the index of each level; NaN where it is missing
-            if np.isnan(value):
+        for code in level_codes.tolist():  # the index of the level; NaN for missing values
+            if np.isnan(code):
                 levels.append("missing")
             else:
-                levels.append(levels_by_feature[feature][int(value)])
-        first, second = np.triu_indices(len(levels), 1)
+                levels.append(levels_by_feature[feature][int(code)])
+        first, second = np.triu_indices(len(levels), 1)  # each pair of different levels once
         first_levels = [levels[index] for index in first]
         second_levels = [levels[index] for index in second]
         weights_of_pairs = weights[:, first, second]  # (layer, pair of levels)

@@ -39,7 +39,10 @@ class RSAConfig(StimulusDistanceConfig):
     resamples: int = setting(1000, least=0, most=10**6)
 
     def __post_init__(self) -> None:
-        """Refuse to whiten Manhattan distances, which are not Euclidean."""
+        """Refuse whitened comparators for Manhattan distances.
+
+        Whitening is for squared Euclidean distances, and Manhattan distances are not Euclidean.
+        """
         super().__post_init__()
         if self.comparator in WHITENED and self.distance == "manhattan":
             raise ConfigError(
@@ -48,7 +51,10 @@ class RSAConfig(StimulusDistanceConfig):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of all settings; `noise` is read for crossnobis distances only."""
+        """Return the names of the settings that have an effect.
+
+        These are all settings, but `noise` only with crossnobis distances.
+        """
         settings = super().settings_read()
         if self.distance == "crossnobis":
             return settings
@@ -61,7 +67,7 @@ def layer_distances(
     """Return the distances between all pairs of stimuli in each layer.
 
     Crossnobis distances need several runs of a recording, from which noise is estimated. A model
-    has none, and gets Euclidean distances in their place.
+    has no runs, and gets Euclidean distances instead.
 
     Args:
         side: A model or a recording.
@@ -70,7 +76,8 @@ def layer_distances(
     Raises:
         DataError: Crossnobis distances are asked for, and a recording has one run, or its noise
             has no inverse.
-        ValueError: See `NeuralDistances`.
+        ValueError: A state is not finite, or is zero with cosine or constant with correlation
+            distances.
     """
     if not isinstance(measure, RSAConfig) or measure.distance != "crossnobis":
         return _distances_of_states(side, measure.distance)
@@ -103,7 +110,7 @@ def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDist
 def distances_of_sides(
     sides: Sequence[StimulusStates], measure: RSAConfig
 ) -> list[NeuralDistances]:
-    """Return the distances between all pairs of stimuli: of each layer, side after side."""
+    """Return the distances between all pairs of stimuli in each layer, one side after another."""
     distances = []
     for side in sides:
         distances += layer_distances(side, measure)

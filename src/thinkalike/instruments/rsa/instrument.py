@@ -69,7 +69,7 @@ class RSA(
     smallest: ClassVar[Mapping[str, object]] = {"stimuli.sentences": 40}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return the configuration with the settings filled in that are left to the recipe.
+        """Return the configuration with all settings filled in, also those that a recipe decides.
 
         Raises:
             ConfigError: Crossnobis distances are asked for without a recording, whose runs they
@@ -85,8 +85,8 @@ class RSA(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its key.
 
-        With subjects (participants), intervals and p-values come from resamples of these, and
-        permutations are ignored. Without them, resamples are.
+        With subjects (participants), intervals and p-values come from resamples of the subjects,
+        and `permutations` is ignored. Without subjects, `resamples` is ignored.
         """
         unread = dict(super().unread(config))
         if config.subjects:
@@ -149,7 +149,7 @@ class RSA(
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the mean similarity of different layers and the highest one as headlines.
 
-        A result of a single layer has the first headline number of the job instead.
+        If there is a single layer, return the first headline number of the result instead.
         """
         pairs = _different_layers(result.details)
         if pairs.empty:
@@ -163,7 +163,7 @@ class RSA(
     def show(self, result: Result) -> None:
         """Print the most and the least similar layers, a map, and what was compared.
 
-        Of a single layer only that is said.
+        If there is a single layer, only a sentence that says so is printed.
         """
         pairs = _different_layers(result.details)
         if pairs.empty:
@@ -197,8 +197,9 @@ def _similarity(
 ) -> tuple[Estimate, dict[str, Tensor]]:
     """Return the similarity of every two layers, and further columns of the table by name.
 
-    These are its interval, its value with massive activations, p-values, and the similarity over
-    stimuli of the same word, each if it is asked for or applies.
+    The columns are the ends of its interval; its value over all stimuli, if some are left out; the
+    similarity over stimuli of the same word, if a feature is confounded with words; and p-values,
+    if permutations are asked for.
 
     Args:
         config: The job.
@@ -212,8 +213,8 @@ def _similarity(
     columns: dict[str, Tensor] = {}
     if with_massive:
         all_distances = distances_of_sides(with_massive.sides, measure)
-        of_all_stimuli = rsa(all_distances, comparator=measure.comparator)
-        columns["including_massive_activations"] = of_all_stimuli
+        similarity_of_all = rsa(all_distances, comparator=measure.comparator)
+        columns["including_massive_activations"] = similarity_of_all
 
     stimuli = compared.stimuli
     layers = distances_of_sides(compared.sides, measure)
@@ -279,7 +280,9 @@ def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
 
 
 def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]) -> str:
-    """Return the range of similarities over stimuli of the same word, or why it is not known.
+    """Return in words the range of similarities over pairs of stimuli of the same word.
+
+    If there are too few such pairs, or all are equally far apart, return the reason instead.
 
     Args:
         similarities: The similarity of each layer pair over pairs of stimuli of the same word.
@@ -300,8 +303,9 @@ def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]
 def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of pairs of different layers, one for each pair.
 
-    Where there are several models, only pairs of layers of different models are returned. The
-    table has every pair twice, (a, b) and (b, a); the row is returned whose source comes first.
+    If there are several models, only pairs of layers of different models are returned. The table
+    has every pair twice, as (a, b) and as (b, a), and one of the two rows is returned: that whose
+    source layer comes first in the table.
     """
     sources = list(zip(table["source"], table["source_layer"], strict=True))
     targets = list(zip(table["target"], table["target_layer"], strict=True))

@@ -35,8 +35,9 @@ def similarity_estimate(
 ) -> Estimate:
     """Return the similarity of every two layers, (l, l), with its interval over sentences.
 
-    It compares the distances between stimuli in one layer with those in the other. The interval is
-    (-∞, ∞), and a warning says why, where there are too few sentences.
+    The similarity compares the distances between stimuli in one layer with the distances between
+    the same stimuli in the other. If there are too few sentences, the interval is (-∞, ∞), and a
+    warning says why.
 
     Args:
         layers: The distances between all pairs of stimuli in each layer.
@@ -65,8 +66,8 @@ def p_values(
 ) -> dict[str, Float[Tensor, "l l"]]:
     """Return the columns `p` and `p_corrected` of every two layers, by Mantel's test.
 
-    The test permutes sentences. `p_corrected` is corrected for the number of layer pairs. What the
-    test warns of, such as too few sentences, is logged.
+    The test permutes whole sentences. `p_corrected` is corrected for the number of layer pairs.
+    Warnings of the test, such as of too few sentences, are logged.
 
     Args:
         layers: The distances between all pairs of stimuli in each layer.
@@ -95,10 +96,10 @@ def pairs_of_one_word(stimuli: Stimuli) -> Bool[Tensor, " pairs"]:
 
     Pairs are in the order of a vector of distances: the upper triangle of the matrix, row by row.
     """
-    numbers, _ = pd.factorize(pd.Series(stimuli.words).str.casefold())
-    word_numbers = torch.from_numpy(numbers)
-    first, second = torch.triu_indices(len(word_numbers), len(word_numbers), 1)
-    return word_numbers[first] == word_numbers[second]
+    codes, _ = pd.factorize(pd.Series(stimuli.words).str.casefold())
+    word_of_stimulus = torch.from_numpy(codes)  # an index for each different word
+    first, second = torch.triu_indices(len(word_of_stimulus), len(word_of_stimulus), 1)
+    return word_of_stimulus[first] == word_of_stimulus[second]
 
 
 def similarity_given_word(
@@ -106,9 +107,9 @@ def similarity_given_word(
 ) -> Float[Tensor, "l l"]:
     """Return Spearman's ρ of every two layers' distances, over pairs of stimuli of the same word.
 
-    What two layers have in common because both tell words apart does not count here. It is NaN
-    where there are fewer than `FEWEST_PAIRS` such pairs, and for a layer in which they are all
-    equally far apart.
+    So the value does not rise if all that two layers have in common is that both tell words apart.
+    It is NaN if there are fewer than `FEWEST_PAIRS` such pairs, and for a layer in which all of
+    them are equally far apart.
 
     Args:
         layers: The distances between all pairs of stimuli in each layer.

@@ -99,16 +99,16 @@ class RulerComparison(ABC):
         """
 
     def leave_out_massive(self, states: States) -> bool:
-        """Leave out the rows whose states are so long that they alone decide some layer.
+        """Exclude the rows whose states are so long that they alone decide some layer.
 
-        The rows are added to `is_massive`, so that they are left out of all later values.
+        The rows are added to `is_massive`, which excludes them from all later values.
 
         Args:
             states: The states of all rows, by layer, at a calibration point.
 
         Returns:
-            Whether rows are left out now that were compared so far. It is False where the setting
-            `massive=keep` keeps all rows.
+            Whether further rows are excluded by this call, so that earlier values must be computed
+            again. It is False with the setting `massive=keep`, which keeps all rows.
         """
         if self.keeps_massive:
             return False
@@ -127,8 +127,7 @@ def changed_copy(model: StateSource, calibration_point: str) -> FrozenModel:
     """Return the rounded or the untrained copy of a model that is a calibration point.
 
     Args:
-        model: The model. It has weights, as `_next_calibration_point` asks for no copies of a
-            folder of states.
+        model: A model with weights, not a folder of states.
         calibration_point: The number of bits, as digits, to which the weights are rounded; or
             `UNTRAINED` for the same architecture with new initial weights.
     """
@@ -216,15 +215,17 @@ def _resumed_or_new_states(
 ) -> States:
     """Return the states of a calibration point that a stopped run of the job saved, or read them.
 
-    States that are read now are saved, so that the job can resume.
+    A calibration point is a changed copy of a side's model, such as one rounded to 4 bits, or
+    another reader that the model is compared with. States that are read now are saved, so that the
+    job can resume.
 
     Args:
-        comparison: Reads the text with a model's calibration point.
+        comparison: Reads the text with a calibration point.
         side: 0 for the source, 1 for the target.
         calibration_point: The name of the calibration point.
         work: The context of the running job, which saves and resumes.
     """
-    # Names of calibration points may be paths of models, which no name of a file can hold.
+    # The name may be the path of a model, with characters that a file name cannot have.
     digest = hashlib.sha256(calibration_point.encode()).hexdigest()
     name_of_saved = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
     resumed = work.resume(name_of_saved)
@@ -243,9 +244,12 @@ def _next_calibration_point(
 ) -> str | None:
     """Return the name of the calibration point to measure next; None: there are enough.
 
-    Local mixing comes first, then rounded copies, the untrained copy, and what `further` names.
-    There are enough rounded copies once the value of each layer that is more similar than local
-    mixing lies between those of two neighbouring copies, or beyond those of the outermost ones.
+    A calibration point is a changed copy of the model, or another reader, that the model is
+    compared with. Local mixing (untrained networks that only mix earlier tokens) comes first, then
+    rounded copies, the untrained copy, and what `further` names. Copies are rounded to further
+    numbers of bits until the similarity of the two models, at each layer pair where it is above
+    that of local mixing, lies between the similarities of two neighbouring copies, or outside of
+    their whole range.
 
     Args:
         model: The model of the side. A folder of states has no weights, and so no copies.
@@ -259,11 +263,12 @@ def _next_calibration_point(
     if not isinstance(model, FrozenModel):
         return None
 
-    of_mixing = measured[MIXING].mean(1)  # (l, replicates)
-    is_above_mixing = is_above_zero(difference_interval(value - of_mixing))
+    # Similarities have the axes (layer pair, direction, replicate).
+    value_of_mixing = measured[MIXING].mean(1)  # (l, replicates)
+    is_above_mixing = is_above_zero(difference_interval(value - value_of_mixing))
     values_of_copies = {}
     for name, similarity in measured.items():
-        if name.isdigit():
+        if name.isdigit():  # a number of bits
             values_of_copies[int(name)] = similarity.mean(1)[is_above_mixing, 0].tolist()
     bits = next_bits(value[is_above_mixing, 0].tolist(), values_of_copies)
     if bits:
@@ -275,7 +280,7 @@ def _next_calibration_point(
 
 
 def check_has_ruler(models: Sequence[StateSource]) -> None:
-    """Warn if one side is a folder of states: without weights it has no rounded copies.
+    """Warn if one side is a folder of states, which has no weights, and so no rounded copies.
 
     Args:
         models: The source and the target, which may be one model.
@@ -302,16 +307,16 @@ def check_has_ruler(models: Sequence[StateSource]) -> None:
     )
 
 
-def greatest_at_each_layer(values: Sequence[Values]) -> Values:
-    """Return at each layer the greatest of several similarities, with all its replicates.
+def greatest_at_each_pair(values: Sequence[Values]) -> Values:
+    """Return at each layer pair the greatest of several similarities, with all its replicates.
 
-    The greatest is that whose value on all documents, replicate 0, is greatest in the mean of
-    both directions.
+    Similarities have the axes (layer pair, direction, replicate). At each pair, the similarity is
+    chosen whose value on all documents (replicate 0), as a mean of both directions, is greatest.
     """
-    stacked = torch.stack(list(values))  # (value, layer, direction, replicate)
-    index_of_greatest = stacked[..., 0].mean(-1).argmax(0)  # (layer)
-    layers = torch.arange(stacked.shape[1])
-    return stacked[index_of_greatest, layers]
+    stacked = torch.stack(list(values))  # (similarity, pair, direction, replicate)
+    index_of_greatest = stacked[..., 0].mean(-1).argmax(0)  # (pair)
+    pair_indices = torch.arange(stacked.shape[1])
+    return stacked[index_of_greatest, pair_indices]
 
 
 def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:
@@ -323,14 +328,16 @@ def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:
         difference: The difference at each layer: replicate 0 is that of all documents, and each
             further replicate leaves one part of the documents out (the jackknife).
     """
-    return jackknife(difference[:, 0], difference[:, 1:].T, level=DIFFERENCE_LEVEL)
+    value = difference[:, 0]
+    values_without_parts = difference[:, 1:].T  # (part, layer)
+    return jackknife(value, values_without_parts, level=DIFFERENCE_LEVEL)
 
 
 def is_above_zero(difference: Estimate) -> Bool[Tensor, " l"]:
     """Return at each layer whether a difference is above 0.
 
-    The low end of its interval must be above 0. Where there are too few documents for an interval,
-    the value must be.
+    The low end of its interval must be above 0, or, if there are too few documents for an
+    interval, the value itself.
     """
     has_interval = difference.low.isfinite()
     return torch.where(has_interval, difference.low, difference.value) > 0

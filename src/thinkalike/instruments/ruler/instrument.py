@@ -118,12 +118,14 @@ class RulerConfig(MeasureConfig):
     def further_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's further calibration points, besides rounded copies.
 
-        "k blocks away" is left out if the model has fewer than 2k blocks, as some of its layers
-        then have no layer that is k blocks away.
+        A calibration point is something that the model is compared with, such as its own layer
+        some blocks away. "k blocks away" is left out if the model has fewer than 2k blocks, as
+        some of its layers then have no layer that is k blocks away.
         """
         points = []
         for word in self.calibration_points:
-            # A word that stands for no points, such as "bits", adds none; a model is its own.
+            # A word of the setting may stand for several points, or for none, as "bits" does. Any
+            # other word is the name of a model, which is a point itself.
             for point in OWN_POINTS.get(word, (word,)):
                 blocks_away = BLOCKS_AWAY.get(point, 0)
                 if 2 * blocks_away <= model.n_layers:
@@ -149,8 +151,8 @@ class RulerInstrument(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         """Return what decides the numbers, by name, for the key of the job.
 
-        To the fingerprints of both models and of the text come those of the models that are
-        calibration points.
+        These are the fingerprints of both models, of the text, and of the further models that both
+        are compared with (`measure.calibration_points`).
         """
         inputs = dict(super().inputs(config))
         for name in config.measure_as(RulerConfig).further_models:
@@ -164,7 +166,7 @@ class RulerInstrument(
 
         Each model runs once itself, once for each rounded copy, and once for its untrained copy.
         """
-        runs_of_each_model = 2 + len(BITS_OF_COPIES)
+        runs_of_each_model = 2 + len(BITS_OF_COPIES)  # 2: the model and its untrained copy
         words = config.measure_as(RulerConfig).words
         tokens = estimated_tokens_of_words(words) * runs_of_each_model
         passes = []
@@ -177,9 +179,9 @@ class RulerInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that linear maps take, for a forecast.
+        """Return the seconds that fitting linear maps takes, for a forecast.
 
-        At each layer pair there are maps between the two models, and between each model and each
+        At each layer pair, maps are fitted between the two models, and between each model and each
         of its rounded copies.
         """
         layer_pairs = DEPTHS
@@ -188,7 +190,7 @@ class RulerInstrument(
         width = max(shape.width for shape in shapes.values())
         words = config.measure_as(RulerConfig).words
         seconds_of_layer, seconds_of_pair = seconds_of_maps(words, width)
-        copies = 2 * len(BITS_OF_COPIES)  # of both models
+        copies = 2 * len(BITS_OF_COPIES)  # 2 for both models
         seconds_of_layers = (2 + copies) * seconds_of_layer
         seconds_of_pairs = (1 + copies) * seconds_of_pair
         return layer_pairs * (seconds_of_layers + seconds_of_pairs)
@@ -198,11 +200,11 @@ class RulerInstrument(
     ) -> Iterator[dict[str, object]]:
         """Yield settings that take ever less time, for `budget=`: all words, a half, a quarter...
 
-        There are never fewer words than R² needs, unless the job asks for fewer.
+        There are never fewer words than R² needs, unless the job itself asks for fewer.
         """
         words = config.measure_as(RulerConfig).words
-        needed = fewest_words_for_r2(shape.width for shape in shapes.values())
-        fewest = min(needed, words)
+        words_needed = fewest_words_for_r2(shape.width for shape in shapes.values())
+        fewest = min(words_needed, words)
         word_counts = [max(words // 2**halvings, fewest) for halvings in range(MOST_HALVINGS + 1)]
         for word_count in dict.fromkeys(word_counts):
             yield {"measure.words": word_count}
@@ -251,7 +253,7 @@ class RulerInstrument(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw residual R² by layer pair beside that of each model's calibration points."""
+        """Draw residual R² by layer pair, beside the R² of each model with its changed copies."""
         documents = result.scalars["documents"]
         figures.ruler(
             result.details, result.tables["calibration_points"], documents, folder, "residual R²"
@@ -293,8 +295,8 @@ class RulerInstrument(
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
     """Return the layer pairs that are compared.
 
-    For "same", the default, these are at most `DEPTHS` pairs of equal relative depth, of layers
-    whose states both sides have: a folder of states may lack some.
+    For "same", the default, these are at most `DEPTHS` pairs of equal relative depth. A folder of
+    states may lack some layers; pairs with such a layer are not chosen.
 
     Args:
         layers: The setting `layers=`.

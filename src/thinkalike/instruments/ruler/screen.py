@@ -42,11 +42,11 @@ NO_MORE_SIMILAR = (
 def show_bit_widths(table: pd.DataFrame, title: str, label: str) -> None:
     """Print the similarity of layer pairs, their equivalent bit widths, and the control.
 
-    Lines below the table say what an equivalent bit width and the local-mixing control are.
+    Lines below the table explain what an equivalent bit width and the local-mixing control are.
 
     Args:
         table: The table of layer pairs.
-        title: The title above it.
+        title: The title above the printed table.
         label: What the measure of similarity is called, such as "residual R²".
     """
     values = [span(row.value, row.low, row.high, ".2f") for row in table.itertuples()]
@@ -69,7 +69,7 @@ def show_bit_widths(table: pd.DataFrame, title: str, label: str) -> None:
 
 
 def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
-    """Return what an equivalent bit width is, and what words in place of a number mean.
+    """Return a sentence that defines the equivalent bit width, and the words in its column.
 
     Only the words that occur in the table are explained.
 
@@ -101,13 +101,14 @@ def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
 def show_further_points(points: pd.DataFrame) -> None:
     """Print for each model a table of its further calibration points, by layer.
 
-    Further ones are all but rounded copies, the untrained copy and local mixing. Without any,
-    nothing is printed.
+    Calibration points are readers of known similarity to the model. Rounded copies, the untrained
+    copy and local mixing (networks that only mix tokens) are left out here. If there are no other
+    points, nothing is printed.
     """
     is_further = points["bits"].isna() & ~points["calibration_point"].isin([MIXING, UNTRAINED])
     for model, rows in points[is_further].groupby("model", sort=False):
         cells = rows.pivot(index="calibration_point", columns="layer", values="value")
-        cells = cells.loc[rows["calibration_point"].unique()]
+        cells = cells.loc[rows["calibration_point"].unique()]  # `pivot` has sorted the rows
         columns = [text_column("calibration point", cells.index)]
         for layer in cells:
             columns.append(number_column(f"layer {layer}", cells[layer], ".2f"))
@@ -115,7 +116,7 @@ def show_further_points(points: pd.DataFrame) -> None:
 
 
 def sentence_of_ruler(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
-    """Return the answer of a ruler in words: how similar the models are, and over what intervals.
+    """Return in words how similar two models are, and how many documents the intervals are over.
 
     Args:
         table: The table of layer pairs.
@@ -172,7 +173,14 @@ def sentence_of_pairs_above_control(table: pd.DataFrame, label: str) -> str:
 
 
 def _sentence_of_only_pair(row: pd.Series, label: str) -> str:
-    """Return how similar a layer pair is, beside its control and its equivalent bit widths."""
+    """Return a sentence for a table of one layer pair: is it more similar than the control?
+
+    The control is the local-mixing control, of networks that only mix earlier tokens.
+
+    Args:
+        row: The row of the layer pair.
+        label: The name of the measure of similarity, such as "residual R²".
+    """
     layers = (
         f"layer {row['source_layer']} of {row['source']} and layer {row['target_layer']} of "
         f"{row['target']}"
@@ -189,9 +197,10 @@ def _sentence_of_only_pair(row: pd.Series, label: str) -> str:
 
 
 def _copies_sentence(row: pd.Series) -> str:
-    """Return a sentence that names rounded copies as similar to their models as these layers are.
+    """Return a sentence with the rounded copies that are as similar as the layers of a row.
 
-    It is "" if neither side has rounded copies.
+    Such as " These layers are as similar as a is to its copy rounded to 4.2 bits." It is "" if
+    neither side has rounded copies.
     """
     copies = copies_in_words(row)
     if not copies:
@@ -206,8 +215,8 @@ def local_mixing_control(table: pd.Series) -> float: ...
 def local_mixing_control(table: pd.DataFrame | pd.Series) -> pd.Series | float:
     """Return the local-mixing control: the greater of its values with the source and the target.
 
-    Tables of earlier versions have no such control, but that of an untrained copy of each model,
-    which takes its place.
+    The control is the similarity of a model to networks that only mix earlier tokens. Tables of
+    earlier versions lack it; the similarity to an untrained copy of each model takes its place.
 
     Args:
         table: A table of layer pairs, which gives one control per row, or one of its rows.
@@ -226,7 +235,8 @@ def is_above_local_mixing(rows: pd.Series) -> bool: ...
 def is_above_local_mixing(rows: pd.DataFrame | pd.Series) -> pd.Series | bool:
     """Return whether a layer pair is more similar than the local-mixing control.
 
-    Where the difference has an interval, it must lie above 0 as a whole.
+    The difference from the control must be above 0, and so must the low end of its interval if it
+    has one.
 
     Args:
         rows: A table of layer pairs, which gives an answer per row, or one of its rows.
@@ -240,10 +250,10 @@ def is_above_local_mixing(rows: pd.DataFrame | pd.Series) -> pd.Series | bool:
 
 
 def copies_in_words(row: pd.Series) -> str:
-    """Return which rounded copies are as similar to their models as the layers of a pair are.
+    """Return in words which rounded copies are as similar to their models as two layers are.
 
-    Such as "a is to its copy rounded to 4.2 bits, and as b is to its copy rounded to 3.9 bits";
-    "" where no side has copies.
+    Such as "a is to its copy rounded to 4.2 bits, and as b is to its copy rounded to 3.9 bits". It
+    is "" if neither side has rounded copies.
     """
     clauses = []
     for side, name in sides_with_bit_widths(row):
@@ -255,8 +265,11 @@ def copies_in_words(row: pd.Series) -> str:
 def sides_with_bit_widths(row: pd.Series) -> list[tuple[str, str]]:
     """Return the sides that have equivalent bit widths, each with the name of its model.
 
-    A side without rounded copies (a folder of states) has none. A model that is compared with
+    A side without rounded copies (a folder of states) is left out. A model that is compared with
     itself is one side, "source".
+
+    Args:
+        row: A row of the table of layer pairs, which has the names and the bit widths.
     """
     sides = ["source"]
     if row["source"] != row["target"]:
@@ -267,7 +280,7 @@ def sides_with_bit_widths(row: pd.Series) -> list[tuple[str, str]]:
 def bit_width_cells(table: pd.DataFrame, side: str) -> list[str]:
     """Return the cells of a table's column: one side's equivalent bit widths with intervals.
 
-    All have two decimals if in some row both ends of the interval are the same at one decimal. A
+    Numbers have one decimal, but all have two if both ends of some interval would be the same. A
     bit width at an end of the scale is in words, such as "below 2". A layer pair that is not above
     the local-mixing control has the cell "none", whatever its bit width.
     """

@@ -17,7 +17,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     Values,
     calibration_point_in_words,
     difference_interval,
-    greatest_at_each_layer,
+    greatest_at_each_pair,
     is_above_zero,
 )
 from thinkalike.measures.bit_readings import BITS_OF_COPIES, reading_interval
@@ -43,7 +43,8 @@ all calibration points has no upper end."""
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the names of the columns of a ruler's table that may have empty cells.
 
-    Among them are those of a side that has no rounded copies because it is a folder of states.
+    If a side has no rounded copies, because it is a folder of states, the columns that need copies
+    are among them.
     """
     columns = list(BLANK)
     for side in ("source", "target"):
@@ -101,25 +102,27 @@ def ruler_table(
 
 
 def similarity_columns(value: Values, mixing: Sequence[Values]) -> dict[str, Float[Tensor, " l"]]:
-    """Return the columns of similarity, and of how far it is above that of local mixing.
+    """Return the columns of the similarity of two models, and of its difference from a control.
 
-    Similarities have the axes (layer pair, direction, replicate). Replicate 0 is of all documents,
-    and each further one leaves a part of them out, which gives the intervals.
+    The control is local mixing: the similarity of a model to untrained networks that only mix
+    earlier tokens. Similarities have the axes (layer pair, direction, replicate). Replicate 0 is
+    the value of all documents, and each further one leaves a part of the documents out, which
+    gives the intervals.
 
     Args:
         value: The similarity of the two models.
-        mixing: The similarity of each model to networks that only mix earlier tokens. The greater
-            one counts.
+        mixing: The similarity to local mixing of the source and of the target. At each layer pair,
+            the greater of the two is the control.
     """
-    mean_of_directions = value.mean(1)
+    mean_of_directions = value.mean(1)  # (pair, replicate)
     interval = with_interval(mean_of_directions)
-    control = greatest_at_each_layer(mixing).mean(1)
+    control = greatest_at_each_pair(mixing).mean(1)
     above = difference_interval(mean_of_directions - control)
     return {
         "value": interval.value,
         "low": interval.low,
         "high": interval.high,
-        "value_forward": value[:, 0, 0],
+        "value_forward": value[:, 0, 0],  # replicate 0, the value of all documents
         "value_backward": value[:, 1, 0],
         "above_local_mixing": above.value,
         "above_local_mixing_low": above.low,
@@ -141,10 +144,11 @@ def _equivalent_bit_width(
 
     Args:
         value: The similarity of the layer pair, the mean of both directions.
-        points: The similarity of one side's model to its calibration points, by name.
+        points: The similarity of one side's model to its calibration points, by name. The name of
+            a rounded copy is its number of bits.
         pair_index: The index of the layer pair.
-        is_above_mixing: Whether the pair is more similar than local mixing. Otherwise, and where
-            no copy was made, the bit width is the lowest.
+        is_above_mixing: Whether the pair is more similar than networks that only mix earlier
+            tokens. If not, or if no copy was made, the bit width is the lowest of the scale.
     """
     lowest = torch.tensor(float(BITS_OF_COPIES[0]), dtype=torch.float64)
     bits_of_copies = sorted(int(name) for name in points if name.isdigit())
@@ -153,6 +157,7 @@ def _equivalent_bit_width(
     values_of_copies = []
     for bits in bits_of_copies:
         values_of_copies.append(points[str(bits)].mean(1)[pair_index])
+    # On this scale, similarity is nearly linear in the number of bits.
     interpolated = reading_interval(
         fisher_z(value), bits_of_copies, fisher_z(torch.stack(values_of_copies))
     )
@@ -181,9 +186,12 @@ def calibration_points_table(
 ) -> pd.DataFrame:
     """Return one row for each calibration point and layer of each model.
 
+    A calibration point is a reader of known similarity to a model, such as a copy rounded to 4
+    bits.
+
     Args:
         names: The names of the source and of the target.
-        layers: The layers of each, pair by pair. A layer that stands in several pairs has one row.
+        layers: The layers of each model, pair by pair. A layer of several pairs has one row.
         points: The similarity of each model to its calibration points, by name.
     """
     rows = []

@@ -28,7 +28,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     States,
     Values,
     changed_copy,
-    greatest_at_each_layer,
+    greatest_at_each_pair,
 )
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.massive_rows import massive
@@ -87,9 +87,10 @@ def estimated_tokens_of_words(words: int) -> float:
 def fewest_words_for_r2(widths: Iterable[int]) -> int:
     """Return about how many words of text R² needs, given the widths of the models.
 
-    More words are needed the wider the models are, and the more covariates are regressed out.
-    These are principal components of each model's bags (weighted sums of earlier embeddings), and
-    functions of the position in each model but the first, whose positions are removed as means.
+    More words are needed the wider the models are, and the more covariates are regressed out. The
+    covariates are principal components of each model's bags (weighted sums of earlier embeddings)
+    and functions of the token position in every model but the first. The position in the first
+    model needs no covariate, as the mean state of each position is subtracted.
     """
     widths = list(widths)
     components = sum(min(width, COMPONENTS_OF_BAG) for width in widths)
@@ -124,7 +125,17 @@ class Words:
         words: int,
         remedy: str = MORE_WORDS,
     ):
-        """Draw pieces of text that hold at least `words` words, and number their documents."""
+        """Draw pieces of text that hold at least `words` words, and number their documents.
+
+        Args:
+            data: The text.
+            models: The models whose tokenizers the text must fit.
+            words: How many words the pieces hold, at least.
+            remedy: What an error about too few words tells the user to do.
+
+        Raises:
+            DataError: The pieces are from too few documents for folds over documents.
+        """
         self.remedy = remedy
         self.text: Pieces = drawn_pieces(data, models, words)
         documents = len(set(self.text.documents))
@@ -200,7 +211,14 @@ class WordComparison(RulerComparison):
         layers: Sequence[Sequence[Layer]],
         keeps_massive: bool = False,
     ):
-        """Read the words with both models, and prepare what is regressed out of the states."""
+        """Read the words with both models, and prepare what is regressed out of the states.
+
+        Args:
+            words: The text, in words.
+            models: The source and the target, which may be one model.
+            layers: The layers of each model, pair by pair.
+            keeps_massive: Whether words with very long states are compared, too.
+        """
         self.words = words
         self.models = list(models)
         self.layers = [list(layers_of_model) for layers_of_model in layers]
@@ -231,7 +249,7 @@ class WordComparison(RulerComparison):
     def prepare_compared_rows(self) -> None:
         """Prepare to regress word, position and local mixing out of the states.
 
-        This is done anew whenever words with massive states are left out.
+        It must be called again whenever further words are left out because of their long states.
 
         Raises:
             DataError: No word repeats often enough for a mean state of the word.
@@ -250,12 +268,12 @@ class WordComparison(RulerComparison):
                 f"no word stands twice in a fifth of the documents: {self.words.remedy}"
             ) from error
         self.share_compared = len(self.residual.rows) / int(is_compared.sum())
-        self._predictors: dict[int, list[Predictor]] = {}
+        self._predictors: dict[int, list[Predictor]] = {}  # by side; made when they are needed
 
     def predictors(self, side: int) -> list[Predictor]:
         """Return a ridge predictor from each layer of one model, made at the first call.
 
-        For wide models they take as much memory as the weights.
+        For wide models, all predictors together take as much memory as the weights.
 
         Args:
             side: 0 for the source, 1 for the target.
@@ -271,8 +289,8 @@ class WordComparison(RulerComparison):
     def numbers(self) -> dict[str, float]:
         """Return the headline numbers of the sample: documents, words, and `words_used`.
 
-        `words_used` is the share of words that are compared. Words that are left out because of
-        massive activations count neither as compared nor among all words.
+        `words_used` is the share of words that are compared, among all words without massive
+        activations (very long states).
         """
         words_of_documents = torch.bincount(self.residual.documents)
         return {
@@ -282,7 +300,7 @@ class WordComparison(RulerComparison):
         }
 
     def check_enough_words(self) -> None:
-        """Check that there are enough words for R²; maps that are fitted on few predict nothing.
+        """Check that there are enough words: maps that are fitted on too few predict nothing.
 
         Raises:
             DataError: There are too few words.
@@ -299,11 +317,12 @@ class WordComparison(RulerComparison):
             )
 
     def calibration_states(self, side: int, calibration_point: str) -> States:
-        """Read the words with what a calibration point names: the states at each layer pair.
+        """Return the states of a calibration point at the words, a tensor for each layer pair.
 
-        This is a changed copy of the side's model, other layers of it, or another model. Local
-        mixing has a tensor for each way of mixing instead. Other text has none: its states are
-        those of the model itself, shifted over the words, see `similarity_to_point`.
+        A calibration point is something that the side's model is compared with: a changed copy of
+        it, its own layers some blocks away, or another model at equal relative depth. For local
+        mixing, the list has a tensor for each way of mixing instead. For other text it is empty,
+        as the model's own states are compared with themselves, shifted over the words.
         """
         model = self.models[side]
         layers = self.layers[side]
@@ -334,15 +353,17 @@ class WordComparison(RulerComparison):
     def similarity_to_point(self, side: int, calibration_point: str, states: States) -> Values:
         """Return the residual R² of one side's model with a calibration point, at each layer pair.
 
-        For local mixing it is the greatest over the ways of mixing. For other text, each word is
-        paired with the one half the text away, so that nothing but chance is shared.
+        A calibration point is something that the model is compared with, such as a rounded copy.
+        For local mixing, the value is the greatest over the ways of mixing. For other text, the
+        state at each word is paired with the state of the same model half the text away, so that
+        what they share is chance.
         """
         predictors = self.predictors(side)
         if calibration_point == TEXT:
             shifted_predictors = []
             for predictor in predictors:
-                half = len(predictor.states) // 2
-                shifted_states = predictor.states.roll(half, 0)
+                half_of_words = len(predictor.states) // 2
+                shifted_states = predictor.states.roll(half_of_words, 0)
                 shifted_predictors.append(Predictor(shifted_states, self.residual.documents))
             return r2_of_layers(predictors, shifted_predictors)
         if calibration_point == MIXING:
@@ -350,13 +371,13 @@ class WordComparison(RulerComparison):
             for control in self._predictors_from(states):
                 # A way of mixing has no layers: it is compared with every layer of the model.
                 values.append(r2_of_layers(predictors, [control] * len(predictors)))
-            return greatest_at_each_layer(values)
+            return greatest_at_each_pair(values)
         # One predictor at a time: those of all layers need much memory.
         return r2_of_layers(predictors, map(self.residual.predictor, states))
 
 
 def _layer_blocks_away(layer: Layer, blocks: int) -> int:
-    """Return the layer so many blocks before a layer, or after it where there is none before."""
+    """Return the layer `blocks` before a layer, or, if there is none, the layer `blocks` after."""
     number = int(layer)
     if number >= blocks:
         return number - blocks
@@ -386,13 +407,17 @@ def comparison_at_words(
 ) -> WordComparison:
     """Return the comparison of two models by residual R² at the words of held-out text.
 
+    Residual R² is the share of variance that a linear map predicts after the word, its position
+    and linear mixing of earlier tokens are regressed out.
+
     Args:
         data: The text.
         models: The source and the target.
         layers: The layers of each model, pair by pair.
         words: How many words are read, at least.
         readers: Models that read the same text later, so that it must fit their tokenizers too.
-        keeps_massive: Whether words stay whose long states decide some layer.
+        keeps_massive: Whether words with massive activations (states so long that a few of them
+            decide a layer) are compared; if not, they are left out.
         remedy: What an error about too few words tells the user to do.
 
     Raises:
@@ -411,7 +436,7 @@ def facts_of_words(data: DataConfig) -> dict[str, object]:
 
 
 def log_left_out_words(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
-    """Log which words are left out because of massive activations, if any are.
+    """Log which words are left out because of massive activations (very long states), if any.
 
     Args:
         comparison: The comparison, which knows the words.
@@ -425,8 +450,8 @@ def log_left_out_words(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) 
 def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
     """Return the seconds for preparing a layer's ridge predictor, and for R² of a layer pair.
 
-    They are timed with random states, of few words at most, and extrapolated to all words. The
-    second time is of both directions, without the preparation of the two layers.
+    Both are timed with random states at up to `TIMED_ROWS` words, and extrapolated to all words.
+    The second is for both directions, without preparing the two layers.
 
     Args:
         words: How many words are read.
@@ -444,11 +469,11 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
         return predictors
 
     def prepare_layer(rows: int) -> None:
-        """Prepare one layer."""
+        """Make the predictor of one layer of random states."""
         random_predictors(rows, 1)
 
     def compare_layers(rows: int) -> None:
-        """Prepare two layers and compare them in both directions."""
+        """Make the predictors of two layers and compare them in both directions."""
         source, target = random_predictors(rows, 2)
         both_ways(source, target)
 

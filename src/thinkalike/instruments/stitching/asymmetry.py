@@ -39,14 +39,18 @@ ROUND_TRIP_BACK = 3
 def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
     """Return penalty(source→target) - penalty(target→source) of each layer pair, by column name.
 
-    It is in nats per token, with an interval over documents and seeds. Where the tokenizers
-    differ, it is in bits per byte of the text that each direction predicts. The result is {} where
-    the tokenizers are the same but the directions were evaluated on different tokens, because the
-    models begin their rows differently.
+    The penalty of a stitch is the loss of the stitched model less that of the target alone. The
+    difference is in nats per token, with an interval over documents and seeds, in the column
+    `asymmetry`. If the tokenizers differ, it is in bits per byte of the text that each direction
+    predicts, in `asymmetry_bits_per_byte`. The dictionary is empty if the tokenizers are the same
+    but the directions were evaluated on different tokens, because the models begin their rows of
+    text differently.
 
     Args:
-        onward, back: For each direction the losses summed over documents, by name: of φ for each
-            seed, and of its target. Layer pairs are in the same order in both.
+        onward, back: Sums over each document, by name, of either direction: the losses of the
+            trained maps φ (`stitch`, and `seed_...` for further seeds) and of the target alone
+            (`target`), the number of `tokens`, and, if the tokenizers differ, of `target_bytes`.
+            Layer pairs are in the same order in both.
     """
     penalty = loss_sums_of_seeds(onward) - onward["target"]
     penalty_back = loss_sums_of_seeds(back) - back["target"]
@@ -65,9 +69,9 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
 
 def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
-    """Return the difference of two independent estimates with its interval.
+    """Return the difference R = R₁ - R₂ of two independent estimates, with its interval.
 
-    Their intervals are combined by MOVER (Zou & Donner 2008, eq. 4). With R = R₁ - R₂,
+    The intervals of both are combined by MOVER (Zou & Donner 2008, eq. 4):
 
         low = R - √((R₁ - low₁)² + (high₂ - R₂)²),    high = R + √((high₁ - R₁)² + (R₂ - low₂)²)
     """
@@ -78,9 +82,9 @@ def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def add_asymmetries(onward: Direction, back: Direction) -> None:
-    """Add a column to the details of both directions: how much more each costs than the other.
+    """Add a column to the details of both directions: how much more it costs than the reverse.
 
-    Where the directions were evaluated on different tokens, a warning is logged instead.
+    If the directions were evaluated on different tokens, a warning is logged instead.
     """
     columns = asymmetries(onward.sums, back.sums)
     if not columns:
@@ -88,6 +92,7 @@ def add_asymmetries(onward: Direction, back: Direction) -> None:
             "warning: there is no asymmetry, as the two directions report on different tokens"
         )
     for name, estimate in columns.items():
+        # With the sign changed, the high end of the interval becomes the low one.
         reversed_estimate = Estimate(-estimate.value, -estimate.high, -estimate.low)
         onward.details = onward.details.assign(**interval_columns(name, estimate))
         back.details = back.details.assign(**interval_columns(name, reversed_estimate))
@@ -97,9 +102,9 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
     """Add columns to the details of both directions: the unexplained variance of states.
 
     `unexplained` is the share of the variance of the target's states that the map from the source
-    does not explain. `round_trip_unexplained` is the share of the source's states that is lost by
-    the map and then the map back. Both are on the evaluation text, with the variance about the
-    mean of the fitting text.
+    does not explain. `round_trip_unexplained` is the share of the variance of the source's states
+    that is lost when they are mapped to the target and back. Both are computed on the evaluation
+    text; variance is about the mean of the fitting text.
     """
     setting = onward.forms.setting
     rows = setting.corpus.report
@@ -216,11 +221,11 @@ def residual_sums(
 def _residual_and_state_squares(
     maps: tuple[AffineMap, AffineMap], x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]
 ) -> tuple[Float[Tensor, "maps n"], Float[Tensor, "maps n"]]:
-    """Return the squared norms of what maps do not explain of states, and of the states.
+    """Return the squared norms of residuals of four maps, and of the states that they predict.
 
-    The axis of maps is: the map, the map back, the round trip from the source and back, and the
-    round trip from the target. Biases are not needed: they only carry one mean to the other, and
-    means are subtracted.
+    Along the axis of maps are: the map from source to target, the map back, the round trip of the
+    source's states, and the round trip of the target's states. Biases are not needed: they only
+    map one mean to the other, and means are subtracted.
 
     Args:
         maps: The map and the map back.

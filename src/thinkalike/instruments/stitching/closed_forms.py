@@ -34,7 +34,7 @@ class ClosedForms:
     def moments(self) -> HalvedMoments:
         """The second moments of both models' states on the fitting text.
 
-        The text is read when they are first needed, unless they were given.
+        Unless they were passed to the constructor, both models read the text at the first access.
         """
         if self._known_moments:
             return self._known_moments
@@ -51,8 +51,9 @@ class ClosedForms:
         """Return the closed-form map of every layer pair.
 
         Args:
-            kind: "least_squares", "reduced_rank", "procrustes" or "bias" (a constant alone).
-            bias: Whether the map has a constant; kind "bias" always has.
+            kind: "least_squares", "reduced_rank", "procrustes", or any other word for a constant
+                that is added to the states ("bias").
+            bias: Whether the map has a constant; for "bias" this has no effect.
         """
         moments = self.moments
         config = self.setting.config
@@ -75,16 +76,19 @@ class ClosedForms:
     def starts(self) -> list[AffineMap]:
         """The maps that training starts from, one per layer pair.
 
-        Those of `stitch=linear`, which has no constant, are fitted without one.
+        They are closed-form maps, and have no constant with `stitch=linear`, whose maps have none.
         """
         has_constant = self.setting.config.kind != "linear"
         return self.maps(self.setting.config.init, bias=has_constant)
 
     def statistics_read_by(self, fit: Fit) -> PairStatistics:
-        """Return the statistics of the states that a stitch reads, in the role of the source.
+        """Return statistics of a layer pair whose source states are those that a stitch reads.
 
-        A stitch of the target into itself reads the target layer of some layer pair, whose
-        statistics are then returned with the two sides exchanged.
+        If the stitch is from the target into itself, it reads the target layer of some layer pair.
+        The statistics of that pair are then returned with source and target exchanged.
+
+        Args:
+            fit: The stitch: `reads` is the model whose states it reads, at `layer`.
         """
         for pair in self.setting.layer_pairs:
             if fit.reads is self.setting.source and fit.layer == pair[0]:
@@ -106,10 +110,10 @@ class FitStatistics(NamedTuple):
 
 
 def gather_statistics(setting: StitchSetting) -> FitStatistics:
-    """Read the fitting text, for closed forms and for the target's mean states of tokens.
+    """Read the fitting text, for closed forms and for the target's mean state of each token.
 
-    In rows that both need, the same pass of the target serves both. Without closed forms, the
-    source reads nothing.
+    If both need a row, one forward pass of the target over it serves both. Without closed forms,
+    the source reads nothing. With controls, the mean states of pairs of tokens are computed, too.
     """
     target = setting.target
     tokens = setting.corpus.fit.tokens
@@ -127,8 +131,9 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
             setting.source, target, setting.layer_pairs, rows, setting.budget, means
         )
         rows_read = len(rows.tokens)
-    rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
-    rows_left = tokens[rows_read : max(rows_read, rows_of_means)]
+    # `state_moments` has added its rows to the means; the rest is read here.
+    n_rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
+    rows_left = tokens[rows_read : max(rows_read, n_rows_of_means)]
     means.read(target, rows_left)
     free_cached_memory(target.device)
     return FitStatistics(moments, means)

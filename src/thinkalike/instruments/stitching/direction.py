@@ -49,11 +49,13 @@ class Direction:
 
 
 def with_prefixes(entries: Mapping[str, Mapping[str, Value]], mark: str) -> dict[str, Value]:
-    """Return the entries of several dictionaries in one, such as "back_tokens" for "tokens".
+    """Join several dictionaries into one, with a prefix before each name.
+
+    With the mark "_", the entry "tokens" of the dictionary "back" becomes "back_tokens".
 
     Args:
-        entries: The dictionaries by the prefix that their names get; "" adds nothing.
-        mark: What stands between the prefix and the name, such as "_".
+        entries: The dictionaries, by the prefix of their names; "" leaves names as they are.
+        mark: The text between the prefix and the name.
     """
     joined = {}
     for prefix, entries_with_prefix in entries.items():
@@ -113,8 +115,9 @@ def _further_seeds(
 ) -> dict[str, FittedStitches]:
     """Train the stitches with all seeds but the first, and return them by name ("seed_1", ...).
 
-    Only φ itself is trained, at one learning rate, and no floor or untrained source. There are
-    none if stitches are not trained.
+    Only the map φ of each layer pair is trained, at one learning rate. The controls of the first
+    seed are not: neither the floor (the target stitched into itself), nor stitches from an
+    untrained source. The dictionary is empty for closed forms, which are not trained.
 
     Args:
         setting: The models, their layer pairs and the text.

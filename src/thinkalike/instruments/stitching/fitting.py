@@ -67,12 +67,12 @@ def fit_stitches(
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
 ) -> FittedStitches:
-    """Train the φ of every layer pair, or solve for them if they have a closed form.
+    """Train the map φ of every layer pair, or compute its closed form if the kind has one.
 
     Args:
-        forms: The closed forms of the setting.
+        forms: The setting (models, layer pairs and text), and the closed forms of its maps.
         run: Where and how stitches are trained.
-        loggers: What gets the learning curves.
+        loggers: Loggers of the learning curves.
         untrained: The closed forms of the same setting with a source that was never trained, whose
             stitches are fitted as well; None: there is no such control.
     """
@@ -161,11 +161,11 @@ def _trained_stitches(
 
 
 def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict[str, list[Fit]]:
-    """Return the stitches to train besides φ, by name.
+    """Return the stitches to train besides the map φ of each layer pair, by name.
 
-    For each layer pair there is one at each other learning rate and, as a control, one from an
-    untrained source. For the floor, the target into itself, there is one for each layer of the
-    target, unless φ itself is a stitch of that layer into itself.
+    For each layer pair these are a stitch at each further learning rate and, as a control, one
+    from an untrained source. For the floor (the target stitched into itself) there is one for each
+    layer of the target, unless some φ is a stitch of that layer into itself already.
 
     Args:
         setting: The models and their layer pairs.
@@ -190,9 +190,10 @@ def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict
 
 
 def _pair_indices_of_floor(setting: StitchSetting) -> dict[int, int]:
-    """Return the index of each layer pair that is a layer of the target into itself, by layer.
+    """Return the index of each layer pair that stitches a layer into itself, by the layer.
 
-    The φ of these pairs are the floor. There are none unless a model is stitched to itself.
+    The maps φ of these pairs are the floor: the target stitched into itself. The dictionary is
+    empty unless source and target are one model.
     """
     if setting.source is not setting.target:
         return {}
@@ -211,7 +212,8 @@ def _floor_by_pair(
 ) -> list[nn.Module]:
     """Return for each layer pair the stitch of the target into itself, at the pair's target layer.
 
-    It was trained separately, or it is the φ of a pair where a model is stitched to itself.
+    This floor was trained separately, or, where a model is stitched to itself, it is the map φ of
+    the pair of that layer with itself.
 
     Args:
         setting: The models and their layer pairs.
@@ -256,16 +258,16 @@ def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -
 def _start_from_closed_forms(
     module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None
 ) -> None:
-    """Replace the initial weights of stitches by a closed form of their layer pair.
+    """Replace the initial weights of stitches by the closed-form map of their layer pair.
 
-    Stitches of the target into itself have none, and begin with the identity.
+    Stitches of the target into itself have no closed form here, and begin with the identity.
 
     Args:
         module: The training, whose stitches are changed.
         forms: The closed forms of the source's states.
         untrained: The closed forms of an untrained source's states; None: no stitch reads one.
     """
-    # By the model whose states are read, its layer, and the target's layer.
+    # The keys are the model whose states are read, its layer, and the target's layer.
     start_by_fit: dict[tuple[object, int, int], AffineMap] = {}
     for closed_forms in (forms, untrained):
         if closed_forms is None:
@@ -292,7 +294,7 @@ def _whiten_coordinates(
     Args:
         module: The training, which gets the statistics of states.
         forms: Has the statistics of the source's states and of the target's.
-        untrained: Has those of an untrained source's states; None: no stitch reads one.
+        untrained: Has the statistics of an untrained source's states; None: no stitch reads one.
     """
     statistics = []
     for stitch in module.fits:

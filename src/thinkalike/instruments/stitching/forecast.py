@@ -61,10 +61,10 @@ CLOSED_FORM = {"stitch.kind": "least_squares"}
 
 
 def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
-    """Return the passes of the models that a job will take.
+    """Return the passes of the models over text that a job will take.
 
-    They are those of one or both directions, and, with `similarity=true`, those over the words at
-    which states are compared.
+    They are the passes of one or both directions, and, with `similarity=true`, the passes over the
+    words at which states are compared.
 
     Args:
         config: The job.
@@ -155,9 +155,9 @@ def settings_of_smaller_jobs(
 ) -> Iterator[dict[str, object]]:
     """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
 
-    There are fewer layers, and then closed forms that are fitted on less text. Where the user has
-    chosen the kind of map or its training, it stays, and there are fewer steps instead. They are
-    never fewer than `left_to_gain` needs: a φ that has not settled says nothing of either model.
+    They have fewer layers, and then closed-form maps that are fitted on less text. If the user has
+    chosen the kind of map φ or its training, that choice stays, and training has fewer steps
+    instead, but always enough to settle: a φ that has not settled says nothing about the models.
 
     Args:
         config: The job.
@@ -184,7 +184,7 @@ def settings_of_smaller_jobs(
                 settings["data.fit_tokens"] = tokens
             settings["data.evaluation_tokens"] = tokens
         if tokens < LITTLE_REPORT and shortest_context > SHORT_ROW:
-            # With short rows, little text comes from more documents.
+            # In shorter rows, the same number of tokens comes from more documents.
             settings["data.context"] = SHORT_ROW
             settings["data.aligned"] = True
         yield settings
@@ -195,8 +195,9 @@ def _settings_of_less_training(
 ) -> dict[str, int]:
     """Return settings of a training that reads fewer tokens, in fewer steps.
 
-    Steps are not fewer than it takes to settle, unless the job asks for fewer. Then each step
-    reads fewer tokens instead, but at least one row and `FEWEST_TOKENS_PER_STEP`.
+    There are at least as many steps as training needs to settle, unless the job itself asks for
+    fewer. Where that limits the reduction, each step reads fewer tokens, but at least one row and
+    `FEWEST_TOKENS_PER_STEP`.
 
     Args:
         stitch: The map φ and its training.
@@ -215,10 +216,11 @@ def _settings_of_less_training(
 
 
 def most_bytes_of_phase(config: StitchJob, shapes: Shapes) -> float:
-    """Return the bytes that the phase of a job needs that needs most memory besides the models.
+    """Return the bytes besides the models in the phase of a job that needs most memory.
 
-    This is the phase that trains one direction's stitches, the one that holds second moments of
-    states and some logits, or the one that holds a rounded copy of the target.
+    This is one of three phases: the training of one direction's stitches; the computation of
+    closed forms, with second moments of states and some logits; and the reading of a rounded copy
+    of the target.
     """
     from thinkalike.instruments.stitching.setting import bytes_of_moments, bytes_trained
     from thinkalike.measures.losses import bytes_of_logits

@@ -83,8 +83,8 @@ class Stitching(
         """Check the settings, and return what decides the numbers, by name, for the job's key.
 
         Raises:
-            ConfigError: A model is to be cut where it cannot be, or it is cut inside a block and
-                is to be compiled or recomputed, which works with whole blocks only.
+            ConfigError: A model cannot be cut at the hook point asked for, or it is cut inside a
+                block and also compiled or recomputed, which works with whole blocks only.
         """
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
@@ -104,7 +104,7 @@ class Stitching(
     def unread(self, config: StitchJob) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its key.
 
-        A job that trains nothing ignores the trainer's settings, but for memory and processes.
+        If nothing is trained, these are the trainer's settings, except memory and processes.
         """
         if config.stitch.trained:
             return {}
@@ -133,7 +133,8 @@ class Stitching(
     def run(self, config: StitchJob, work: Work) -> Outcome:
         """Fit all stitches, in one or both directions, and compute their penalties.
 
-        The table has a row for each layer pair and direction, and `details` has further columns.
+        The table has a row for each layer pair and direction. The table `details` has the same
+        rows with further columns.
         """
         import pandas as pd
 
@@ -176,7 +177,8 @@ class Stitching(
     def draw(self, result: Result, folder: Path) -> None:
         """Draw the penalties of each direction: a map if all layers are paired, else bars."""
         table_by_direction = details_of(result).groupby(["source", "target"], sort=False)
-        # The file of each direction, and the array with the tokens of each of its documents.
+        # For each direction, the name of its figure, and the array of its documents' token counts.
+        # A result of one direction has only the first.
         array_by_file = {"penalty": "tokens", "penalty_back": "back_tokens"}
         for (file, array), ((source, target), table) in zip(
             array_by_file.items(), table_by_direction, strict=False
@@ -205,7 +207,8 @@ class Stitching(
         """
         table = result.details
         mean_penalty = result.scalars["mean_penalty"]
-        has_two_directions = len(table) > len(result.arrays["stitch"])  # rows of the first alone
+        # The array has only the layer pairs of the first direction.
+        has_two_directions = len(table) > len(result.arrays["stitch"])
         if has_two_directions:
             mean = Headline("mean_penalty", mean_penalty)
         else:
@@ -252,8 +255,8 @@ def _stitch_directions(
 ) -> dict[str, Direction]:
     """Fit the stitches of a job, and return its directions by name.
 
-    "" is the name of that from source to target, and `BACK` that of the reverse, which is fitted
-    only if the job asks for both.
+    The direction from source to target has the name "", and the reverse, which is fitted only if
+    the job asks for both, has the name `BACK`.
 
     Args:
         config: The job.
@@ -264,10 +267,10 @@ def _stitch_directions(
     from thinkalike.training.curves import loggers_of
     from thinkalike.training.run import TrainingRun
 
-    folder_of_states = None
+    checkpoint_folder = None  # of the state of training, from which a stopped job resumes
     if work.job.keeps_states:
-        folder_of_states = work.job.partial
-    run = TrainingRun(folder_of_states, setting.target.device, config.trainer, work.tracker)
+        checkpoint_folder = work.job.partial
+    run = TrainingRun(checkpoint_folder, setting.target.device, config.trainer, work.tracker)
     loggers = loggers_of(run, config.logger.kind)
     onward = stitches_of_direction(setting, run, loggers, work)
     if not config.stitch.both:
@@ -289,7 +292,8 @@ def _add_columns_of_similarity(
 ) -> None:
     """Add columns of residual R² of the stitched layers to the details of all directions.
 
-    Residual R² says whether states are similar, which the cost of a stitch does not.
+    Residual R² (after word, position and earlier tokens are regressed out) says whether the states
+    are similar, which the cost of a stitch does not.
 
     Args:
         config: The job, which names the text.

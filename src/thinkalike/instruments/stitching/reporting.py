@@ -53,9 +53,9 @@ class ShuffledMap:
     seed: int
 
     def __call__(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t e"]:
-        """Return φ of the states, where each token gets the mapped state of a random token.
+        """Map the states by φ, and give each token the mapped state of a random token.
 
-        The order is the same in every batch of the same size.
+        The random order is the same for every batch of the same size.
         """
         mapped = self.phi(states)
         mapped_rows = mapped.flatten(0, 1)  # (b t, e)
@@ -120,10 +120,11 @@ def report_sums(
 def _maps_of_source(
     forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
-    """Return all maps of the source's states that are evaluated, by name.
+    """Return all maps of the source's states that are evaluated: by name, a map per layer pair.
 
-    These are φ of every seed, φ after half of the steps and at other learning rates, the identity,
-    and, with controls, closed forms and φ with shuffled tokens. Each has a map per layer pair.
+    These are the trained maps φ of every seed, φ after half of the steps and at other learning
+    rates, the identity (if the widths are equal), and, with controls, closed-form maps and φ with
+    shuffled tokens.
 
     Args:
         forms: The closed forms of the source's states.
@@ -151,10 +152,10 @@ def _maps_of_source(
 def _controls_of_other_models(
     forms: ClosedForms, fits: FittedStitches, untrained: ClosedForms | None, means: TokenMeans
 ) -> dict[str, Control]:
-    """Return controls by name that put states into the target which are not the source's.
+    """Return the controls, by name, that put other states than the source's into the target.
 
-    These are mean states of tokens, with controls also those of pairs of tokens, and the mapped
-    states of an untrained source.
+    These are the target's mean state of each token; if the setting asks for controls, its mean
+    state of each pair of tokens; and, if there is one, the mapped states of an untrained source.
 
     Args:
         forms: The closed forms of the source's states, with their setting.
@@ -177,19 +178,21 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
     """Return the loss of rounded copies of the target, summed over each document, by name.
 
     A copy of 4 bits is called `rung_4`. Copies are made until the cost of each stitch lies between
-    those of two of them. There are none if the job does not ask for them, or if the target's
-    weights cannot be rounded: they are integers already, or on several devices.
+    the costs of two neighbouring copies. There are none if the job does not ask for them, or if
+    the target's weights cannot be rounded: they are integers already, or on several devices.
 
     Args:
         setting: The models, the text, and whether copies are asked for.
-        sums: Losses summed over documents of φ and of the target, and the number of tokens.
+        sums: Sums over each document: the loss of the stitched models (`stitch`), that of the
+            target alone (`target`), and the number of `tokens`.
     """
     target = setting.target
     if setting.ruler is None or not can_be_rounded(target):
         return {}
     tokens = sums["tokens"].sum()
     target_loss = sums["target"]
-    # `next_bits` takes values that rise with the bits: the negated costs per token of each stitch.
+    # `next_bits` takes values that rise with the bits, so costs per token are negated. A stitch
+    # that costs less than nothing counts as one that costs nothing.
     gains = ((target_loss - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
 
     losses: DocumentTotals = {}

@@ -62,7 +62,7 @@ def layer_pair_labels(table: pd.DataFrame) -> list[str]:
 def _stitched_layers_in_words(table: pd.DataFrame) -> str:
     """Return in words which layers of the source are stitched into which of the target.
 
-    Such as "layers 0 to 5 of a into b", where all pairs have the same number in both models.
+    Such as "layers 0 to 5 of a into b", if the layers of each pair have the same number.
 
     Args:
         table: A row for each stitch of one direction.
@@ -93,7 +93,7 @@ def _listed_layers(layers: Sequence[int]) -> str:
 
 
 def _range_of_column(table: pd.DataFrame, column: str) -> str:
-    """Return the range of a column in words, such as "0.10 to 0.25", or one number if both agree.
+    """Return the range of a column in words: "0.10 to 0.25", or one number if its ends agree.
 
     Numbers have two decimals as in tables, but two significant digits if all of them are small.
     """
@@ -115,8 +115,8 @@ def _range_of_bit_widths(bit_widths: pd.Series) -> str:
 def sentence_of_direction(table: pd.DataFrame) -> str:
     """Return in a sentence what the stitches of one direction cost, in nats per token.
 
-    Where it is known, the bit width follows to which the target's weights must be rounded to lose
-    as much.
+    If it is known, the sentence adds the number of bits to which the target's weights must be
+    rounded to lose as much.
 
     Args:
         table: The details of the direction, a row for each stitch.
@@ -145,7 +145,7 @@ def sentence_of_floor(table: pd.DataFrame) -> str:
 
 
 def meaning_of_columns(table: pd.DataFrame) -> str:
-    """Return in a sentence what the columns mean that a table of stitches has."""
+    """Return a note that explains the columns of a table of stitches, if the table has them."""
     meanings = ["The penalty is the loss of the stitched model minus that of the target alone"]
     for name, column in BASELINES.items():
         if column in table:
@@ -233,7 +233,7 @@ def _show_convergence(table: pd.DataFrame) -> None:
     has_no_bound = table["upper_bound_of_gain"].isna()
     bounded = table[~has_no_bound]
     if len(bounded):
-        gain = max(bounded["upper_bound_of_gain"].max(), 0.0)
+        gain = max(bounded["upper_bound_of_gain"].max(), 0.0)  # the bound of φ that got worse is 0
         layers = f" at {layer_pairs_in_words(bounded)}" if has_no_bound.any() else ""
         show_text(
             "Training three times longer would gain at most an estimated "
@@ -250,8 +250,8 @@ def show_asymmetry(table: pd.DataFrame) -> None:
     Nothing is printed for a job with one direction.
 
     Args:
-        table: The details of the first direction, where the asymmetry is its penalty minus that of
-            the reverse.
+        table: The details of the first direction. The asymmetry is the penalty of this direction
+            minus that of the reverse.
     """
     for name, unit in ASYMMETRIES.items():
         if name not in table:
@@ -262,6 +262,7 @@ def show_asymmetry(table: pd.DataFrame) -> None:
         low = float(row[f"{name}_low"])
         high = float(row[f"{name}_high"])
         if value < 0:
+            # The reverse costs more; with the sign changed, the ends of the interval swap.
             costs_more = f"{row['target']} into {row['source']}"
             difference = span(-value, -high, -low, ".3f")
         else:
@@ -279,6 +280,7 @@ def models_cut_inside_blocks(result: Result) -> str:
 
     It is "" if both are cut between blocks.
     """
+    # The provenance names the hook point of a model only if it is cut inside blocks.
     names = [model["name"] for model in result.provenance["models"] if "site" in model]
     if not names:
         return ""
@@ -301,8 +303,9 @@ def interval_of_mean_penalty(arrays: Mapping[str, np.ndarray]) -> tuple[float, f
     penalties_of_seeds = []
     for name, losses in arrays.items():
         if name == "stitch" or name.startswith("seed_"):
-            penalty = (losses - arrays["target"]).mean(0)
-            penalties_of_seeds.append(torch.from_numpy(penalty))
+            # The loss has the axes (layer pair, document).
+            mean_penalty = (losses - arrays["target"]).mean(0)
+            penalties_of_seeds.append(torch.from_numpy(mean_penalty))
     tokens = torch.from_numpy(arrays["tokens"])
     estimate = documents_and_seeds_interval(torch.stack(penalties_of_seeds), tokens)
     return float(estimate.low), float(estimate.high)

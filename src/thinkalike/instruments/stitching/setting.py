@@ -82,8 +82,9 @@ class StitchSetting:
     def rows_of_closed_forms(self) -> TokenRows:
         """The rows of text that closed forms are fitted on.
 
-        These are all rows to fit on if φ itself is a closed form. Otherwise closed forms are only
-        controls and starting points, for which `CONTROL_TOKENS` tokens are enough.
+        If the map φ itself is a closed form, these are all rows of the fitting text. Otherwise
+        closed forms are only controls and starting points of training, for which `CONTROL_TOKENS`
+        tokens are enough.
         """
         fit_rows = self.corpus.fit
         if self.config.is_closed:
@@ -95,8 +96,8 @@ class StitchSetting:
     def budget(self) -> Budget:
         """The memory for states outside of training.
 
-        If the user sets no limit, it is all memory of a GPU; on a CPU there is room for
-        `STATE_BYTES_ON_CPU` besides what is in use now, however much is free.
+        If the user sets no limit, a GPU may be used to its full memory. On a CPU, there is room
+        for `STATE_BYTES_ON_CPU` besides the memory in use now, however much is free.
         """
         device = self.target.device
         if self.memory:
@@ -111,7 +112,7 @@ class StitchSetting:
         """Return the setting of the reverse direction, from the target to the source.
 
         Args:
-            data: The text, which is read again: each direction has the rows of its own target.
+            data: The text. It is read again, as its rows are tokens of the direction's target.
         """
         reversed_pairs = [(target_layer, layer) for layer, target_layer in self.layer_pairs]
         fit_tokens = _tokens_of_training(self.config)
@@ -170,10 +171,10 @@ def _tokens_of_training(config: StitchConfig) -> int:
 def _models_cut_as_asked(
     source: FrozenModel, target: FrozenModel
 ) -> tuple[FrozenModel, FrozenModel]:
-    """Return the models, where one that is to be cut inside blocks is wrapped.
+    """Return the models; a model that is to be cut inside its blocks is wrapped.
 
-    The layers of a wrapped model end before the MLP of each block. A model that is stitched to
-    itself stays one object.
+    Each layer of a wrapped model ends before the MLP of a block. If source and target are one
+    model, they stay one object.
     """
     if not (source.sites or target.sites):
         return source, target
@@ -220,8 +221,8 @@ def shared_text(
 ) -> Corpus:
     """Return the text in rows of tokens that both models read.
 
-    If the tokenizers differ, rows are of the target's tokens, and each token of the target is
-    paired with one of the source's.
+    If the tokenizers differ, rows consist of the target's tokens, and each of these is paired with
+    a token of the source.
 
     Args:
         data: The text.
@@ -272,7 +273,8 @@ def bytes_trained(
     """
     if not config.trained or config.kind == "identity":
         return 0.0
-    maps_per_pair = 1 + len(config.lr_multiples) + config.controls
+    # φ itself, φ at further learning rates, and with controls one from an untrained source.
+    maps_per_pair = 1 + len(config.lr_multiples) + int(config.controls)
     maps = len(pairs) * maps_per_pair
     if config.floor:
         maps += len({target_layer for _, target_layer in pairs})
@@ -302,6 +304,7 @@ def bytes_of_moments(
     target_layers = {layer for _, layer in pairs}
     numbers_within = len(source_layers) * source_width**2 + len(target_layers) * target_width**2
     numbers_across = len(pairs) * source_width * target_width
+    # 2: the two halves of the text.
     return FLOAT64_BYTES * (2 * numbers_within + (2 + maps) * numbers_across)
 
 
@@ -330,7 +333,7 @@ def _check_memory(
         maps = 1
         remedy = "choose fewer layers"
         if config.controls:
-            maps = 3
+            maps = 3  # least squares, Procrustes and a constant alone
             remedy += ", stitch.controls=false"
         check_memory(
             f"closed forms of {len(pairs)} layer pairs need",

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError
-from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_at_each_layer
+from thinkalike.instruments.ruler.calibration_points import MIXING, greatest_at_each_pair
 from thinkalike.instruments.ruler.screen import is_above_local_mixing
 from thinkalike.instruments.ruler.table import similarity_columns
 from thinkalike.instruments.ruler.words import (
@@ -92,8 +92,8 @@ def columns_of_similarity(
     columns = {}
     for name, values in columns_of_ruler.items():
         columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
-    control = greatest_at_each_layer(controls).mean(1)  # (pair, replicate)
-    columns["local_mixing"] = control[:, 0].numpy()
+    control = greatest_at_each_pair(controls).mean(1)  # (pair, replicate)
+    columns["local_mixing"] = control[:, 0].numpy()  # the value of all documents
     return columns
 
 
@@ -108,8 +108,8 @@ def with_similarity(
     Args:
         details: The details of the direction.
         columns: The columns, named for the direction from source to target.
-        is_back: Whether the direction is from target to source. What is forward in the columns is
-            then backward.
+        is_back: Whether the direction is from target to source. The columns of the forward and the
+            backward value then exchange their names.
     """
     if not is_back:
         return details.assign(**columns)

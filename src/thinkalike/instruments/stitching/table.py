@@ -107,23 +107,23 @@ def bytes_by_document(
     rows: Int[Tensor, "rows context"],
     documents: Int[Tensor, "rows context"],
 ) -> Int[Tensor, " documents"]:
-    """Return how many bytes of UTF-8 each document's predicted tokens are.
+    """Return how many bytes of UTF-8 text the predicted tokens of each document stand for.
 
-    Special tokens have none. A character that is cut by the end of a document or row may be
-    counted differently.
+    Special tokens count as no bytes. For a character that is cut by the end of a document or row,
+    the count may be off by a few bytes.
 
     Args:
         tokenizer: The tokenizer of the rows.
         rows: The tokens, of which the first of each row is not predicted.
         documents: The number of the document of each token.
     """
-    # A stretch is a run of tokens of one document within a row.
+    # A stretch is a sequence of tokens of one document within a row.
     stretches = []
     document_of_stretches = []
     for tokens, document_of_tokens in zip(rows[:, 1:], documents[:, 1:], strict=True):
-        numbers, lengths = torch.unique_consecutive(document_of_tokens, return_counts=True)
+        row_documents, lengths = torch.unique_consecutive(document_of_tokens, return_counts=True)
         stretches += [stretch.tolist() for stretch in tokens.split(lengths.tolist())]
-        document_of_stretches += numbers.tolist()
+        document_of_stretches += row_documents.tolist()
     texts = tokenizer.batch_decode(stretches, skip_special_tokens=True)
     bytes_of_stretches = [len(text.encode()) for text in texts]
     totals = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
@@ -196,16 +196,19 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
 
 
 def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estimate:
-    """Return the loss of φ in bits per byte of the target's text, for each layer pair.
+    """Return the loss of the stitched model in bits per byte of text, for each layer pair.
 
     Args:
-        setting: The text, whose bytes are counted unless `sums` has them.
-        sums: Sums over documents, with the losses of φ, and the bytes where tokenizers differ.
+        setting: The models and the text, whose bytes are counted unless `sums` has them.
+        sums: Sums over each document: the losses of the stitched model for each seed, in nats, and
+            `target_bytes`, the bytes of the target's tokens, if the tokenizers differ.
     """
     document_bytes = sums.get("target_bytes")
-    if document_bytes is None:
-        rows = setting.corpus.report
-        document_bytes = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
+    if document_bytes is None:  # both models have the same tokenizer
+        evaluation_rows = setting.corpus.report
+        document_bytes = bytes_by_document(
+            setting.target.tokenizer, evaluation_rows.tokens, evaluation_rows.documents
+        )
     bits = loss_sums_of_seeds(sums) * BITS_PER_NAT
     return documents_and_seeds_interval(bits, bytes_as_counts(document_bytes))
 
@@ -213,11 +216,11 @@ def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estima
 def _mean_with_bounded_interval(name: str, sums: Mapping[str, Tensor]) -> Estimate:
     """Return the mean over tokens of a number that is no loss, such as a distance.
 
-    Its interval is clamped to the range of the values: not below 0, and for the agreement `top1`
-    not above 1.
+    Its interval is clamped to the range of the values: not below 0, and for `top1` (the share of
+    tokens with the same most likely next token) not above 1.
 
     Args:
-        name: A key of `SPREADS`.
+        name: The name of the number in `sums`.
         sums: Sums over documents by name, with the number of `tokens`.
     """
     mean = bootstrap_interval(sums[name].double(), sums["tokens"].double())
@@ -228,8 +231,8 @@ def _mean_with_bounded_interval(name: str, sums: Mapping[str, Tensor]) -> Estima
 def _columns_per_byte(sums: Mapping[str, Tensor]) -> Columns:
     """Return columns of the losses of both models, and of the penalty, in bits per byte.
 
-    Where tokenizers differ, losses per token cannot be compared. The bytes are those of the text
-    that each model predicts; the penalty is per byte of the target's.
+    If tokenizers differ, losses per token cannot be compared. The loss of each model is divided by
+    the bytes of the text that it predicts, and the penalty by those of the target's.
 
     Args:
         sums: Sums over documents of losses in nats and of bytes.
@@ -247,16 +250,17 @@ def _columns_per_byte(sums: Mapping[str, Tensor]) -> Columns:
 
 
 def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
-    """Return columns of the equivalent bit width: a stitch costs as much as rounding to it loses.
+    """Return columns of the equivalent bit width of each stitch; {} without rounded copies.
 
-    Copies of the target that are rounded to some bits are the calibration points. Between two of
-    them log(nats lost) is taken to be linear in bits, as the logarithm of squared rounding errors
-    is. The interval is a jackknife over parts of the documents, which are left out of the loss of
-    φ and of the copies alike. Without copies there are no columns.
+    The target with weights rounded to this number of bits loses as many nats as the stitch costs.
+    Between two rounded copies of the target, log(nats lost) is interpolated linearly in the number
+    of bits, since the logarithm of squared rounding errors is linear in it. The interval is a
+    jackknife: each part of the documents is left out of the losses of the stitches and of the
+    copies alike.
 
     Args:
-        sums: Sums over documents of the losses of φ, of the target, and of its copies, whose names
-            are `rung_` with the number of bits.
+        sums: Sums over each document: the losses of the stitched model for each seed, of the
+            `target`, and of its copies, such as `rung_4` for 4 bits; and the number of `tokens`.
     """
     bits_of_copies = sorted(
         int(name.removeprefix("rung_")) for name in sums if name.startswith("rung_")
@@ -269,8 +273,8 @@ def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
     costs = _mean_costs_without_parts(losses - sums["target"], tokens)
     costs_of_copies = _mean_costs_without_parts(losses_of_copies - sums["target"], tokens)
 
-    # Values of calibration points must rise with the bits, so costs are negated. A stitch that
-    # costs nothing must be above every copy, hence the half.
+    # Values of copies must rise with the bits, so costs are negated. The least cost of a stitch is
+    # half that of a copy, so that a stitch that costs nothing is above every copy.
     values_of_copies = -costs_of_copies.clamp(min=LEAST_COST).log()
     values = -costs.clamp(min=LEAST_COST / 2).log()
     bits_of_pairs = [
@@ -283,10 +287,10 @@ def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
 def _mean_costs_without_parts(
     costs: Float[Tensor, "k documents"], tokens: Float[Tensor, " documents"]
 ) -> Float[Tensor, "k replicates"]:
-    """Return k costs in nats per token: over all documents, then without each part of them.
+    """Return k costs in nats per token: of all documents, and then without each part of them.
 
     Args:
-        costs: The cost of each document's tokens together.
+        costs: The k costs of each document, summed over its tokens.
         tokens: How many tokens each document has.
     """
     counts = tokens.double()
@@ -301,7 +305,8 @@ def _mean_costs_without_parts(
     document_of_token = documents.repeat_interleave(counts.long())
     all_documents = sums_of_parts.sum(0)[None]
     totals = torch.cat([all_documents, without_parts(sums_of_parts, document_of_token)])
-    return (totals[..., 0] / totals[..., 1]).T  # from (replicate, k)
+    cost_sums, token_counts = totals.unbind(-1)  # (replicate, k)
+    return (cost_sums / token_counts).T
 
 
 def left_to_gain(
@@ -309,19 +314,21 @@ def left_to_gain(
 ) -> Float[Tensor, "pairs documents"]:
     """Return an upper bound on what training three times longer would gain, in nats by document.
 
-    The bound is `HALVES_LEFT` times what the second half of the steps gained, which holds if no
-    later stretch of as many steps gains more. It is NaN where a stitch costs something and there
-    is no bound: before training has settled, as gains grow in the first steps, and where training
-    made φ worse, so that the map that it started from was kept.
+    The bound is `HALVES_LEFT` times what the second half of the steps gained. It holds if no later
+    sequence of as many steps gains more. There is no bound, and the value is NaN, in two cases,
+    unless the stitch costs nothing: if training has not settled, as gains grow in the first steps;
+    and if training made the map φ worse, so that the map that it started from was kept.
 
     Args:
         config: The map φ and its training.
-        sums: Sums over documents of the losses of φ (`stitch`), of φ after half of the steps
-            (`half`) and of the target, and the number of tokens.
+        sums: Sums over each document: the losses of the stitched model (`stitch`), of the model
+            stitched by φ after half of the steps (`half`) and of the `target`, and the number of
+            `tokens`.
     """
     gained_by_second_half = sums["half"] - sums["stitch"]
     mean_cost = (sums["stitch"] - sums["target"]).sum(-1) / sums["tokens"].sum()
     costs_something = mean_cost.abs() > NEGLIGIBLE_COST
+    # The same loss in every document: both are the map that training started from.
     is_start = (gained_by_second_half == 0).all(-1)
     has_no_bound = is_start & costs_something
     if not config.has_settled:

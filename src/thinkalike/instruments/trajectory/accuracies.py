@@ -81,7 +81,7 @@ def permuted_labels(
 ) -> Int[Tensor, "p n"]:
     """Return p = 1 + `permutations` labellings: the labels themselves, then permutations of them.
 
-    Whole groups exchange their labels with others of about their size, so that labels stay as
+    A whole group exchanges its labels with another group of about its size, so that labels stay as
     similar within groups as they were.
 
     Args:
@@ -102,7 +102,7 @@ def permuted_labels(
 def balanced_accuracies_of_labellings(
     is_right: Bool[Tensor, "p n"], labels: Int[Tensor, "p n"], levels: int
 ) -> Float[Tensor, " p"]:
-    """Return the balanced accuracy of each labelling: the mean recall over the levels it has.
+    """Return the balanced accuracy with each labelling: the mean recall over the levels in it.
 
     Args:
         is_right: Whether the answer to each stimulus is right, in each of p labellings.
@@ -110,9 +110,11 @@ def balanced_accuracies_of_labellings(
         levels: How many levels there are.
     """
     is_of_level = one_hot(labels, levels).double()  # (p, n, k)
-    counts = is_of_level.sum(1)
-    recalls = (is_of_level * is_right[..., None]).sum(1) / counts.clamp(min=1)
-    return recalls.sum(1) / (counts > 0).sum(1)
+    counts = is_of_level.sum(1)  # (p, k)
+    right_counts = (is_of_level * is_right[..., None]).sum(1)
+    recalls = right_counts / counts.clamp(min=1)  # 0 for a level without stimuli
+    n_levels_present = (counts > 0).sum(1)
+    return recalls.sum(1) / n_levels_present
 
 
 def simultaneous_t(
@@ -123,8 +125,8 @@ def simultaneous_t(
     It is the quantile of maxₛ |Tₛ|, where T has the multivariate t distribution with b - 1 degrees
     of freedom and the correlation of the replicates. T is drawn: Tₛ = Σ g d / √(Σ d²) / √(χ² /
     (b - 1)), with sums over the b replicates, standard normal g, and d the deviations of a value's
-    replicates from their mean (Hothorn, Bretz & Westfall 2008). Of a single value it is Student's
-    t up to the error of drawing. A value without deviations does not count.
+    replicates from their mean (Hothorn, Bretz & Westfall 2008). For a single value it is Student's
+    t up to the error of drawing. A value whose replicates are all equal is ignored.
 
     Args:
         replicates: b replicates of s values, in each of r families.
@@ -136,13 +138,13 @@ def simultaneous_t(
     generator = seeded(0)
     normal = torch.randn(draws, b, generator=generator, dtype=torch.float64)
     squares = torch.randn(draws, b - 1, generator=generator, dtype=torch.float64).square()
-    chi = squares.mean(1).sqrt()
+    chi = squares.mean(1).sqrt()  # √(χ² / (b - 1))
     quantiles = []
     for family in deviations.unbind(2):  # (b, s)
-        size = family.square().sum(0).sqrt()
-        statistics = (normal @ family / size).nan_to_num(0.0)  # (draws, s)
-        largest = statistics.abs().amax(1) / chi
-        quantiles.append(largest.quantile(level))
+        norms = family.square().sum(0).sqrt()
+        statistics = (normal @ family / norms).nan_to_num(0.0)  # (draws, s)
+        largest_t = statistics.abs().amax(1) / chi
+        quantiles.append(largest_t.quantile(level))
     return torch.stack(quantiles).view(families_shape).to(replicates)
 
 
@@ -158,8 +160,9 @@ def simultaneous_band(
     Args:
         value: The value at each of s steps.
         replicates: The values without each of b parts of the documents or groups.
-        reference: What the replicates would average if rows did not depend on each other. Their
-            mean less this gives the bias, which is subtracted. None: no bias is subtracted.
+        reference: What the mean of the replicates would be if rows did not depend on each other.
+            The mean of the replicates less this is the bias, which is subtracted. None: no bias is
+            subtracted.
     """
     if len(replicates) < FEWEST_GROUPS:
         return interval_around(value, torch.inf)
@@ -171,7 +174,7 @@ def percentile_interval(
 ) -> Estimate:
     """Return whole numbers with percentile intervals over resamples.
 
-    The ends are values of resamples, and not interpolated between two.
+    The ends are numbers that occur among the resamples; they are not interpolated.
 
     Args:
         value: The numbers themselves.
@@ -241,16 +244,17 @@ def accuracy_curve(
 
 
 def _threshold_of_null(null: Float[Tensor, "s p"]) -> float:
-    """Return the accuracy that is exceeded at any step in at most 5 % of permutations.
+    """Return the accuracy that at most 5 % of permutations exceed at any step.
 
     With fewer than 19 permutations it is the greatest accuracy of all.
 
     Args:
         null: The accuracy at each of s steps with each of p permutations of the labels.
     """
-    greatest = null.amax(0).sort(descending=True).values
-    index = int(ALPHA * (len(greatest) + 1)) - 1
-    return float(greatest[max(index, 0)])
+    greatest_first = null.amax(0).sort(descending=True).values
+    # Of p permutations and the labels themselves, a share of ALPHA may be above the threshold.
+    index = int(ALPHA * (len(greatest_first) + 1)) - 1
+    return float(greatest_first[max(index, 0)])
 
 
 def _resampled_accuracies(
@@ -293,5 +297,6 @@ def onset_index(is_above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
     """
     n_steps = is_above.shape[-1]
     from_the_end = is_above.flip(-1).long()
+    # The product is 1 until the first step from the end that is not above the threshold.
     n_steps_above_at_the_end = from_the_end.cumprod(-1).sum(-1)
     return n_steps - n_steps_above_at_the_end

@@ -94,10 +94,10 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
 
 
 def _model_in_folder_of_run(model: ModelConfig) -> ModelConfig:
-    """Return the model with the path of the run, if its own path only contains the run's folder.
+    """Return the model with the path of a folder inside its own, if only that has checkpoints.
 
-    The model is returned as it is if its path has checkpoints itself, or if not exactly one folder
-    in it does.
+    The model is returned as it is if its path is unset or has checkpoints itself, or unless
+    exactly one folder in it has checkpoints.
     """
     if not model.path or revisions_in(Path(model.path)):
         return model
@@ -112,15 +112,15 @@ def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
 
     Args:
         model: The model.
-        pattern: Only names that match it are chosen, such as `stage1-*`. A pattern that is itself
-            a name chooses that one.
+        pattern: A pattern of file names, such as `stage1-*`, that chooses revisions. If it is the
+            name of a revision, it chooses that one.
 
     Raises:
         ConfigError: The order of the revisions is not known: two have the same step, or their
             names differ before the step.
     """
     names = _revision_names(model)
-    # A name is itself before it is a pattern: `run [a]-step4` does not match itself.
+    # A name with brackets, such as `run [a]-step4`, would not match itself as a pattern.
     chosen = [pattern] if pattern in names else [name for name in names if fnmatch(name, pattern)]
     matches: dict[str, re.Match[str]] = {}
     for name in chosen:
@@ -161,9 +161,10 @@ def _raise_about_two_revisions(model: ModelConfig, first: str, second: str, reas
 
 
 def _revision_names(model: ModelConfig) -> Sequence[str]:
-    """Return the names of a model's revisions: folders with checkpoints, or branches and tags.
+    """Return the names of a model's revisions.
 
-    The latter are those of the hub, if the model is no folder.
+    For a folder, these are the folders in it that hold checkpoints. For a model of the hub, they
+    are its branches and tags.
     """
     folder = named_folder(replace(model, revision=None))
     with explaining_loading_errors(model):
@@ -194,8 +195,8 @@ def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> Non
 def _revisions_on_hub(repository: str) -> list[str]:
     """Return the branches and tags of a model on the hub, in natural order (step2 before step10).
 
-    Where the hub does not answer, these are the ones in the cache on this machine. If there are
-    none either, or if the hub refuses, its error is raised.
+    If the hub does not answer, the branches and tags in the cache of this machine are returned. If
+    the cache has none, or if the hub refuses the request, the error of the hub is raised.
 
     Args:
         repository: The id of the model on the hub, such as EleutherAI/pythia-70m.

@@ -62,7 +62,11 @@ class TrajectoryInstrument(
         return {"model.revision": None}
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
-        """Return the model at its last checkpoint, or as it is if it is yet to be trained."""
+        """Return the model whose sizes forecasts use: the last checkpoint of the run.
+
+        If the job itself trains the model, there are no checkpoints yet, and the model is returned
+        as it is configured.
+        """
         measure = config.measure_as(TrajectoryConfig)
         model = config.model
         if not measure.train:
@@ -77,9 +81,9 @@ class TrajectoryInstrument(
         return []
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of all checkpoints over the text, for a forecast.
+        """Return the forward passes of all checkpoints over the text, for a forecast.
 
-        How many checkpoints a training will have is not known before, so they count as one.
+        If the job trains the model, the number of checkpoints is unknown, and one is counted.
         """
         measure = config.measure_as(TrajectoryConfig)
         checkpoints = 1
@@ -99,8 +103,8 @@ class TrajectoryInstrument(
     def inputs(self, config: AnalyzeConfig) -> Inputs:
         """Return what decides the numbers, by name, for the key of the job.
 
-        These are the stimuli, which are read here, the fingerprint of the text, and the name of
-        the model; its checkpoints follow from `prepare`.
+        These are the stimuli, the fingerprint of the text, and the name of the model. The method
+        `prepare` adds the checkpoints, which may have to be trained first.
 
         Raises:
             ConfigError: States are to be read at more than one hook point or head.
@@ -111,7 +115,7 @@ class TrajectoryInstrument(
             raise ConfigError(
                 "trajectory follows one site: give one model.site, and one model.head of z"
             )
-        # Errors of stimuli come before anything is loaded or trained.
+        # The tasks are not kept: stimuli that do not suit raise here, before anything is trained.
         one_task_per_feature(config, stimuli)
         return {
             "stimuli": stimuli,
@@ -151,7 +155,7 @@ class TrajectoryInstrument(
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the steps by which the loss and the similarity to the last checkpoint settled.
 
-        A curve that does not change has none.
+        A curve that does not change has no such step, and is left out.
         """
         headlines = []
         for name in ("loss_settles", "similarity_settles"):
@@ -169,7 +173,8 @@ class TrajectoryInstrument(
 def training_job(config: AnalyzeConfig) -> JobConfig:
     """Return the configuration of the job that trains the model whose trajectory is measured.
 
-    It is composed from the words of a command line, as its class is defined in `contrib`.
+    The job is composed from words of a command line, since its class is in `contrib`, which the
+    core must not import.
     """
     from thinkalike.config.compose import compose_inner_job  # imports Hydra
 
@@ -189,8 +194,8 @@ def training_job(config: AnalyzeConfig) -> JobConfig:
 def trained_model(config: AnalyzeConfig) -> ModelConfig:
     """Return the model whose checkpoints are read.
 
-    If the setting `measure.train` asks for it, the model is trained here, and the returned one has
-    the path of its checkpoints.
+    With the setting `measure.train`, the model is trained here (or its stored result is found),
+    and the returned model has the path of its checkpoints.
     """
     if not config.measure_as(TrajectoryConfig).train:
         return config.model

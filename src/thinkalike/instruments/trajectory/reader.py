@@ -77,15 +77,15 @@ class CheckpointNumbers(TypedDict, total=False):
 def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     """Return one probing task for each feature.
 
-    Folds hold out words if all stimuli of a word have the same level, as a probe could otherwise
-    recognise the word. They hold out sentences for any other feature.
+    If all stimuli of a word have the same level of a feature, folds hold out whole words, as a
+    probe could otherwise recognise the word. For any other feature they hold out whole sentences.
     """
     measure = config.measure_as(TrajectoryConfig)
     task_of_feature: dict[str, Task] = {}
     for task in tasks_of_features_and_splits(
         stimuli, SPLITS, measure.folds, measure.least, config.seed
     ):
-        # The task that holds out words follows the one that holds out sentences.
+        # The task that holds out words follows the one that holds out sentences, and replaces it.
         if task.split == "sentence" or _has_one_level_per_word(task, stimuli):
             task_of_feature[task.feature] = task
     return list(task_of_feature.values())
@@ -118,7 +118,7 @@ class CheckpointReader:
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
         self.tasks = one_task_per_feature(config, self.stimuli)
         self._text = cast(Text | None, work.resume("text"))
-        self._settings: str | None = None  # of the checkpoint that was read before
+        self._settings: str | None = None  # those of the checkpoint that was read before this one
         self._labellings = []
         for task in self.tasks:
             self._labellings.append(
@@ -211,8 +211,9 @@ class CheckpointReader:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return for each probing task the right answers of each layer, and the null.
 
-        The answers are (l, n), whether the one to each stimulus of the task is right. The
-        null, (l, p), is the balanced accuracy with each of p permutations of the labels.
+        The right answers of a task, (l, n), say at each layer whether the answer to each stimulus
+        is right. The null, (l, p), is the balanced accuracy with each of p permutations of the
+        labels.
 
         Args:
             layers: The states of all stimuli, by layer.
@@ -249,6 +250,7 @@ def _states_and_losses(
     losses = []
     rows_at_once = max(BATCH_TOKENS // rows.shape[1], 1)
     for tokens in rows.split(rows_at_once):
+        # The last entry is the state after the last block, from which the logits follow.
         *layers, last = model.residuals(tokens, [*sites(model), model.n_layers - 1])
         (loss,) = next_token_losses(model, [last], tokens)
         losses.append(loss.float().cpu())

@@ -44,10 +44,11 @@ def _evenly_spaced(count: int) -> list[int]:
 
 
 def show_onsets(onsets: pd.DataFrame) -> None:
-    """Print from which step on each feature can be read out of some layer, or that it cannot be.
+    """Print from which step on each feature can be read out of some layer, or that it cannot.
 
     Args:
-        onsets: A row for each layer and feature, with the step of its onset; NaN: there is none.
+        onsets: A row for each layer and feature, with its onset: the step from which on the
+            feature can be read out of all checkpoints. It is NaN if there is none.
     """
     with_onset = onsets.dropna(subset="onset").sort_values("onset", kind="stable")
     earliest = with_onset.groupby("feature", sort=False).first()

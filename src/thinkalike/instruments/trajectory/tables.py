@@ -99,8 +99,8 @@ def _documents_of_losses(reader: CheckpointReader) -> Tensor:
     Documents are numbered from 0, without gaps.
     """
     documents = reader.text["documents"][:, 1:].flatten().long()
-    numbers: Tensor = documents.unique(return_inverse=True)[1]
-    return numbers
+    renumbered: Tensor = documents.unique(return_inverse=True)[1]
+    return renumbered
 
 
 def _loss_table(
@@ -157,7 +157,8 @@ def _settling_step(steps: Sequence[int], values: Sequence[float]) -> float:
         return math.nan
     share_gone = (curve - curve[0]) / (curve[-1] - curve[0])
     missing = SETTLED_SHARE - share_gone
-    # The curve crosses the share for good between this checkpoint and the next one.
+    # The last checkpoint that has not reached the share: the curve crosses it for good between
+    # this one and the next.
     before = int(np.flatnonzero(missing > 0)[-1])
     fraction = missing[before] / (missing[before] - missing[before + 1])
     log_step = log_steps[before] + fraction * (log_steps[before + 1] - log_steps[before])
@@ -233,9 +234,9 @@ def _similarity_table(steps: Sequence[int], cka_by_layer: Sequence[CKAResult]) -
 def _table_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.DataFrame:
     """Return a row for each step: how similar a layer is to other checkpoints, and its speed.
 
-    The columns are the CKA with the last checkpoint and with the one before, and the speed:
-    arccos(CKA with the one before) / doublings, in radians per doubling of 1 + step. The first
-    checkpoint has none before it, and NaN.
+    The columns are the CKA with the last checkpoint, the CKA with the checkpoint before, and the
+    speed: arccos(CKA with the checkpoint before) / doublings, in radians per doubling of 1 + step.
+    The last two are NaN for the first checkpoint, as there is none before it.
 
     Args:
         steps: The steps of s checkpoints, in rising order.
@@ -268,8 +269,9 @@ def _curves_of_features(
     """Return the accuracy by step of each feature in each layer, layer after layer.
 
     Args:
-        checkpoints: The right answers of all checkpoints, in the order of steps.
-        reader: Read them; it has the probing tasks of the features.
+        checkpoints: What was read of each checkpoint, in the order of steps: the right answers of
+            probes and their null.
+        reader: Has the probing tasks of the features.
         layers: How many layers there are.
     """
     curves = []
@@ -340,6 +342,7 @@ def _onset_table(steps: Sequence[int], curves: Sequence[FeatureCurve]) -> pd.Dat
         steps: The step of each checkpoint.
         curves: The accuracy of each feature in each layer, with the index of its onset.
     """
+    # An onset index after the last step means that there is no onset.
     step_of_index = [*(float(step) for step in steps), math.nan]
     rows = []
     for task, layer, curve in curves:
