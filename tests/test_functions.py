@@ -188,6 +188,11 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     assert list(dict.fromkeys(both.details["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
 
 
+def test_a_model_on_meta_has_no_weights():
+    with pytest.raises(ModelError, match="has no weights, as it is on the device meta"):
+        load_model(small_llama().to("meta"), tiny.tokenizer())
+
+
 def small_llama():
     shape = {"vocab_size": len(tiny.tokenizer()), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     torch.manual_seed(0)
