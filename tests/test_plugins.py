@@ -271,8 +271,11 @@ def test_an_instance_of_a_class_of_ones_own_is_a_measure():
     {"settings": ["a"]}, {"settings": {"1 a": 3}}, {"settings": {"class": 3}}, {"settings": {3: 3}},
 ])  # fmt: skip
 def test_a_plugin_is_checked_when_it_is_made(wrong):
+    plugin = MeasurePlugin(max)
+    for name, value in wrong.items():  # the types of arguments are checked in tests alone
+        object.__setattr__(plugin, name, value)
     with pytest.raises(PluginError, match=f"^MeasurePlugin: {next(iter(wrong))}"):
-        MeasurePlugin(max, **wrong)
+        plugin.__post_init__()
 
 
 PACKAGE = {  # what an installed package has that adds settings of a model and a group of configurations

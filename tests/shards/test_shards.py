@@ -793,8 +793,8 @@ def test_what_an_index_is_made_of_is_checked_before_files_are_written(tmp_path):
     np.save(tmp_path / "token_ids.npy", np.ones((2, 4), dtype="f4"))
     np.save(tmp_path / "blocks.1.hook_resid_post.npy", np.ones((2, 4, 3), "f4"))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=r"^documents has 0\.0: give texts or whole numbers"):
-        ta.index_states(tmp_path, model="mine", blocks=2, documents=[0.0, 1.0])
+    with pytest.raises(ConfigError, match=r"^documents has True: give texts or whole numbers"):
+        ta.index_states(tmp_path, model="mine", blocks=2, documents=[True, False])
     with pytest.raises(ConfigError, match=r"^tokenizer='?nosuch'? cannot be read"):
         ta.index_states(tmp_path, model="mine", blocks=2, tokenizer="nosuch")
     assert sorted(tmp_path.iterdir()) == before
