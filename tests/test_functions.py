@@ -25,6 +25,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch.utils.hooks import RemovableHandle
+from transformer_lens.patching import layer_pos_patch_setter
 
 import thinkalike
 import tiny
@@ -147,13 +149,31 @@ def test_a_bridge_is_the_model_that_it_wraps():
         torch.testing.assert_close(ours.head(tokens, layer), state, atol=1e-4, rtol=1e-4)
     assert torch.equal(bridge(tokens), before), "the bridge is as it was"
     assert thinkalike.diff(bridge, "gpt2-mini", texts=TEXTS).scalars["kl"] == 0
-    bridge.add_hook("blocks.0.hook_mlp_out", lambda state, hook: 0 * state)
-    with pytest.raises(ModelError, match="without its hooks the logits of this TransformerBridge differ"):
+    vars(bridge)["forward"] = lambda tokens: 2 * before
+    with pytest.raises(ModelError, match=r"the logits of this TransformerBridge differ by .* give the model"):
         load_model(bridge)
-    bridge.reset_hooks()
+    del vars(bridge)["forward"]
     bridge.enable_compatibility_mode()
     with pytest.raises(ModelError, match="compatibility mode, which changes weights"):
         load_model(bridge)
+
+
+def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
+    bridge = bridged("bert-mini")  # which has hooks of its own
+    load_model(bridge)
+    block, point = bridge.blocks[0], bridge.blocks[0].hook_out
+    late = functools.partial(lambda state, hook, start: None, start=20)
+    patch = functools.partial(layer_pos_patch_setter, index=20, clean_activation=None)
+    for add, hook in [(point.add_hook, late), (point.add_perma_hook, late), (point.add_hook, patch),
+                      (point.register_forward_hook, print), (block.register_forward_pre_hook, print),
+                      (bridge.register_forward_hook, print)]:  # fmt: skip
+        handle = add(hook)
+        with pytest.raises(ModelError, match=r"has hooks on (blocks\.0.*|the bridge itself), which its copy"):
+            load_model(bridge)
+        bridge.reset_hooks(including_permanent=True)
+        if isinstance(handle, RemovableHandle):
+            handle.remove()
+    load_model(bridge)
 
 
 def test_a_model_in_memory_is_keyed_by_what_it_is():
@@ -168,6 +188,11 @@ def test_a_model_in_memory_is_keyed_by_what_it_is():
     assert other.key != first.key
     both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
     assert list(dict.fromkeys(both.details["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
+
+
+def test_a_model_on_meta_has_no_weights():
+    with pytest.raises(ModelError, match="has no weights, as it is on the device meta"):
+        load_model(small_llama().to("meta"), tiny.tokenizer())
 
 
 def small_llama():

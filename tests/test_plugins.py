@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import thinkalike
 from conftest import CLI, ROOT, composed
 from thinkalike import StitchModule, plugins
 from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.of_user import OfFunction
+from thinkalike.instruments.layer_pairs.of_user import OfFunction, StatesByUser
 from thinkalike.job.planning import plan
+from thinkalike.measures import LayerMeasure
+from thinkalike.plugins import MeasurePlugin
 from thinkalike.stitches.results import load_stitch, stitch_modules
 
 DOCS = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "plugins.md").read_text()
@@ -236,11 +239,55 @@ def test_a_measure_cannot_have_the_name_of_one_of_the_package(files):
         composed("measure=bad.py:cka", entry="analyze")
 
 
-@pytest.mark.parametrize("given", [torch.zeros(3, 3), "high", None])
+@pytest.mark.parametrize(
+    "given",
+    [torch.zeros(3, 3), "high", None, 10**400, 8e300, 1j, torch.tensor(0.3 + 5j), torch.tensor(0.3, device="meta")],
+)
 def test_a_measure_of_more_or_less_than_one_number_is_refused(given):
     compare = OfFunction("bad", lambda x, y: given).compare
     with pytest.raises(PluginError, match="bad"):
         compare(torch.zeros(3, 3), torch.zeros(3, 3))
+
+
+def measure_class(**methods):
+    return type("Mine", (LayerMeasure,), {"prepare": lambda self, layer, name: layer, **methods})
+
+
+@pytest.mark.parametrize(("methods", "reason"), [
+    ({"compare": lambda self, x, y: None}, "must give one real number"),
+    ({"compare": lambda self, x, y: torch.ones(3)}, "must give one real number"),
+    ({"compare": lambda self, x, y: x @ y}, "raised RuntimeError: mat1"),
+    ({"compare": max, "prepare": lambda self, layer, name: {}["k"]}, "raised KeyError: 'k'"),
+])  # fmt: skip
+def test_a_class_of_ones_own_is_blamed_as_a_function_is(methods, reason):
+    rows = torch.arange(12.0).reshape(6, 2).sin()
+    with pytest.raises(PluginError, match=f"^measure Mine {reason}"):
+        thinkalike.compare(rows, rows[:, :1], measure=measure_class(**methods))
+
+
+def test_an_instance_of_a_class_of_ones_own_is_a_measure():
+    measure = measure_class(compare=lambda self, x, y: 0.5)()
+    rows = torch.arange(12.0).reshape(6, 2).sin()
+    assert thinkalike.compare(rows, rows[:, :1], measure=measure).arrays["value"] == 0.5
+
+    def refuse(self, layer, name):
+        raise ValueError(f"{name} is refused")
+
+    refusing = StatesByUser(measure_class(compare=max, prepare=refuse), "mine")
+    with pytest.raises(ValueError, match="X is refused"):
+        refusing.measure_of(refusing.settings()).of(rows, rows)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"title": 3}, {"scale": ("a", "b")}, {"scale": (1, 2, 3)}, {"scale": (1, 0)}, {"scale": (0, float("nan"))},
+    {"settings": ["a"]}, {"settings": {"1 a": 3}}, {"settings": {"class": 3}}, {"settings": {3: 3}},
+])  # fmt: skip
+def test_a_plugin_is_checked_when_it_is_made(wrong):
+    plugin = MeasurePlugin(max)
+    for name, value in wrong.items():  # the types of arguments are checked in tests alone
+        object.__setattr__(plugin, name, value)
+    with pytest.raises(PluginError, match=f"^MeasurePlugin: {next(iter(wrong))}"):
+        plugin.__post_init__()
 
 
 PACKAGE = {  # what an installed package has that adds settings of a model and a group of configurations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import one_line
+from thinkalike.errors import ConfigError, listed, one_line
 from thinkalike.store import Result, StoredJob
 
 if TYPE_CHECKING:
@@ -109,7 +109,12 @@ def wandb_run(mode: str, store: Path, options: RunOptions) -> wandb.Run:
         reason,
         store,
     )
-    return options.start("offline")
+    try:
+        return options.start("offline")
+    except wandb.errors.UsageError as error:
+        names = ("project", "entity", "group")
+        given = [f"logger.{name}={value}" for name in names if (value := getattr(options, name))]
+        raise ConfigError(f"{listed(given)}: W&B refuses: {one_line(error)}") from error
 
 
 @contextlib.contextmanager

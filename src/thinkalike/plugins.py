@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import keyword
+import math
+import numbers
 import re
 import sys
 import traceback
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from thinkalike.errors import PluginError, ThinkalikeError, in_home, one_line, short
 
@@ -40,6 +43,10 @@ class MeasurePlugin:
         is_distance: Whether less is closer.
         settings: By name the default of each further setting, or a field such as
             `setting(10, least=1)`.
+
+    Raises:
+        PluginError: The title is no text, the scale is not two numbers, of which the first is
+            less, or the settings have no names as keyword arguments have.
     """
 
     measure: object
@@ -47,6 +54,43 @@ class MeasurePlugin:
     scale: tuple[int | float, int | float] = (0.0, 1.0)
     is_distance: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.title is not None and not isinstance(self.title, str):
+            raise PluginError(f"MeasurePlugin: title={short(self.title)} must be a text")
+        if not _are_ends(self.scale):
+            raise PluginError(
+                f"MeasurePlugin: scale={short(self.scale)} must be two finite numbers, the first "
+                "of which is less, such as (0, 1)"
+            )
+        if not isinstance(self.settings, Mapping):
+            raise PluginError(
+                f"MeasurePlugin: settings={short(self.settings)} must give a default by name, such as {{'k': 10}}"
+            )
+        for name in self.settings:
+            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+                raise PluginError(
+                    f"MeasurePlugin: settings has {short(name)}, which is no name of a setting: "
+                    "use letters, digits and underscores"
+                )
+
+
+def _are_ends(scale: object) -> bool:
+    """Return whether a value is two finite numbers, of which the first is less."""
+    if not isinstance(scale, list | tuple) or len(scale) != 2:
+        return False
+    if not all(isinstance(end, numbers.Real) and math.isfinite(end) for end in scale):
+        return False
+    return bool(scale[0] < scale[1])
+
+
+@runtime_checkable
+class PreparesAndCompares(Protocol):
+    """An instance of `LayerMeasure`, known by its methods: importing that class takes seconds."""
+
+    def prepare(self, layer: Any, name: str) -> Any: ...
+
+    def compare(self, first: Any, second: Any) -> Any: ...
 
 
 def is_plugin(name: object) -> TypeGuard[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -151,6 +152,9 @@ def write_prompts(
     """
     if texts is not None and stimuli is not None:
         raise ConfigError("texts and stimuli are compared apart: write prompts of each")
+    file = in_home(checked_path("path", path))
+    if not file.name or file.is_dir():
+        raise ConfigError(f"path={shown(str(path))} is a folder: give the path of a file in it")
     reader = _reader(model)
     if stimuli is None:
         rows = _rows_of_text(texts, reader, words, context, field, group)
@@ -159,7 +163,6 @@ def write_prompts(
     prompts = [SentPrompt(reader.encoded(row.text)[0], row.document, row.text) for row in rows]
     if not prompts:
         raise DataError("the text has no words, so that there are no prompts to write: give more text")
-    file = in_home(checked_path("path", path))
     write_prompt_file(file, prompts)
     return file
 
@@ -205,9 +208,15 @@ def index_states(
         check_whole_numbers("layers", layers, fewest=1)
     if isinstance(documents, str | bytes):
         raise ConfigError(f"documents={shown(documents)} must be a list with an item for each row")
+    for document in [] if documents is None else documents:
+        if isinstance(document, bool) or not isinstance(document, str | Integral):
+            raise ConfigError(f"documents has {shown(document)}: give texts or whole numbers")
     known_tokenizer: Tokenizer | None
     if isinstance(tokenizer, str):
-        known_tokenizer = load_tokenizer(tokenizer, beside=states_folder)
+        try:
+            known_tokenizer = load_tokenizer(tokenizer, beside=states_folder)
+        except ConfigError as error:
+            raise ConfigError(f"tokenizer={shown(tokenizer)} cannot be read: {error}") from error
     else:
         known_tokenizer = tokenizer
     sent_prompts = None

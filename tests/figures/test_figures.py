@@ -278,3 +278,34 @@ def test_calibration_points_are_lines_also_of_a_single_layer_pair(layers):
         assert positions[0] <= 0 <= layers - 1 <= positions[-1]
     assert all(text.xy[0] == positions[-1] for text in axes.texts)
     plt.close(axes.figure)
+
+
+NO_FORMULA = r"$\frac{a$"  # which matplotlib cannot read as one
+
+
+def draw_dollars(folder):
+    with style.canvas(style.COLUMN, 2.0) as (figure, axes):
+        axes.plot([1, 2], [1, 1000], label=NO_FORMULA)
+        axes.set_yscale("log")
+        axes.legend()
+        style.ticks(axes.xaxis, [NO_FORMULA] * 3)
+        style.write_title(figure, axes, NO_FORMULA)
+        style.save(figure, folder, "dollars")
+
+
+def test_a_name_with_dollars_is_no_formula(tmp_path):
+    draw_dollars(tmp_path)
+    svg = (tmp_path / "dollars.svg").read_text()
+    assert svg.count(f">{NO_FORMULA}</text>") == 5
+    assert "<!-- $\\mathdefault{10^{2}}$" in svg, "powers of ten are still drawn as formulas"
+
+
+def test_a_name_with_dollars_is_no_formula_in_axes_of_the_user(tmp_path):
+    figure, (first, second) = plt.subplots(1, 2)
+    first.set_title("$x^2$")
+    with style.shown_figures(second):
+        draw_dollars(tmp_path)
+    figure.savefig(tmp_path / "kept.svg")
+    assert second.get_title() == NO_FORMULA
+    assert first.title.get_parse_math()
+    plt.close(figure)

@@ -294,6 +294,11 @@ ANSWERS = {
         "layer 0 (0.500 [0.490, 0.510]).",
     ),
     "a distance": (pairs_of_layers(SQUARE), True, "most similar at layer 0 (CKA 0.500 [0.490, 0.510]) and least"),
+    "values that are shown as equal": (
+        pairs_of_layers({**SQUARE, (0, 0): 0.99996, (1, 1): 0.99999}),
+        False,
+        "CKA of a and b is 1.000 [0.990, 1.010] at every layer",
+    ),
     "beside chance": (pairs_of_layers(SQUARE, null_mean=0.03), False, "(CKA 0.800 [0.790, 0.810], by chance 0.030)"),
     "layers of unequal numbers": (
         pairs_of_layers({(0, 0): 0.5, (0, 1): 0.1, (0, 2): 0.1, (1, 0): 0.2, (1, 1): 0.3, (1, 2): 0.8}),

@@ -767,3 +767,44 @@ def test_a_file_without_prompts_is_refused_by_its_name(content, tmp_path):
     for prompts in (path, tmp_path, tmp_path / "missing"):
         with pytest.raises(DataError, match=prompts.name):
             ta.index_states(tmp_path, model="mine", blocks=3, prompts=prompts)
+
+
+@pytest.mark.parametrize(("layout", "reason"), [
+    ("padded", "not 1000000000000 x any as states.json says"), ("flat", "1000000000000 rows, and .* 8 tokens"),
+])  # fmt: skip
+def test_a_count_of_rows_is_checked_before_rows_are_listed(layout, reason, tmp_path):
+    files = {"token_ids.npy": np.ones((2, 4), dtype=int), "blocks.1.hook_resid_post.npy": np.ones((2, 4, 3), "f4")}
+    for name, array in files.items():
+        np.save(tmp_path / name, array)
+    ta.index_states(tmp_path, model="mine", blocks=2)
+    index = json.loads((tmp_path / INDEX).read_text()) | {"layout": layout}
+    shard = index["shards"][0]
+    shard["rows"] = 10**12
+    if layout == "flat":
+        for name, array in files.items():
+            np.save(tmp_path / name, array.reshape(8, *array.shape[2:]))
+            shard["files"][name] = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(DataError, match=reason):
+        source_of(tmp_path)
+
+
+def test_what_an_index_is_made_of_is_checked_before_files_are_written(tmp_path):
+    np.save(tmp_path / "token_ids.npy", np.ones((2, 4), dtype="f4"))
+    np.save(tmp_path / "blocks.1.hook_resid_post.npy", np.ones((2, 4, 3), "f4"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=r"^documents has True: give texts or whole numbers"):
+        ta.index_states(tmp_path, model="mine", blocks=2, documents=[True, False])
+    with pytest.raises(ConfigError, match=r"^tokenizer='?nosuch'? cannot be read"):
+        ta.index_states(tmp_path, model="mine", blocks=2, tokenizer="nosuch")
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(DataError, match=r"token_ids\.npy: token_ids is float32: write whole numbers"):
+        ta.index_states(tmp_path, model="mine", blocks=2)
+
+
+def test_prompts_are_written_into_a_folder_that_is_made(root, tmp_path):
+    file = ta.write_prompts(root / "a", tmp_path / "new" / "prompts.jsonl", texts=["A cat sat on a mat."] * 5)
+    assert file.is_file()
+    for folder in (".", file.parent):
+        with pytest.raises(ConfigError, match="is a folder: give the path of a file in it"):
+            ta.write_prompts(root / "a", folder, texts=["A cat sat on a mat."] * 5)

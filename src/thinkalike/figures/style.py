@@ -23,6 +23,8 @@ from matplotlib.axis import Axis
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
 from thinkalike.errors import ConfigError, short
 
@@ -66,6 +68,7 @@ STYLE: dict[str, object] = {
     "legend.columnspacing": 1.2,
     "svg.fonttype": "none",  # text stays text, to be set in a paper's own font
     "svg.hashsalt": "thinkalike",
+    "text.parse_math": False,  # a name with "$" in it is no formula
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell them apart
 MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
@@ -137,6 +140,8 @@ def _figure(place: Axes | None, width: float, height: float) -> Figure:
 def _axes_in_place(place: Axes, rows: int, columns: int, **options: Any) -> Any:
     """Return panels in the place of the user's axes, or these axes if there is one panel."""
     if (rows, columns) == (1, 1):
+        for text in place.findobj(Text):  # the style is only for texts that are made in it
+            text.set_parse_math(False)  # type: ignore[attr-defined]
         if options.get("squeeze") is False:
             return np.array([[place]])
         return place
@@ -379,6 +384,7 @@ def highest_of(table: pd.DataFrame, *columns: str) -> float | None:
 
 def save(figure: Figure, folder: Path, name: str) -> None:
     """Save a figure as PNG and SVG, unless it is `shown_figures`."""
+    _read_powers(figure)
     if _screen is not None:
         panels = [axes for axes in figure.axes if axes.get_label() != COLORBAR]
         _screen.place = None
@@ -388,10 +394,22 @@ def save(figure: Figure, folder: Path, name: str) -> None:
             _screen.figures[name] = (figure, panels)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # the layout is found; each format would look for it again
-    figure.savefig(folder / f"{name}.png", dpi=200)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    # Drawing adds ticks to logarithmic axes.
+    with matplotlib.rc_context({"text.parse_math": True}):
+        figure.draw_without_rendering()
+        # The layout is found; each format would look for it again.
+        figure.set_layout_engine("none")
+        figure.savefig(folder / f"{name}.png", dpi=200)
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def _read_powers(figure: Figure) -> None:
+    """Let numbers at logarithmic axes, which matplotlib writes as formulas, be read as such."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_formatter(), LogFormatter):
+                for label in [*axis.get_ticklabels(), *axis.get_ticklabels(minor=True)]:
+                    label.set_parse_math(True)
 
 
 def colour_of(number: int) -> str:

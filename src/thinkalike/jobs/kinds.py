@@ -12,10 +12,10 @@ from thinkalike.inputs import Model, StimulusTable
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
 from thinkalike.jobs.base import Folder, Job, Layers, Side, TextJob
-from thinkalike.plugins import MeasurePlugin, name_in_memory
+from thinkalike.plugins import MeasurePlugin, PreparesAndCompares, name_in_memory
 
 # a name on the command line, or an object in memory: a function of two matrices, or a measure
-Measure = str | Callable[..., object] | MeasurePlugin
+Measure = str | Callable[..., object] | MeasurePlugin | PreparesAndCompares
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +131,8 @@ class Compare(TextJob):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        is_measure = isinstance(self.measure, str | MeasurePlugin) or callable(self.measure)
-        if not is_measure:
+        is_measure = isinstance(self.measure, str | MeasurePlugin | PreparesAndCompares)
+        if not is_measure and not callable(self.measure):
             raise ConfigError(
                 f"measure is {type(self.measure).__name__}: "
                 "give a name, such as 'cka', or a function"

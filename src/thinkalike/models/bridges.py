@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
+from thinkalike.code_text import module_of
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, listed
+from thinkalike.models.description import HOOKS
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# The package of TransformerLens whose code wires hooks of its own inside a bridge.
+BRIDGE_PACKAGE = "transformer_lens.model_bridge"
+
 
 def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     """Return a copy of the model in a TransformerBridge without TransformerLens's wrappers.
@@ -35,13 +42,19 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     not changed.
 
     Raises:
-        ModelError: The bridge is in compatibility mode, which changes weights, or hooks or
-            anything else make its logits for sample tokens differ from those of the copy.
+        ModelError: The bridge is in compatibility mode, which changes weights, or has hooks of
+            the user's, or its logits for sample tokens differ from those of the copy.
     """
     if bridge.compatibility_mode:
         raise ModelError(
             "this TransformerBridge is in compatibility mode, which changes weights: give one "
             "that is not"
+        )
+    hooked = sorted(set(_hooked_by_user(bridge)))
+    if hooked:
+        raise ModelError(
+            f"this TransformerBridge has hooks on {listed(hooked)}, which its copy would not "
+            "have: remove them, as by reset_hooks(including_permanent=True)"
         )
     module = _unwrapped_copy(bridge)
     embedding = embedding_of(module)
@@ -52,10 +65,39 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     error = relative_error(actual, expected)
     if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
         raise ModelError(
-            f"without its hooks the logits of this TransformerBridge differ by {error:.1e}: "
-            "remove them"
+            f"the logits of this TransformerBridge differ by {error:.1e} from those of the model "
+            "that it wraps: give the model"
         )
     return module
+
+
+def _hooked_by_user(bridge: TransformerBridge) -> Iterator[str]:
+    """Yield the names of the wrappers of a bridge that have forward hooks of the user's.
+
+    Sample tokens cannot tell whether there are any: a hook may change late positions, some tokens,
+    or states that are stored and not the logits. A hook of a wrapped module stays in its copy, and
+    is not named here.
+    """
+    names = {module: name for name, module in bridge.original_model.named_modules()}
+    names |= {module: name for name, module in bridge.named_modules()}  # the names of hooks
+    for module, name in names.items():
+        if not isinstance(module, GeneralizedComponent | HookPoint | type(bridge)):
+            continue
+        for hook in _hooks_of(module):
+            package = module_of(hook) + "."
+            if not package.startswith(BRIDGE_PACKAGE + "."):
+                yield name or "the bridge itself"
+
+
+def _hooks_of(wrapper: nn.Module) -> Iterator[Callable[..., object]]:
+    """Yield the forward hooks of a wrapper, as they were given to it."""
+    # `HookPoint.add_hook` registers a function of its own that calls the function given.
+    given = {}
+    if isinstance(wrapper, HookPoint):
+        given = {handle.hook.id: handle.user_hook for handle in wrapper.fwd_hooks}
+    for attribute in HOOKS:
+        for number, hook in vars(wrapper)[attribute].items():
+            yield given.get(number) or hook
 
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:

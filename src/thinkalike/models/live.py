@@ -134,7 +134,7 @@ def _checked_model(
     Raises:
         TypeError: `module` is no model of transformers, PEFT or TransformerLens, or `tokenizer`
             is missing or is no tokenizer.
-        ModelError: The tokenizer has dropout.
+        ModelError: The tokenizer has dropout, or the model has no weights.
     """
     from transformers import PreTrainedModel
 
@@ -155,6 +155,13 @@ def _checked_model(
         raise TypeError(
             "load_model takes a PreTrainedModel of transformers or a TransformerBridge and its "
             f"tokenizer, not {type(module).__name__} and {type(tokenizer).__name__}"
+        )
+    # Weights that accelerate keeps elsewhere are on meta as well.
+    is_offloaded = hasattr(module, "hf_device_map")
+    if not is_offloaded and all(weight.is_meta for weight in module.parameters()):
+        raise ModelError(
+            f"{name or type(module).__name__} has no weights, as it is on the device meta: read "
+            "them by from_pretrained"
         )
     dropout = dropout_of(tokenizer)
     if dropout:

@@ -6,6 +6,7 @@ Arrays stay on the disk: each row is read when it is asked for.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -426,6 +427,8 @@ class StoredRows:
 
         document_numbers: dict[str, int] = {}
         for shard, listed_shard in enumerate(self.index.shards):
+            # A list of so many rows is made only after the files have shown that they hold them.
+            self._check_arrays(shard, listed_shard.rows)
             first = len(self.rows)
             lines_of_shard = lines[first : first + listed_shard.rows]
             if not lines_of_shard:  # each row counts as a document
@@ -501,7 +504,6 @@ class StoredRows:
             DataError: The shard is not what the index and the lines say.
         """
         arrays = self._arrays(shard)
-        self._check_arrays(shard, len(lines), arrays)
         states = arrays[self._layout.needed[-1]]
         lengths = [line.tokens for line in lines]
         try:
@@ -528,7 +530,8 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
-        self._check_ids(ids, self._name(shard))
+        files = [str(path) for path in self._paths[shard] if path.stem == TOKEN_IDS]
+        self._check_ids(ids, files[0] if files else self._name(shard))
         return ids.to(torch.int64)
 
     def _check_ids(self, ids: Tensor, place: str) -> None:
@@ -544,17 +547,17 @@ class StoredRows:
                     f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
                 )
 
-    def _check_arrays(self, shard: int, rows: int, arrays: Mapping[str, StoredArray]) -> None:
+    def _check_arrays(self, shard: int, rows: int) -> None:
         """Check that a shard has what the index says: the arrays, their shapes and dtypes.
 
         Args:
             shard: The number of the shard.
             rows: How many rows it must have.
-            arrays: Its arrays.
 
         Raises:
-            DataError: An array is missing, or has another shape or dtype.
+            DataError: An array is missing, has another shape or dtype, or is too small.
         """
+        arrays = self._arrays(shard)
         needed = self._layout.needed
         missing = [name for name in needed if name not in arrays]
         if missing:
@@ -585,6 +588,11 @@ class StoredRows:
                     f"{self._name(shard)}: {name} is {_called(dtype)}, and {INDEX} says "
                     f"{self.index.dtype}; {REWRITE}"
                 )
+        tokens = math.prod(arrays[needed[-1]].shape[:-1])
+        if rows > tokens:
+            raise self._wrong(
+                f"shards[{shard}].rows", f"{rows} rows, and {self._name(shard)} {tokens} tokens"
+            )
 
     def _arrays(self, shard: int) -> Mapping[str, StoredArray]:
         """Return the arrays of a shard, which stays open for further rows.

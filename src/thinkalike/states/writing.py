@@ -268,6 +268,7 @@ def write_prompt_file(path: Path, prompts: Sequence[SentPrompt]) -> None:
     The user sends `prompt_token_ids` of each line to another program, such as vLLM. The file
     appears when it is complete.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.partial")
     with temporary.open("w", encoding="utf-8") as file:
         for prompt in prompts:

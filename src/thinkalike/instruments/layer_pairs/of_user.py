@@ -7,19 +7,23 @@ python analyze.py measure=mine.py:my_measure model=gelu-3l-mini model@target=sol
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import Any, TypeGuard, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike import plugins
 from thinkalike.config import MEASURES, MeasureConfig
-from thinkalike.errors import PluginError
+from thinkalike.errors import PluginError, one_line
 from thinkalike.instruments.layer_pairs.by_measure import (
     LayerMeasureConfig,
     StatesByMeasure,
@@ -29,6 +33,7 @@ from thinkalike.instruments.layer_pairs.by_measure import (
 )
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.plugins import MeasurePlugin, name_in_memory
+from thinkalike.store.record import LARGEST_NUMBER
 
 VERSION = 12
 """The version of the results of all measures of users."""
@@ -65,10 +70,86 @@ class OfFunction(LayerMeasure[Tensor]):
         """
         with plugins.blaming(f"measure {self.kind}"):
             value = self.function(first.clone(), second.clone())
-        try:
-            return torch.as_tensor(value, dtype=torch.float64).reshape(())
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise PluginError(f"measure {self.kind} must give one number: {error}") from None
+        return one_number(value, self.kind).to(torch.float64)
+
+
+def one_number(value: object, kind: str) -> Float[Tensor, ""]:
+    """Return what a user's measure gives for two layers as a tensor of one real number.
+
+    It may be NaN or infinite. A tensor keeps its dtype and its gradient.
+
+    Args:
+        value: What the measure gives.
+        kind: What errors call the measure.
+
+    Raises:
+        PluginError: It is no real number of at most 1e300, or more than one.
+    """
+    try:
+        is_complex = value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value)
+        if is_complex:  # of which torch would take the real part
+            raise TypeError("it is complex")
+        if isinstance(value, Tensor) and value.is_floating_point():
+            number = value.reshape(())
+        else:
+            number = torch.as_tensor(value, dtype=torch.float64).reshape(())
+        if number.is_meta:
+            raise TypeError("it is on the device meta, without a value")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = one_line(error)
+        raise PluginError(f"measure {kind} must give one real number: {reason}") from None
+    size = abs(float(number.detach()))
+    if LARGEST_NUMBER < size < math.inf:
+        raise PluginError(
+            f"measure {kind} gives {float(number.detach()):g}, and {LARGEST_NUMBER:g} is the "
+            "largest number"
+        )
+    return number
+
+
+def blamed(measure: AnyMeasure, kind: str) -> AnyMeasure:
+    """Return a copy of a user's measure whose errors name it in one line.
+
+    A ValueError passes: a measure refuses rows by it, see `LayerMeasure.refuses`.
+
+    Args:
+        measure: An instance of a class of the user's.
+        kind: What errors call the measure.
+    """
+    user_class = type(measure)
+
+    class Blamed(user_class):  # type: ignore[misc,valid-type]
+        def prepare(self, layer: Tensor, name: str) -> object:
+            with _blaming_but_for_refusals(kind):
+                return super().prepare(layer, name)
+
+        def compare(self, first: Any, second: Any) -> Tensor:
+            with _blaming_but_for_refusals(kind):
+                value = super().compare(first, second)
+            return one_number(value, kind)
+
+        def reordered(self, prepared: Any, order: Tensor) -> object:
+            with _blaming_but_for_refusals(kind):
+                return super().reordered(prepared, order)
+
+    Blamed.__name__ = user_class.__name__
+    Blamed.__qualname__ = user_class.__qualname__
+    Blamed.__module__ = user_class.__module__
+    copy_of_measure = copy(measure)
+    object.__setattr__(copy_of_measure, "__class__", Blamed)  # the dataclass may be frozen
+    return copy_of_measure
+
+
+@contextlib.contextmanager
+def _blaming_but_for_refusals(kind: str) -> Iterator[None]:
+    """Do what `plugins.blaming` does, and let a ValueError pass."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception:
+        with plugins.blaming(f"measure {kind}"):
+            raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +220,7 @@ class StatesByUser(StatesByMeasure):
             elif self.plugin.settings:
                 measure = measure(settings)
         if isinstance(measure, LayerMeasure):
-            return measure
+            return blamed(measure, self.kind)
         if self.is_distance:
             return OfDistanceFunction(self.kind, measure)
         return OfFunction(self.kind, measure)

@@ -112,12 +112,12 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
         return (
             f"At {_layer_pair_in_words(most)}, {of_models} is {_value_and_chance_in_words(most)}."
         )
-    if most["value"] == least["value"]:
-        value = _value_and_chance_in_words(most)
+    value = _value_and_chance_in_words(most)
+    if most["value"] == least["value"] or value == _value_and_chance_in_words(least):
         return f"At equal relative depth, {of_models} is {value} at every layer."
     return (
         f"At equal relative depth, {source} and {target} are most similar at "
-        f"{_layer_pair_in_words(most)} ({label} {_value_and_chance_in_words(most)}) "
+        f"{_layer_pair_in_words(most)} ({label} {value}) "
         f"and least similar at {_layer_pair_in_words(least)} "
         f"({_value_and_chance_in_words(least)})."
     )

@@ -260,6 +260,8 @@ def _peak_in_words(peak: pd.Series) -> str:
         peak: The row of the table of profiles with the highest importance.
     """
     importance = _importance_in_words(peak)
+    if round(peak["importance"], 3) <= 0:
+        return f"no feature matters: permuting one lowers ρ by at most {importance}."
     return (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
         f"{peak['layer']}."
