@@ -73,7 +73,7 @@ class OfFunction(LayerMeasure[Tensor]):
         return one_number(value, self.kind).to(torch.float64)
 
 
-def one_number(value: object, kind: str) -> Float[Tensor, ""]:
+def one_number(value: Any, kind: str) -> Float[Tensor, ""]:
     """Return what a user's measure gives for two layers as a tensor of one real number.
 
     It may be NaN or infinite. A tensor keeps its dtype and its gradient.
