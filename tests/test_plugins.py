@@ -275,7 +275,7 @@ def test_an_instance_of_a_class_of_ones_own_is_a_measure():
 
     refusing = StatesByUser(measure_class(compare=max, prepare=refuse), "mine")
     with pytest.raises(ValueError, match="X is refused"):
-        refusing.measure_of(refusing.settings()).of(rows, rows)
+        refusing.layer_measure(refusing.settings()).of(rows, rows)
 
 
 @pytest.mark.parametrize("wrong", [
