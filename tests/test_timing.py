@@ -98,7 +98,7 @@ def test_passes_take_their_operations_and_their_outputs(monkeypatch):
     monkeypatch.setattr(shapes, "seconds_per_operation", lambda shape, row: 1e-9)
     monkeypatch.setattr(shapes, "seconds_of_output", lambda vocabulary: 1e-6 * vocabulary)
     shape = Shape("a", 2, 8, 100, 1, 4.0, 64, Operations((1e6, 1e6), (0.0, 0.0), 5e5))
-    without = shape.passes("states", 1000, 64, times=3, full=False)
+    without = shape.passes("states", 1000, 64, times=3, with_logits=False)
     assert without.seconds == pytest.approx(3 * 1000 * 2e6 * 1e-9)
     whole = shape.passes("report", 1000, 64, times=3)
     assert whole.seconds == pytest.approx(3 * 1000 * (2.5e6 * 1e-9 + 100e-6))

@@ -237,5 +237,5 @@ def test_a_certificate_tries_changed_tokens_that_the_text_lacks(base, changed, c
 
 @pytest.mark.parametrize(("count", "said"), [(3, "c of block 0"), (4, " and 1 more name"), (5, " and 2 more names")])
 def test_names_of_tensors_that_are_not_listed_are_counted(count, said):
-    tensors = [EditedTensor(f"blocks.0.{name}", 0, "scaled", 1.0, 2.0, "") for name in "abcde"[:count]]
+    tensors = [EditedTensor(f"blocks.0.{name}", 0, "scaled", 1.0, 1.0, 1.0, 2.0, "") for name in "abcde"[:count]]
     assert _tensors_in_words(tensors).endswith(said)

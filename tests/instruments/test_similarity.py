@@ -29,7 +29,7 @@ def models(tmp_path_factory):
     base = load_model(tiny.write_mini(root / "base"))
     tiny.write_mini(root / "copy", module=rounded_copy(base, 4).module)
     tiny.write_mini(root / "other", seed=7)
-    tiny.write_mini(root / "wide", d_model=2048, n_layers=2)
+    tiny.write_mini(root / "wide", d_model=4096, n_layers=2)
     return root
 
 

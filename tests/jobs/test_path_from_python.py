@@ -221,8 +221,11 @@ def test_changing_what_a_result_gave_changes_nothing_of_it(tmp_path, is_stored):
         table.loc[:, "value"] = 0.0
     for array in result.arrays.values():
         array[...] = 0
-    for numbers in (result.scalars, result.arrays, result.tables, result.settings, result.provenance, result.config):
+    for numbers in (result.scalars, result.settings, result.provenance, result.config):
         numbers.clear()
+    for entries in (result.arrays, result.tables):
+        with pytest.raises(TypeError):
+            entries["value"] = None
     result.files.clear()
     result.config["measure"]["kernel"] = "changed"
     result.provenance["models"][0]["name"] = "changed"

@@ -225,7 +225,7 @@ def test_readers_stand_for_the_source_or_the_target(rows, models):
     readers = {
         "floor": Control(target, nothing, "target"),
         "random_source": Control(twin, nothing, "source"),
-        "token_mean": Control(bigrams.tokens, nothing, "target"),
+        "token_mean": Control(bigrams.of_current_token, nothing, "target"),
         "again": Control(source, nothing, "source"),
     }
     rows = tiny.token_rows(rows, torch.arange(40).repeat_interleave(32).view(40, 32).int())
