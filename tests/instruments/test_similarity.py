@@ -24,12 +24,11 @@ IN_RULER = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A tiny model, a copy of 4 bits, a model of random weights, and one too wide for the text."""
+    """A tiny model, a copy of 4 bits, and a model of random weights."""
     root = tmp_path_factory.mktemp("models")
     base = load_model(tiny.write_mini(root / "base"))
     tiny.write_mini(root / "copy", module=rounded_copy(base, 4).module)
     tiny.write_mini(root / "other", seed=7)
-    tiny.write_mini(root / "wide", d_model=4096, n_layers=2)
     return root
 
 
@@ -37,10 +36,10 @@ def models(tmp_path_factory):
 def job(models, text_files):
     """Return the result of a job of the base and one of these models."""
 
-    def run(entry, target, *words):
+    def run(entry, target, *words, evaluation_share=0.5):
         pair = [f"model.path={models}/base", f"target.path={models}/{target}"]
-        text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.5", f"store={models}/store"]
-        return run_job(composed(*pair, *text, *words, entry=entry))
+        text = ["data=text", f"data.files=[{text_files}/*.txt]", f"data.evaluation_share={evaluation_share}"]
+        return run_job(composed(*pair, *text, f"store={models}/store", *words, entry=entry))
 
     return run
 
@@ -49,8 +48,8 @@ CLOSED = ("stitch=least_squares", "data.fit_tokens=4096", "data.evaluation_token
 SOME = "layers=[[1,1],[3,2]]"
 
 
-def similar(job, target, *words):
-    return job("train", target, *CLOSED, "similarity=true", *words)
+def similar(job, target, *words, **shares):
+    return job("train", target, *CLOSED, "similarity=true", *words, **shares)
 
 
 def test_similarity_is_what_the_ruler_shares(job, capsys):
@@ -89,7 +88,7 @@ def test_a_model_of_random_weights_is_cheap_to_stitch_and_not_similar(job, capsy
 
 
 def test_too_few_words_have_no_similarity(job, caplog):
-    result = similar(job, "wide", "layers=[[1,1]]")
+    result = similar(job, "copy", "layers=[[1,1]]", evaluation_share=0.1)
     assert not [name for name in result.tables["details"] if name in IN_RULER]
     assert "does not say whether states are similar, as R² needs about" in caplog.text
     assert "give more text" in caplog.text
