@@ -362,11 +362,12 @@ class MutualKNN(OfNeighbours[Tensor]):
                 shared += (flat @ flat.T).double()
             start = stop
         shares = shared / (self.neighbours * row_count)  # of every two of the different layers
+        # Layers are chosen by `unbind`: indices in a list would be copied, and a GPU waited for.
+        rows_by_model = model_pairs.by_model(shares.unbind())  # (l, layers) for each model
         shares_of_pairs = {}
         for source, target in model_pairs.pairs:
-            source_layers = list(model_pairs.layers_of_model[source])
-            target_layers = list(model_pairs.layers_of_model[target])
-            shares_of_pairs[source, target] = shares[source_layers][:, target_layers]  # (l, m)
+            columns = rows_by_model[source].unbind(1)  # (l) for each of the different layers
+            shares_of_pairs[source, target] = model_pairs.by_model(columns)[target].T  # (l, m)
         return shares_of_pairs
 
     def within(self, groups: RowGroups) -> MutualKNN:
