@@ -59,7 +59,7 @@ SIZE_OF_NOISE = 0.3
 
 RANK = 8
 
-BUNDLED = (
+INDEPENDENT_MINIS = (
     "bert-mini",
     "bert-mini-s1",
     "gpt2-mini",
@@ -477,7 +477,7 @@ def rows_of_null(count: int, first_seed: int) -> Iterator[str]:
         count: The number of tiny models.
         first_seed: The seed of the first of them.
     """
-    bundled = [open_units(configured(name, {}), name) for name in BUNDLED]
+    bundled = [open_units(configured(name, {}), name) for name in INDEPENDENT_MINIS]
     tiny = list(independent_models(count, first_seed))
     yield "| models | pairs | p < .05 | randomised p < .05 | KS p | KS p < .05 of seeds | smallest p |"
     yield "|---|---|---|---|---|---|---|"

@@ -112,8 +112,11 @@ def wandb_run(mode: str, store: Path, options: RunOptions) -> wandb.Run:
     try:
         return options.start("offline")
     except wandb.errors.UsageError as error:
-        names = ("project", "entity", "group")
-        given = [f"logger.{name}={value}" for name in names if (value := getattr(options, name))]
+        given = []
+        for name in ("project", "entity", "group"):
+            value = getattr(options, name)
+            if value:
+                given.append(f"logger.{name}={value}")
         raise ConfigError(f"{listed(given)}: W&B refuses: {one_line(error)}") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from benchmarks.lineage import INDEPENDENT_MINIS
 from scipy.stats import kstest
 from torch import Tensor
 
@@ -25,17 +26,6 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.model_config import configured
 from thinkalike.models.units import UnitModel, open_units, unit_model
 
-INDEPENDENT = (
-    "bert-mini",
-    "bert-mini-s1",
-    "gpt2-mini",
-    "gpt2-mini-s1",
-    "mamba-mini",
-    "mamba-mini-s1",
-    "neox-4l-mini",
-    "neox-5l-mini",
-    "neox-6l-mini",
-)
 OTHER_SEED = "gpt2-mini-s1"
 MODEL = "gpt2-mini"
 BLOCK = "transformer.h.{}."
@@ -49,7 +39,7 @@ Changed = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def models() -> dict[str, UnitModel]:
     """The bundled models that were trained independently of each other."""
-    return {name: open_units(configured(name, {}), name) for name in INDEPENDENT}
+    return {name: open_units(configured(name, {}), name) for name in INDEPENDENT_MINIS}
 
 
 class InMemory:

@@ -1299,11 +1299,10 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
     keys = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         # `stitch={lr: 0.5}` gives stitch.lr as well as stitch.
-        settings = {override.key_or_group: None}
-        settings |= dict.fromkeys(
-            name for name, _ in _settings_given(override.key_or_group, override.value())
-        )
-        for setting in settings:
+        settings = [override.key_or_group]
+        for setting, _ in _settings_given(override.key_or_group, override.value()):
+            settings.append(setting)
+        for setting in dict.fromkeys(settings):
             key = setting
             if override.package:
                 key = override.package + setting.removeprefix(override.key_or_group)

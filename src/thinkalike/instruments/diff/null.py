@@ -93,7 +93,7 @@ def null_models(
     return NullModels({FORKS: open_fork}, -1)
 
 
-def seconds_of_random_changes(weights: int | float) -> float:
+def seconds_of_random_changes(weights: int) -> float:
     """Return how long it takes to make all random changes of the null, for a forecast.
 
     It is measured on the processor, once for a machine.

@@ -86,9 +86,7 @@ def one_number(value: Any, kind: str) -> Float[Tensor, ""]:
         PluginError: It is no real number of at most 1e300, or more than one.
     """
     try:
-        is_complex = (
-            value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(cast(Any, value))
-        )
+        is_complex = value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value)
         if is_complex:  # of which torch would take the real part
             raise TypeError("it is complex")
         if isinstance(value, Tensor) and value.is_floating_point():
