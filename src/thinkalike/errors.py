@@ -21,6 +21,9 @@ LISTED_IN_SENTENCE = 4  # names that a sentence lists
 LEAST_SIMILARITY = 0.6  # of a typo to the name that was meant, as difflib counts
 LONGEST_REASON = 400  # letters of what a library says
 LONGEST_VALUE = 60  # letters of a value in a message
+# Bytes of the name of a file or folder. Common file systems take 255, and while a folder is written
+# its name has a few more.
+LONGEST_FILE_NAME = 240
 # control and format characters, surrogates, and the separators of lines and paragraphs
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 REPLACEMENT = "\ufffd"
@@ -89,7 +92,8 @@ def checked_path(name: str, value: object) -> str:
     """Return a path as text.
 
     Raises:
-        ConfigError: no file can have this path; the message names the argument.
+        ConfigError: no file can have this path, or a name in it is too long; the message names the
+            argument.
     """
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{name}={value!r} must be a path: text, or a pathlib.Path")
@@ -100,6 +104,11 @@ def checked_path(name: str, value: object) -> str:
         os.fsencode(path)
     except UnicodeEncodeError:
         raise ConfigError(f"{name}={path!r} has half of a surrogate pair, which no name of a file has") from None
+    for part in Path(path).parts:
+        if len(os.fsencode(part)) > LONGEST_FILE_NAME:
+            raise ConfigError(
+                f"{name}={short(path)} has a name of more than {LONGEST_FILE_NAME} bytes; give a shorter one"
+            )
     return path
 
 

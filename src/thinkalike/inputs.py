@@ -44,7 +44,7 @@ from thinkalike.config import (
     options,
     part_named,
 )
-from thinkalike.config.groups import option, with_changes
+from thinkalike.config.groups import is_repository_name, option, with_changes
 from thinkalike.config.in_memory import (
     LoadedModelConfig,
     Records,
@@ -56,7 +56,7 @@ from thinkalike.config.in_memory import (
 from thinkalike.config.schema import made
 from thinkalike.data.tables import SEPARATORS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, one_line
+from thinkalike.errors import ConfigError, nearest, one_line
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import identity_of
 from thinkalike.models.labels import label
@@ -292,6 +292,9 @@ def _named_text(texts: str | os.PathLike[str], settings: SettingValues) -> DataC
         return part_named("data", "text", {"files": [path], **settings})
     if " " in path:
         raise ConfigError("texts is one string, and neither a data set nor a file: give a list of strings")
+    if path not in options("data") and not is_repository_name(path):
+        choices = nearest(path, options("data"))
+        raise ConfigError(f"texts={shown(path)} is no file, no folder of states and no data set; {choices}")
     return part_named("data", path, settings)
 
 

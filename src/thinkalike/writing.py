@@ -95,6 +95,7 @@ def write_states(
     """
     if texts is not None and stimuli is not None:
         raise ConfigError("texts and stimuli are written into folders of their own: leave one of them out")
+    path = in_home(checked_path("folder", folder))
     if layers is not None:
         check_whole_numbers("layers", layers, fewest=1)
     source = as_frozen_model(model)
@@ -116,7 +117,6 @@ def write_states(
         rows = _rows_of_text(texts, source, words, context, field, group)
     else:
         rows = _rows_of_stimuli(stimuli)
-    path = in_home(checked_path("folder", folder))
     write_folder(path, source, rows, hook_points, file_dtype)
     return path
 

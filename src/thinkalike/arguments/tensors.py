@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments.huge_arrays import refuse_huge
-from thinkalike.arguments.messages import REAL_NUMBERS
+from thinkalike.arguments.messages import REAL_NUMBERS, shown
 from thinkalike.ranges import EXACT, Within
 
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
@@ -210,6 +210,8 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind == "O":
         array = _numbers_of_objects(array, name)
     kind = array.dtype.kind
+    if kind in "US" and array.size:
+        raise ValueError(f"{name} holds text, such as {shown(str(array.flat[0]))}: {REAL_NUMBERS}")
     if kind not in "biuf":
         raise ValueError(f"{name} holds {array.dtype}: {REAL_NUMBERS}")
     if kind == "u" and array.size and int(array.max()) > LARGEST_INT64:

@@ -285,7 +285,7 @@ def schema_node(path: str) -> Settings | None:
         config = config_schema_of(instrument(measure_entry(name)))
         added = _added_parts(config, AnalyzeConfig)
         return {"measure": unset_settings(measure_schema(name)), **added}
-    if group in ("model", "data") and _is_repository(name):
+    if group in ("model", "data") and is_repository_name(name):
         node: Settings = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
         if group == "data":
             node["name"] = name
@@ -316,7 +316,7 @@ def _packages_node(script: str) -> Settings:
     return {"defaults": defaults}
 
 
-def _is_repository(name: str) -> bool:
+def is_repository_name(name: str) -> bool:
     """Return whether a name can be ORG/NAME of the hub."""
     is_odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
     return not is_odd and re.match(parts.REPOSITORY, name, re.ASCII) is not None
