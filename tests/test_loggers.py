@@ -14,7 +14,7 @@ from PIL import Image
 import wandb_runs
 from thinkalike import loggers
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import DataError
+from thinkalike.errors import ConfigError, DataError
 from thinkalike.job.performing import perform
 from thinkalike.loggers import run_name
 from toy_job import Toy, config
@@ -51,6 +51,11 @@ def _of_nobody(monkeypatch, tmp_path, tmp_path_factory):
 
 def on(store: Path, **changes):
     return config(store, logger=LoggerConfig(kind="wandb", **changes))
+
+
+def test_a_project_that_wandb_refuses_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="^logger.project=a/b: W&B refuses: "):
+        perform(Pictured(), on(tmp_path, project="a/b"))
 
 
 @pytest.mark.ci_slow

@@ -446,6 +446,25 @@ def test_the_screen_of_a_table_in_memory_counts_its_stimuli():
     assert of_stimuli.stimuli_in_words({"count": 40, "source": "words.csv"}) == "40 stimuli of words.csv"
 
 
+def random_stimuli(seed: int, strength: float) -> tuple[np.ndarray, pd.DataFrame]:
+    """Return random states of 120 texts, with a table of two features of which F may move the states."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame({"text": [f"text {row}" for row in range(120)]})
+    table["F"] = rng.choice(["a", "b"], 120)
+    table["G"] = rng.choice(["x", "y"], 120)
+    states = rng.normal(size=(120, 6))
+    states[:, 0] += strength * (table["F"] == "a")
+    return states, table
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_feature_matters_only_where_states_depend_on_it(seed):
+    for strength, says in [(0, "no feature (matters|is shown to matter)"), (20, "F matters most")]:
+        states, table = random_stimuli(seed, strength)
+        result = thinkalike.mlem(states, stimuli=table, references=0, alphas=[1.0])
+        assert re.search(says, " ".join(str(result).split()))
+
+
 def test_rsa_of_one_layer_says_that_nothing_is_compared():
     states = np.random.default_rng(0).normal(size=(40, 6))
     said = " ".join(str(thinkalike.rsa([states, states], stimuli=words_in_memory(40))).split())

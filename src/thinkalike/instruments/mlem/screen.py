@@ -254,7 +254,9 @@ def _best_in_words(best: pd.Series) -> str:
 
 
 def _peak_in_words(peak: pd.Series) -> str:
-    """Return which feature matters most, and in which layer.
+    """Return which feature matters most, and in which layer, or that none is shown to matter.
+
+    None is shown to matter if the interval of the highest importance has 0 in it.
 
     Args:
         peak: The row of the table of profiles with the highest importance.
@@ -262,6 +264,11 @@ def _peak_in_words(peak: pd.Series) -> str:
     importance = _importance_in_words(peak)
     if round(peak["importance"], 3) <= 0:
         return f"no feature matters: permuting one lowers ρ by at most {importance}."
+    if peak["low"] <= 0:
+        return (
+            f"no feature is shown to matter: permuting {peak['feature']} lowers ρ most, by "
+            f"{importance} in layer {peak['layer']}, and this interval has 0 in it."
+        )
     return (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
         f"{peak['layer']}."
