@@ -27,11 +27,12 @@ slow: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
-# without an index of packages to install from, what is there has to do
+# without an index of packages to install from, what is there has to do. With --quiet, warnings
+# would not count as errors in spite of --strict
 docs: .venv/ready
 	$(BIN)/python -c "import jupytext, mkdocs, material, mkdocstrings" 2>/dev/null || \
 		$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

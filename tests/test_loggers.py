@@ -54,7 +54,7 @@ def on(store: Path, **changes):
 
 
 def test_a_project_that_wandb_refuses_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="^logger.project=a/b: W&B refuses: "):
+    with pytest.raises(ConfigError, match=r"^logger\.project=a/b: W&B refuses: "):
         perform(Pictured(), on(tmp_path, project="a/b"))
 
 

@@ -538,8 +538,8 @@ class FrozenModel:
     def special_token_pattern(self) -> str:
         """Return in words the special tokens around a single text, and around a row of text.
 
-        A row is a piece of a longer corpus. For BERT the pattern is "text: [CLS] [SEP]; row: ...
-        [SEP]". Where there is no such token, the pattern has "None".
+        A row is a piece of a longer corpus. For BERT the pattern is
+        `text: [CLS] [SEP]; row: ... [SEP]`. Where there is no such token, the pattern has "None".
         """
         tokenizer = self.tokenizer
         special_ids = tokenizer("", verbose=False)["input_ids"]  # an empty text has no others
