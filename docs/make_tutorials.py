@@ -33,7 +33,7 @@ PAGES = {
 CELL = re.compile(r"```python\n(.*?)```\n(?:\n```text\n.*?```\n|\n(!\[[^\]]*\]\(([^)]+)\))\n)?", re.DOTALL)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")  # to a file of the repository
 WIDTH = 100  # columns of a block of code that a page shows whole; tables are narrower
-TIMEOUT = 900  # seconds of a cell, on a busy machine
+TIMEOUT = 3600  # seconds of a cell, on a busy machine
 INSTALL = """\
 # on Colab, and wherever thinkalike is not there yet
 import importlib.util
