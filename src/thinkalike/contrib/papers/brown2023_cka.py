@@ -27,7 +27,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     level_of_each,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import reached
@@ -109,32 +109,32 @@ def one_sidedness(cells: Float[Tensor, "*b l m"]) -> Float[Tensor, "*b"]:
 # ---- The jobs.
 
 
-def _jobs_between(case: Case) -> list[InnerJob]:
+def _jobs_between(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of all pairs of two models."""
-    return _jobs(case, list(itertools.combinations(case.names, 2)))
+    return _jobs(experiment, list(itertools.combinations(experiment.names, 2)))
 
 
-def _jobs_within(case: Case) -> list[InnerJob]:
+def _jobs_within(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of each model with itself."""
-    return _jobs(case, [(name, name) for name in case.names])
+    return _jobs(experiment, [(name, name) for name in experiment.names])
 
 
-def _jobs_with_largest(case: Case) -> list[InnerJob]:
+def _jobs_with_largest(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of each model with the last one, which is the largest."""
-    return _jobs(case, [(name, case.names[-1]) for name in case.names])
+    return _jobs(experiment, [(name, experiment.names[-1]) for name in experiment.names])
 
 
-def _jobs(case: Case, pairs: Sequence[Names]) -> list[InnerJob]:
+def _jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
     """Return one job for each pair of a source and a target; its label is "source, target"."""
     return [
-        InnerJob(f"{source}, {target}", (case.models[source], case.models[target]))
+        InnerJob(f"{source}, {target}", (experiment.models[source], experiment.models[target]))
         for source, target in pairs
     ]
 
 
-def _result_of_pair(case: Case, names: Names) -> Result:
+def _result_of_pair(experiment: ExperimentRun, names: Names) -> Result:
     """Return the result of the job of a source and a target."""
-    return case.results[", ".join(names)]
+    return experiment.results[", ".join(names)]
 
 
 # ---- Claims.
@@ -146,7 +146,11 @@ def _interval_units(result: Result) -> str:
 
 
 def _claim_above_zero(
-    claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], statistic_name: str
+    claim: str,
+    statistic: Statistic,
+    experiment: ExperimentRun,
+    pairs: Sequence[Names],
+    statistic_name: str,
 ) -> Claim:
     """Judge the claim that a statistic of some CKA matrices is above 0.
 
@@ -155,11 +159,11 @@ def _claim_above_zero(
     Args:
         claim: The claim in words.
         statistic: Takes the matrices of these pairs, in their order.
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         pairs: The names of the source and the target of each pair.
         statistic_name: What the statistic is, in words.
     """
-    results = [_result_of_pair(case, names) for names in pairs]
+    results = [_result_of_pair(experiment, names) for names in pairs]
     value = jackknifed(statistic, results)
     numbers = f"{statistic_name}: {value:+.4f}"
     return judged_claim(claim, [(ABOVE_ZERO, value)], numbers, _interval_units(results[0]))
@@ -171,7 +175,10 @@ def _listed_pairs(pairs: Sequence[Names]) -> str:
 
 
 def _claim_that_model_is_odd(
-    claim: str, case: Case, pairs_without: Sequence[Names], pairs_with: Sequence[Names]
+    claim: str,
+    experiment: ExperimentRun,
+    pairs_without: Sequence[Names],
+    pairs_with: Sequence[Names],
 ) -> Claim:
     """Judge the claim that one model's middle layers are less like those of the other models.
 
@@ -180,7 +187,7 @@ def _claim_that_model_is_odd(
 
     Args:
         claim: The claim in words.
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         pairs_without: Pairs of models without the odd one.
         pairs_with: Pairs of a model and the odd one.
     """
@@ -206,10 +213,10 @@ def _claim_that_model_is_odd(
         f"mean CKA of middle layers of {_listed_pairs(pairs_without)} minus that of "
         f"{_listed_pairs(pairs_with)}"
     )
-    return _claim_above_zero(claim, difference, case, pairs, statistic_name)
+    return _claim_above_zero(claim, difference, experiment, pairs, statistic_name)
 
 
-def _claim_that_early_layers_are_alike(case: Case, pairs: Sequence[Names]) -> Claim:
+def _claim_that_early_layers_are_alike(experiment: ExperimentRun, pairs: Sequence[Names]) -> Claim:
     """Judge the claim that early layers of two models are more similar than layers in general."""
 
     def excess(matrices: Sequence[Tensor]) -> Tensor:
@@ -223,10 +230,10 @@ def _claim_that_early_layers_are_alike(case: Case, pairs: Sequence[Names]) -> Cl
 
     claim = "early layers are alike across sizes, more than layers are in general"
     statistic_name = f"mean CKA of early layers minus that of all, {_listed_pairs(pairs)}"
-    return _claim_above_zero(claim, excess, case, pairs, statistic_name)
+    return _claim_above_zero(claim, excess, experiment, pairs, statistic_name)
 
 
-def _claim_of_blocks(case: Case, name: str) -> Claim:
+def _claim_of_blocks(experiment: ExperimentRun, name: str) -> Claim:
     """Judge the claim that the layers of a model form three blocks: early, middle and last.
 
     Layers of one block must be more similar, by CKA, than layers of two blocks.
@@ -237,10 +244,10 @@ def _claim_of_blocks(case: Case, name: str) -> Claim:
 
     statistic_name = "mean CKA of two layers of one block minus that of two blocks"
     claim = f"{name} has blocks: early, middle, last"
-    return _claim_above_zero(claim, structure, case, [(name, name)], statistic_name)
+    return _claim_above_zero(claim, structure, experiment, [(name, name)], statistic_name)
 
 
-def _claim_that_likeness_grows(case: Case) -> Claim:
+def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
     """Judge the claim that the layers of each larger model are more similar to each other.
 
     The models are in order of size. For each one and the next, the mean CKA of two different
@@ -251,9 +258,9 @@ def _claim_that_likeness_grows(case: Case) -> Claim:
         of_smaller, of_larger = matrices
         return off_diagonal(of_larger) - off_diagonal(of_smaller)
 
-    neighbours = list(itertools.pairwise(case.names))
+    neighbours = list(itertools.pairwise(experiment.names))
     level = level_of_each(len(neighbours))
-    results = {name: _result_of_pair(case, (name, name)) for name in case.names}
+    results = {name: _result_of_pair(experiment, (name, name)) for name in experiment.names}
     increases = []
     listed_increases = []
     for smaller, larger in neighbours:
@@ -265,11 +272,11 @@ def _claim_that_likeness_grows(case: Case) -> Claim:
         [(ABOVE_ZERO, estimate) for estimate in increases],
         f"mean CKA of two different layers: {'; '.join(listed_increases)}"
         f"{bonferroni_note(len(neighbours))}",
-        _interval_units(results[case.names[0]]),
+        _interval_units(results[experiment.names[0]]),
     )
 
 
-def _claim_of_symmetry(case: Case) -> Claim:
+def _claim_of_symmetry(experiment: ExperimentRun) -> Claim:
     """Judge the claim that CKA between a SoLU and a GeLU model is the same in both directions.
 
     The statistic is the mean CKA of an earlier SoLU layer with a later GeLU layer, minus that of
@@ -279,8 +286,8 @@ def _claim_of_symmetry(case: Case) -> Claim:
     def direction(matrices: Sequence[Tensor]) -> Tensor:
         return one_sidedness(matrices[0])
 
-    solu, gelu = case.names
-    result = _result_of_pair(case, (solu, gelu))
+    solu, gelu = experiment.names
+    result = _result_of_pair(experiment, (solu, gelu))
     asymmetry = jackknifed(direction, [result])
     return judged_claim(
         "CKA between SoLU and GeLU shows no direction",
@@ -294,15 +301,19 @@ def _claim_of_symmetry(case: Case) -> Claim:
 # ---- Figures.
 
 
-def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
+def _conclusion(
+    experiment: ExperimentRun, claims: Sequence[Claim], drawn: Sequence[Names]
+) -> Conclusion:
     """Return the conclusion with the table of all pairs of models, and the function that draws.
 
     Args:
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         claims: The judged claims.
         drawn: The names of the source and the target of each heatmap of CKA.
     """
-    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
+    table = pd.concat(
+        [result.details for result in experiment.results.values()], ignore_index=True
+    )
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     drawn_tables = []
     for source, target in drawn:
@@ -311,61 +322,63 @@ def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> 
     return Conclusion(table, claims, draw)
 
 
-def _conclude_figure3(case: Case) -> Conclusion:
+def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 3 of Brown et al. 2023: CKA of each of four models with the last.
 
     The Pythia models are in order of size, and the largest is also compared with itself. The third
     is the odd one: it has a smaller head dimension, and the paper finds its middle layers less
     similar to those of the others.
     """
-    pairs = [(name, case.names[-1]) for name in case.names]
+    pairs = [(name, experiment.names[-1]) for name in experiment.names]
     smallest, smaller, odd, itself = pairs  # (name of the model, name of the largest)
     claim = f"{odd[0]} is less like {odd[1]} in the middle layers than the others are"
     claims = [
-        _claim_that_model_is_odd(claim, case, [smallest, smaller], [odd]),
-        _claim_that_early_layers_are_alike(case, [smallest, smaller, odd]),
-        _claim_of_blocks(case, itself[0]),
+        _claim_that_model_is_odd(claim, experiment, [smallest, smaller], [odd]),
+        _claim_that_early_layers_are_alike(experiment, [smallest, smaller, odd]),
+        _claim_of_blocks(experiment, itself[0]),
     ]
-    if case.scale == "mini":
+    if experiment.scale == "mini":
         # What the paper could not do: 5l and 5l-odd differ in nothing but the head dimension.
         controlled = "controlled: a smaller head dimension alone makes it so"
-        claims.append(_claim_that_model_is_odd(controlled, case, [smaller], [odd]))
-    return _conclusion(case, claims, pairs)
+        claims.append(_claim_that_model_is_odd(controlled, experiment, [smaller], [odd]))
+    return _conclusion(experiment, claims, pairs)
 
 
-def _conclude_figure9(case: Case) -> Conclusion:
+def _conclude_figure9(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 9 of Brown et al. 2023: CKA of all pairs of three Pythia models.
 
     The last of them is the odd one, which has a smaller head dimension.
     """
-    odd = case.names[2]
-    pairs = list(itertools.combinations(case.names, 2))
+    odd = experiment.names[2]
+    pairs = list(itertools.combinations(experiment.names, 2))
     pairs_with = [pair for pair in pairs if odd in pair]
     pairs_without = [pair for pair in pairs if odd not in pair]
     claim = f"{odd} is less like the others than they are alike in the middle layers"
     claims = [
-        _claim_that_model_is_odd(claim, case, pairs_without, pairs_with),
-        _claim_that_early_layers_are_alike(case, pairs),
+        _claim_that_model_is_odd(claim, experiment, pairs_without, pairs_with),
+        _claim_that_early_layers_are_alike(experiment, pairs),
     ]
-    return _conclusion(case, claims, list(itertools.combinations_with_replacement(case.names, 2)))
+    return _conclusion(
+        experiment, claims, list(itertools.combinations_with_replacement(experiment.names, 2))
+    )
 
 
-def _conclude_figure10(case: Case) -> Conclusion:
+def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 10 of Brown et al. 2023: CKA within models of increasing size.
 
     That layers form blocks of similar layers is claimed of all models but the smallest.
     """
-    claims = [_claim_that_likeness_grows(case)]
-    for name in case.names[1:]:
-        claims.append(_claim_of_blocks(case, name))
-    return _conclusion(case, claims, [(name, name) for name in case.names])
+    claims = [_claim_that_likeness_grows(experiment)]
+    for name in experiment.names[1:]:
+        claims.append(_claim_of_blocks(experiment, name))
+    return _conclusion(experiment, claims, [(name, name) for name in experiment.names])
 
 
-def _conclude_figures_4_and_5(case: Case) -> Conclusion:
+def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of figure 4 or 5 of Brown et al. 2023: CKA of a SoLU and a GeLU model."""
-    solu, gelu = case.names
+    solu, gelu = experiment.names
     return _conclusion(
-        case, [_claim_of_symmetry(case)], [(gelu, gelu), (solu, solu), (solu, gelu)]
+        experiment, [_claim_of_symmetry(experiment)], [(gelu, gelu), (solu, solu), (solu, gelu)]
     )
 
 
@@ -391,14 +404,16 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def _conclude_table1(case: Case) -> Conclusion:
+def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of table 1 of Brown et al. 2023: one Pythia model has smaller heads.
 
     It is compared with all larger models, and with models that are at most two sizes smaller.
     """
-    rows = [{"model": name, **_head_dimensions(model)} for name, model in case.models.items()]
+    rows = [
+        {"model": name, **_head_dimensions(model)} for name, model in experiment.models.items()
+    ]
     table = pd.DataFrame(rows)
-    name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
+    name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"
     row = table.index[table["model"] == name][0]
     about_its_size = table[row - 2 :]  # rows are in order of size
     odd = table.loc[row]

@@ -34,7 +34,7 @@ from thinkalike.contrib.papers.claims import (
     over_models,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.population_result import PopulationResult, Side, population_parts
 from thinkalike.contrib.populations.clusters import (
     adjusted_rand_index,
@@ -70,15 +70,15 @@ FIRST_CUT = -1
 FIRST_LAYER = 0
 
 
-def _inner_jobs(case: Case, side: Side) -> list[InnerJob]:
+def _inner_jobs(experiment: ExperimentRun, side: Side) -> list[InnerJob]:
     """Return the one job of a figure: the comparison of its population on one set of texts."""
-    return [InnerJob(side, changes={**population_parts(case, side)})]
+    return [InnerJob(side, changes={**population_parts(experiment, side)})]
 
 
 # ---- Figures.
 
 
-def _conclude_figure2(case: Case) -> Conclusion:
+def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 2 of Brown et al. 2023, about groups of classifiers.
 
     On held-out texts, identity stitches (early blocks of one classifier in front of late blocks of
@@ -86,7 +86,7 @@ def _conclude_figure2(case: Case) -> Conclusion:
     also have a null: two groups whose parents differ only in the seed. The null then gets panels
     and a claim of its own.
     """
-    population = PopulationResult.of(case, "report")  # "report" is the set of held-out texts
+    population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
     claims = stitching_claims(population, "on held-out pairs")
     claims.append(claim_that_late_layers_differ(population))
     claims += cluster_claims(population)
@@ -98,13 +98,13 @@ def _conclude_figure2(case: Case) -> Conclusion:
     return _conclusion_with_panels(tables, claims)
 
 
-def _conclude_figure7(case: Case) -> Conclusion:
+def _conclude_figure7(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 7 of Brown et al. 2023: identity stitches on challenge texts.
 
     The challenge is a set of pairs of texts that a classifier gets wrong if it uses a heuristic.
     An identity stitch puts early blocks of one classifier in front of late blocks of another.
     """
-    population = PopulationResult.of(case, "challenge")
+    population = PopulationResult.of(experiment, "challenge")
     claims = [gap_claim(population), *stitching_claims(population, "on the challenge")]
     tables = _stitch_panel_tables(population, ", challenge")
     if population.config.null:
@@ -113,12 +113,12 @@ def _conclude_figure7(case: Case) -> Conclusion:
     return _conclusion_with_panels(tables, claims)
 
 
-def _conclude_figure8(case: Case) -> Conclusion:
+def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 8 of Brown et al. 2023: distances between classifiers, from CKA.
 
     The table has one row for each source and target; the distance is √Σ arccos²(CKA) over layers.
     """
-    population = PopulationResult.of(case, "report")  # "report" is the set of held-out texts
+    population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
     rows = []
     for source, target in itertools.product(population.group_of.items(), repeat=2):
         source_name, source_group = source
@@ -176,7 +176,7 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
 
 def _cka_panel_table(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
     """Return a table of the mean CKA of each two groups by layer, by the title of its panel."""
-    means = population.grouped(population.likeness)
+    means = population.grouped(population.cka)
     return {f"CKA{ending}": _panel_table(means, population, FIRST_LAYER, "value", "layer")}
 
 
@@ -405,14 +405,14 @@ def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
     The gap is the mean CKA within groups minus that between groups. It must be above 0 in the
     last quarter of the layers, and nearly 0 in the first half.
     """
-    n_layers = population.likeness.shape[-1]
+    n_layers = population.cka.shape[-1]
     n_late = max(n_layers // 4, 1)
     early = list(range(n_layers // 2))
     late = list(range(n_layers - n_late, n_layers))
     count = len(early) + len(late)
-    gap = population.grouped(population.likeness, level=level_of_each(count)).difference
+    gap = population.grouped(population.cka, level=level_of_each(count)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
-    onsets = _depths_of_first_difference(population.likeness, population, "layer", FIRST_LAYER)
+    onsets = _depths_of_first_difference(population.cka, population, "layer", FIRST_LAYER)
     return judged_claim(
         "CKA tells the groups apart in late layers, and not in early ones",
         [(ABOVE_ZERO, gap[late]), (Bound("within", SMALL_CKA_GAP), gap[early])],
@@ -427,8 +427,8 @@ def _claim_that_null_groups_are_alike(null: PopulationResult) -> Claim:
     The parents of these groups differ in nothing but the seed. The gap is the mean CKA within
     groups minus that between them; it must be nearly 0.
     """
-    gap = null.grouped(null.likeness[..., -1:]).difference
-    onsets = _depths_of_first_difference(null.likeness, null, "layer", FIRST_LAYER)
+    gap = null.grouped(null.cka[..., -1:]).difference
+    onsets = _depths_of_first_difference(null.cka, null, "layer", FIRST_LAYER)
     return judged_claim(
         "the null: CKA in the last layer does not tell two parents of one strategy apart",
         [(Bound("within", SMALL_CKA_GAP), gap)],

@@ -22,7 +22,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.errors import StoreError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.measures.bootstrap import bootstrap_interval
@@ -99,26 +99,30 @@ def _models_of_directions(directions: Sequence[FigureDirection]) -> list[str]:
 MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRECTIONS.items()}
 
 
-def _stitching_jobs(case: Case) -> list[InnerJob]:
+def _stitching_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one stitching job for each pair of a source and a target of the experiment."""
     # The floor, what the target loses when it is stitched into itself, is not computed here: the
     # directions of a model into itself are jobs of their own.
     arguments = ["stitch.floor=false"]
-    if case.config.recipe == "paper":
+    if experiment.config.recipe == "paper":
         arguments.append("stitch=affine")
-    if case.scale == "mini":
+    if experiment.scale == "mini":
         arguments += MINI_ARGUMENTS
     return [
         InnerJob(direction.label, (direction.source, direction.target), tuple(arguments), "train")
-        for direction in DIRECTIONS[case.scale]
+        for direction in DIRECTIONS[experiment.scale]
     ]
 
 
-def _joined_penalty_tables(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFrame:
+def _joined_penalty_tables(
+    experiment: ExperimentRun, directions: Sequence[FigureDirection]
+) -> pd.DataFrame:
     """Return one table with the penalties of some stitching jobs, and a column `group`."""
     tables = []
     for direction in directions:
-        tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
+        tables.append(
+            experiment.results[direction.label].tables["table"].assign(group=direction.group)
+        )
     return pd.concat(tables, ignore_index=True)
 
 
@@ -191,30 +195,32 @@ def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
     return table.assign(asymmetry=value.numpy(), low=low.numpy(), high=high.numpy())
 
 
-def _conclude_figure1(case: Case) -> Conclusion:
+def _conclude_figure1(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 1 of Brown et al. 2023: stitches between SoLU and GeLU models.
 
     A further table has the asymmetry: the penalty from SoLU to GeLU minus that from GeLU to SoLU.
     """
-    directions = DIRECTIONS[case.scale]
+    directions = DIRECTIONS[experiment.scale]
     claims = []
     groups = dict.fromkeys(direction.group for direction in directions)  # each once, in order
     for group in groups:
-        claims += _claims_about_activations(case, group)
+        claims += _claims_about_activations(experiment, group)
 
     by_models = {(direction.source, direction.target): direction for direction in directions}
     asymmetry_tables = []
     for forward in directions:
         back = by_models.get((forward.target, forward.source))
         if forward.activations[0] == "solu" and back is not None and back is not forward:
-            of_pair = asymmetry_by_layer(case.results[forward.label], case.results[back.label])
+            of_pair = asymmetry_by_layer(
+                experiment.results[forward.label], experiment.results[back.label]
+            )
             asymmetry_tables.append(of_pair.assign(group=forward.group))
-    table = _joined_penalty_tables(case, directions)
+    table = _joined_penalty_tables(experiment, directions)
     draw = partial(draw_directions, table)
     return Conclusion(table, claims, draw, {"asymmetry": pd.concat(asymmetry_tables)})
 
 
-def _claims_about_activations(case: Case, group: str) -> list[Claim]:
+def _claims_about_activations(experiment: ExperimentRun, group: str) -> list[Claim]:
     """Judge the claims of section 3 of Brown et al. 2023 on one group of four directions.
 
     The directions are from a SoLU or GeLU model to a SoLU or GeLU model. The claim that stitches
@@ -223,7 +229,7 @@ def _claims_about_activations(case: Case, group: str) -> list[Claim]:
     """
     by_activations = {
         direction.activations: direction
-        for direction in DIRECTIONS[case.scale]
+        for direction in DIRECTIONS[experiment.scale]
         if direction.group == group
     }
     into_gelu = by_activations["solu", "gelu"]
@@ -241,16 +247,16 @@ def _claims_about_activations(case: Case, group: str) -> list[Claim]:
         )
     else:
         pairs = [(across, same) for across in (into_gelu, into_solu) for same in within]
-        cheapest = _claim_that_first_costs_more(case, costs_least, pairs)
+        cheapest = _claim_that_first_costs_more(experiment, costs_least, pairs)
     return [
         _claim_that_first_costs_more(
-            case,
+            experiment,
             f"{group}: SoLU into GeLU costs more than GeLU into SoLU at every layer",
             [(into_gelu, into_solu)],
         ),
         cheapest,
         _claim_that_first_costs_more(
-            case,
+            experiment,
             f"{group}: SoLU into SoLU stitches better than GeLU into GeLU",
             [(within_gelu, within_solu)],
         ),
@@ -258,16 +264,18 @@ def _claims_about_activations(case: Case, group: str) -> list[Claim]:
 
 
 def _claim_that_first_costs_more(
-    case: Case, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
+    experiment: ExperimentRun, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
 ) -> Claim:
     """Judge the claim that stitches cost more in one direction than in another, at every layer.
 
     Args:
-        case: The experiment, with its results.
+        experiment: The experiment, with its results.
         claim: What the paper says.
         pairs: Pairs of stitching directions; the first one should have the larger penalty.
     """
-    results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
+    results = [
+        (experiment.results[more.label], experiment.results[less.label]) for more, less in pairs
+    ]
     differences, token_counts = penalty_differences(results)
     listed_pairs = []
     for row, (more, less) in enumerate(pairs):
@@ -279,17 +287,19 @@ def _claim_that_first_costs_more(
     return judged_claim(claim, [(ABOVE_ZERO, differences)], numbers, units)
 
 
-def _conclude_figure6(case: Case) -> Conclusion:
+def _conclude_figure6(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of figure 6 of Brown et al. 2023: the learning curves of all stitches.
 
     Stitches between independent seeds, which the paper does not have, are left out. Stitches of a
     model into itself start at their solution, so the claim is about stitches between two models.
     """
     directions = []
-    for direction in DIRECTIONS[case.scale]:
+    for direction in DIRECTIONS[experiment.scale]:
         if direction not in OTHER_SEED:
             directions.append(direction)
-    curves = {direction: case.results[direction.label].arrays["curve"] for direction in directions}
+    curves = {
+        direction: experiment.results[direction.label].arrays["curve"] for direction in directions
+    }
     between_models = {
         direction: curve
         for direction, curve in curves.items()
@@ -298,7 +308,7 @@ def _conclude_figure6(case: Case) -> Conclusion:
     by_panel = {(direction.group, direction.label): curve for direction, curve in curves.items()}
     draw = partial(draw_learning_curves, by_panel)
     return Conclusion(
-        _joined_penalty_tables(case, directions),
+        _joined_penalty_tables(experiment, directions),
         [_claim_that_stitches_learn(between_models)],
         draw,
     )

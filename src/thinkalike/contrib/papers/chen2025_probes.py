@@ -24,7 +24,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, layers_argument, pairs_of
 from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.probes import BLANK
@@ -108,18 +108,18 @@ class ProbedLayers:
         return f"{self.rows['sentences'].max()} sentences"
 
 
-def _probing_jobs(case: Case) -> list[InnerJob]:
+def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each pair of models, with probes of their middle layers."""
     return [
-        InnerJob(pair.label, pair, (layers_argument(case, pair, [PROBED_DEPTH]),))
-        for pair in pairs_of(case)
+        InnerJob(pair.label, pair, (layers_argument(experiment, pair, [PROBED_DEPTH]),))
+        for pair in pairs_of(experiment)
     ]
 
 
-def _conclude(case: Case) -> Conclusion:
+def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Judge all claims about each layer pair, and return them with the table of all jobs."""
     claims: list[Claim] = []
-    for label, result in case.results.items():
+    for label, result in experiment.results.items():
         by_layers = result.details.groupby(["source_layer", "target_layer"], sort=False)
         for (source_layer, target_layer), rows in by_layers:
             probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
@@ -129,12 +129,14 @@ def _conclude(case: Case) -> Conclusion:
                 _claim_about_random_maps(probed),
                 _claim_about_refitted_probes(probed),
             ]
-    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
+    table = pd.concat(
+        [result.details for result in experiment.results.values()], ignore_index=True
+    )
 
     def draw(folder: Path) -> None:
         """Draw one figure for each pair of models."""
-        for label, result in case.results.items():
-            name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
+        for label, result in experiment.results.items():
+            name = "probes" if len(experiment.results) == 1 else label.replace(" ", "-")
             draw_probes(result.details, folder, name)
 
     return Conclusion(table, claims, draw, blank=BLANK)

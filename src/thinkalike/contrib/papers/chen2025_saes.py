@@ -24,7 +24,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     level_of_each,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.sae.tables import BLANK
 from thinkalike.contrib.subjects.random_effects import random_effects
 
@@ -121,14 +121,14 @@ def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
 MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
 
 
-def _training_jobs(case: Case) -> list[InnerJob]:
+def _training_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one training job for each transfer of sparse autoencoders from source to target.
 
     A job trains from every start (transferred, random, least squares). It also trains the
     source's autoencoders, if they are not stored yet.
     """
     jobs = []
-    for transfer in TRANSFERS[case.scale]:
+    for transfer in TRANSFERS[experiment.scale]:
         arguments = [
             f"sae.layer={transfer.layer}",
             f"sae.source={transfer.source}",
@@ -136,34 +136,38 @@ def _training_jobs(case: Case) -> list[InnerJob]:
             *transfer.settings,
             *ARGUMENTS,
         ]
-        if case.scale == "mini":
+        if experiment.scale == "mini":
             arguments += MINI_ARGUMENTS
         jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(arguments), "train"))
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
+def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Judge two claims about each transfer of a sparse autoencoder: that it saves training FLOPs.
 
     A transferred autoencoder starts training with the weights of another model's autoencoder. It
     is compared with a random start, and with a better one: a random encoder with a decoder that is
     fitted by least squares.
     """
-    transfers = TRANSFERS[case.scale]
+    transfers = TRANSFERS[experiment.scale]
     joined = {}
     for name in ("table", "savings", "curves"):
         tables = []
         for transfer in transfers:
-            table = case.results[transfer.label].tables[name]
+            table = experiment.results[transfer.label].tables[name]
             tables.append(table.assign(transfer=transfer.label))
         joined[name] = pd.concat(tables, ignore_index=True)
 
     claims = []
     for transfer in transfers:
         claim = transfer.claim.format(limit=transfer.bound.limit)
-        claims.append(_claim_that_start_saves(case, transfer, "random", claim, transfer.bound))
+        claims.append(
+            _claim_that_start_saves(experiment, transfer, "random", claim, transfer.bound)
+        )
         claim = "it saves FLOPs of a random start with a fitted decoder"
-        claims.append(_claim_that_start_saves(case, transfer, "least_squares", claim, ABOVE_ZERO))
+        claims.append(
+            _claim_that_start_saves(experiment, transfer, "least_squares", claim, ABOVE_ZERO)
+        )
     return Conclusion(
         joined["table"],
         claims,
@@ -174,7 +178,7 @@ def _conclude(case: Case) -> Conclusion:
 
 
 def _claim_that_start_saves(
-    case: Case, transfer: Transfer, against: str, claim: str, bound: Bound
+    experiment: ExperimentRun, transfer: Transfer, against: str, claim: str, bound: Bound
 ) -> Claim:
     """Judge the claim that training from a transferred start needs fewer FLOPs than another start.
 
@@ -182,13 +186,13 @@ def _claim_that_start_saves(
     each of `SHARES_OF_TOKENS` of its training tokens. Intervals are over seeds.
 
     Args:
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         transfer: The source, the target and their layers.
         against: The other start: "random" or "least_squares".
         claim: The claim in words.
         bound: Where the share of FLOPs that is saved must be.
     """
-    result = case.results[transfer.label]
+    result = experiment.results[transfer.label]
     table = result.tables["savings"].reset_index()
     is_compared = (table["start"] == "transferred") & (table["against"] == against)
     rows = table[is_compared]

@@ -25,7 +25,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_argument, pairs_of
 from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
 from thinkalike.contrib.transfer.steering_trial import (
@@ -138,13 +138,13 @@ class Steered:
         return f"{self.result.scalars['pairs']:.0f} pairs of texts with {n_words} words"
 
 
-def _steering_jobs(case: Case) -> list[InnerJob]:
+def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return two jobs for each pair of models: steering of number, and of questions.
 
     Vectors of questions are added at the word and all later tokens only, and also at the strength
     `QUESTION_STRENGTH`.
     """
-    number = case.config.measure_as(SteeringConfig)
+    number = experiment.config.measure_as(SteeringConfig)
     question = replace(
         number,
         contrast="question",
@@ -152,41 +152,41 @@ def _steering_jobs(case: Case) -> list[InnerJob]:
         strengths=[*number.strengths, QUESTION_STRENGTH],
     )
     jobs = []
-    for pair in pairs_of(case):
+    for pair in pairs_of(experiment):
         for name, measure in (("number", number), ("question", question)):
             jobs.append(
                 InnerJob(
                     f"{name}, {pair.label}",
                     pair,
-                    (layers_argument(case, pair),),
+                    (layers_argument(experiment, pair),),
                     changes={"measure": measure},
                 )
             )
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
+def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Judge all claims about each pair of models; the table has the results of both contrasts.
 
     The contrasts are singular against plural, and statement against question.
     """
     claims: list[Claim] = []
-    for pair in pairs_of(case):
-        number = Steered(pair, case.results[f"number, {pair.label}"])
-        question = Steered(pair, case.results[f"question, {pair.label}"])
+    for pair in pairs_of(experiment):
+        number = Steered(pair, experiment.results[f"number, {pair.label}"])
+        question = Steered(pair, experiment.results[f"question, {pair.label}"])
         claims += [
             *_claims_about_number(number),
             _claim_about_late_layers(number),
             *_claims_about_questions(question),
         ]
     tables = []
-    for label, result in case.results.items():
+    for label, result in experiment.results.items():
         contrast = label.partition(",")[0]
         tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
         """Draw one figure for each pair of models and contrast."""
-        for label, result in case.results.items():
+        for label, result in experiment.results.items():
             name = label.replace(", ", "-").replace(" ", "-")
             draw_steering(result.details, folder, name)
 

@@ -28,7 +28,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     over_models,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.feature_profiles import (
     MODELS,
     RECURRENT,
@@ -61,7 +61,7 @@ WORDS_SHOWN = 300
 
 @dataclass(frozen=True)
 class Layers:
-    """All layers of all models of a case, with their profiles.
+    """All layers of all models of an experiment, with their profiles.
 
     Attributes:
         rows: The columns model and layer of each of l layers.
@@ -104,22 +104,22 @@ class LayerOfModel(NamedTuple):
 # ---- Figure 2.
 
 
-def _jobs_with_distances(case: Case) -> list[InnerJob]:
+def _jobs_with_distances(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of figure 2 of Salle et al. 2024: feature profiles of models, and RSA.
 
     There is a job with the feature profiles of each model, and a job with the RSA of each two
     models, which compares layers by the distances between words. RSA has the same settings as the
     profiles, and like them keeps massive activations (huge states of a few words).
     """
-    measure = case.config.measure_as(MLEMConfig)
+    measure = experiment.config.measure_as(MLEMConfig)
     rsa_settings = RSAConfig(
         distance=measure.distance,
         embed=measure.embed,
         massive="keep",
         skip_first=measure.skip_first,
     )
-    jobs = profile_jobs(case)
-    for source, target in itertools.combinations(case.models.items(), 2):
+    jobs = profile_jobs(experiment)
+    for source, target in itertools.combinations(experiment.models.items(), 2):
         source_name, source_model = source
         target_name, target_model = target
         jobs.append(
@@ -132,17 +132,17 @@ def _jobs_with_distances(case: Case) -> list[InnerJob]:
     return jobs
 
 
-def _conclude_figure2(case: Case) -> Conclusion:
+def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 2 of Salle et al. 2024: the similarity of all pairs of layers.
 
     Matrix A compares their feature profiles, and matrix B the distances between words (RSA). The
     claim that seeds of one architecture are alike is judged only if there are several
     architectures and one of them has two models.
     """
-    profiles = profiles_of(case)
+    profiles = profiles_of(experiment)
     layers = Layers.of(profiles)
     feature_based = weighted_tau(layers.profiles)
-    agnostic = _rsa_matrix(case, layers.rows)
+    agnostic = _rsa_matrix(experiment, layers.rows)
     matrices = {
         "A: weighted τ of feature profiles": feature_based,
         "B: Spearman's ρ of distances": agnostic,
@@ -184,21 +184,21 @@ def _dissimilarity(likeness: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
     return (1 - likeness).clamp(min=0).fill_diagonal_(0)
 
 
-def _rsa_matrix(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
+def _rsa_matrix(experiment: ExperimentRun, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     """Return the RSA of every two layers, from the results of all pairs of models.
 
     Only cells (layer of an earlier model, layer of a later one) are filled; all others are NaN.
 
     Args:
-        case: The experiment with the results of its jobs.
+        experiment: The experiment with the results of its jobs.
         rows: The model and the layer of each of l layers.
     """
     index_of = {
         layer: index for index, layer in enumerate(rows.itertuples(index=False, name=None))
     }
     values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
-    for source, target in itertools.combinations(case.models, 2):
-        for cell in case.results[f"{source}, {target}"].details.to_dict("records"):
+    for source, target in itertools.combinations(experiment.models, 2):
+        for cell in experiment.results[f"{source}, {target}"].details.to_dict("records"):
             row = index_of[cell["source"], cell["source_layer"]]
             column = index_of[cell["target"], cell["target_layer"]]
             values[row, column] = cell["value"]
@@ -301,9 +301,9 @@ def _claim_that_seeds_are_alike(
 # ---- Figure 4.
 
 
-def _conclude_figure4(case: Case) -> Conclusion:
+def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
     """The two layers of different architectures that are most alike, and the two least alike."""
-    profiles = profiles_of(case)
+    profiles = profiles_of(experiment)
     layers = Layers.of(profiles)
     if layers.one_family.all():
         names = " and ".join(model.name for model in profiles)
@@ -311,7 +311,7 @@ def _conclude_figure4(case: Case) -> Conclusion:
             f"experiment=salle2024/figure4 needs two architectures, and {names} are "
             f"{profiles[0].family}"
         )
-    stimuli = read_stimuli(case.config.stimuli)
+    stimuli = read_stimuli(experiment.config.stimuli)
     likeness = weighted_tau(layers.profiles)
     is_eligible = ~layers.one_family & torch.ones_like(layers.one_family).triu()
     most_alike = likeness.where(is_eligible, -torch.inf).argmax()
@@ -324,7 +324,7 @@ def _conclude_figure4(case: Case) -> Conclusion:
     # most.
     profile_of = layers.profiles
     alike = _layer_contrast(
-        case,
+        experiment,
         stimuli,
         f"most alike, τ = {float(likeness[alike_pair]):+.2f}",
         alike_pair,
@@ -332,7 +332,7 @@ def _conclude_figure4(case: Case) -> Conclusion:
         profile_of[alike_pair[0]] + profile_of[alike_pair[1]],
     )
     unlike = _layer_contrast(
-        case,
+        experiment,
         stimuli,
         f"least alike, τ = {float(likeness[unlike_pair]):+.2f}",
         unlike_pair,
@@ -361,7 +361,7 @@ def _conclude_figure4(case: Case) -> Conclusion:
 
 
 def _layer_contrast(
-    case: Case,
+    experiment: ExperimentRun,
     stimuli: Stimuli,
     title: str,
     pair: tuple[int, int],
@@ -371,7 +371,7 @@ def _layer_contrast(
     """Return two layers for a figure that shows them side by side, with their words as points.
 
     Args:
-        case: The experiment, whose models are loaded to get the states of the words.
+        experiment: The experiment, whose models are loaded to get the states of the words.
         stimuli: The words with their features.
         title: The title of the panel.
         pair: The indices of the two layers in `layers`.
@@ -392,22 +392,22 @@ def _layer_contrast(
         }
     )
     words = (
-        _words_as_points(case, stimuli, first, feature),
-        _words_as_points(case, stimuli, second, feature),
+        _words_as_points(experiment, stimuli, first, feature),
+        _words_as_points(experiment, stimuli, second, feature),
     )
     return Contrast(title, (str(first), str(second)), importance, words, feature)
 
 
 def _words_as_points(
-    case: Case, stimuli: Stimuli, where: LayerOfModel, feature: str
+    experiment: ExperimentRun, stimuli: Stimuli, where: LayerOfModel, feature: str
 ) -> pd.DataFrame:
     """Return at most `WORDS_SHOWN` words as points of a plane, by their states in a layer (MDS).
 
     The columns are x, y, the level of the feature that each word has, and the stress (the error
     of the plane's distances), which is the same in all rows.
     """
-    sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), case.config.seed)
-    model = load_model(case.models[where.model])
+    sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), experiment.config.seed)
+    model = load_model(experiment.models[where.model])
     states = stimulus_states(model, sample)[where.layer].double()
     distances = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist")
     points, stress = mds(distances.fill_diagonal_(0))

@@ -20,7 +20,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     level_of_each,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun
 from thinkalike.contrib.papers.feature_profiles import (
     MODELS,
     RECURRENT,
@@ -35,13 +35,13 @@ from thinkalike.figures.layers import profiles as draw_profiles
 from thinkalike.measures.mlem.importance import fold_interval
 
 
-def _conclude_figure3(case: Case) -> Conclusion:
+def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     """Draw figure 3 of Salle et al. 2024, feature profiles over layers, and judge its claims.
 
     A profile is the importance of each feature of words in one layer. Some claims are about
     Mamba, the recurrent model, alone.
     """
-    profiles = profiles_of(case)
+    profiles = profiles_of(experiment)
     claims = []
     for model in profiles:
         if model.family != RECURRENT:

@@ -10,7 +10,7 @@ import torch
 
 from thinkalike.contrib.figures.features import draw_correlation
 from thinkalike.contrib.papers.claims import Bound, exact_claim, judged_claim
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun
 from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import from_sentences
 from thinkalike.data.tables import read_stimuli
@@ -22,7 +22,7 @@ MOST_FOLDS = 10  # of the stimuli, which an interval leaves out in turn
 PAIRS_LISTED = 5
 
 
-def _conclude_table_s1(case: Case) -> Conclusion:
+def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of table S1 of Salle et al. 2024: the grammar gives each word its features.
 
     The features of the sentences in the published table are derived by this project's grammar. The
@@ -58,14 +58,14 @@ def printed(value: str | float | bool | None) -> str:
     return str(value)
 
 
-def _conclude_figure_s5(case: Case) -> Conclusion:
+def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of figure S5 of Salle et al. 2024: no two features are nearly the same.
 
     The correlation of two features is computed over all pairs of probing words: do words that
     differ in one feature also differ in the other? The strongest correlation must be within
     ±`NEARLY_THE_SAME`. Its interval is a jackknife over folds of sentences.
     """
-    stimuli = read_stimuli(case.config.stimuli)
+    stimuli = read_stimuli(experiment.config.stimuli)
     correlation = stimuli.correlation()
     strongest = correlation.strongest(PAIRS_LISTED)
     listed = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in strongest)

@@ -18,7 +18,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import settling_steps
@@ -40,16 +40,16 @@ MINI_TRAINING = (
 MINI_TOKENS = 2048  # that the checkpoints of a mini are compared on
 
 
-def _trajectory_jobs(case: Case) -> list[InnerJob]:
+def _trajectory_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each seed, which compares the checkpoints of its training.
 
     At the paper's scale the checkpoints are published. At mini scale the job trains the model
     first, with the options in `measure.train` if these are set.
     """
-    if case.scale == "paper":
-        return [InnerJob(name, (model,)) for name, model in case.models.items()]
-    measure = case.config.measure_as(TrajectoryConfig)
-    ((name, model),) = case.models.items()
+    if experiment.scale == "paper":
+        return [InnerJob(name, (model,)) for name, model in experiment.models.items()]
+    measure = experiment.config.measure_as(TrajectoryConfig)
+    ((name, model),) = experiment.models.items()
     jobs = []
     for seed in range(N_SEEDS):
         training = [*(measure.train or MINI_TRAINING), f"model.seed={seed}"]
@@ -58,13 +58,13 @@ def _trajectory_jobs(case: Case) -> list[InnerJob]:
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
+def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Return when loss and layers settle in each run, and the claims about their order.
 
     A curve has settled once it has gone nine tenths of the way from its first to its last value. A
     run is the training with one seed.
     """
-    results = case.results
+    results = experiment.results
     settled_by_run = [_settling_table(result).assign(run=run) for run, result in results.items()]
     table = pd.concat(settled_by_run, ignore_index=True)
     onsets_by_run = [result.tables["onsets"].assign(run=run) for run, result in results.items()]

@@ -15,7 +15,7 @@ from thinkalike.contrib.court.job import CourtConfig
 from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.figures.court import draw_court, draw_doses
 from thinkalike.contrib.papers.claims import Claim, exact_claim
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 
 
 class Target(NamedTuple):
@@ -100,7 +100,7 @@ LEAST_RIGHT = 0.9
 LEAST_DECIDED = 0.75
 
 
-def _court_jobs(case: Case) -> list[InnerJob]:
+def _court_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each target model, layer and seed.
 
     A job is a court: it compares sources of known similarity with one layer of the target, by
@@ -108,11 +108,11 @@ def _court_jobs(case: Case) -> list[InnerJob]:
     chooses one layer for all targets. Without it, layers are those of `TARGETS`, or layer 1 for a
     model that is not listed there.
     """
-    measure = case.config.measure_as(CourtConfig)
+    measure = experiment.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]
-    seeds = range(case.config.seed, case.config.seed + measure.seeds)
+    seeds = range(experiment.config.seed, experiment.config.seed + measure.seeds)
     jobs = []
-    for name, model in case.models.items():
+    for name, model in experiment.models.items():
         target = all_targets.get(str(model.name), UNKNOWN_TARGET)
         layers = target.layers
         if measure.layer is not None:
@@ -130,7 +130,7 @@ def _court_jobs(case: Case) -> list[InnerJob]:
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
+def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Return the table of all courts, with claims about each measure and about the verdicts.
 
     A court compares sources of known similarity with a target; a judge is a measure that ranks
@@ -138,8 +138,10 @@ def _conclude(case: Case) -> Conclusion:
     (which only look similar), and that it does the same with separately trained models (the
     columns that begin with "real_").
     """
-    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
-    units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
+    table = pd.concat(
+        [result.details for result in experiment.results.values()], ignore_index=True
+    )
+    units = f"{table['source'].nunique()} sources in {len(experiment.results)} courts"
     judges = ranking.summary_of_judges(table)
     doses = ranking.dose_table(table)
     tables = {"judges": judges, "doses": doses}
