@@ -134,8 +134,8 @@ def test_statistics_of_cells_are_what_their_names_say():
     assert float(experiments.one_sidedness(cells + cells.T)) == pytest.approx(0)
     assert float(experiments.one_sidedness(cells)) == pytest.approx(-float(experiments.one_sidedness(cells.T)))
     assert float(experiments.one_sidedness(torch.ones(4, 4).triu(1))) == 1
-    assert float(experiments.off_diagonal(torch.eye(5))) == 0
-    assert float(experiments.off_diagonal(1 - torch.eye(5))) == 1
+    assert float(experiments.mean_of_different_layers(torch.eye(5))) == 0
+    assert float(experiments.mean_of_different_layers(1 - torch.eye(5))) == 1
 
 
 @pytest.fixture(scope="module")

@@ -365,7 +365,7 @@ def steered(tmp_path, **shares):
                 effects.append(10 * share + noise)
     arrays = {"effects": np.stack(effects), "natural": np.full(40, 10.0), "groups": np.arange(40) % 10}
     result = finish(tmp_path, "steering", "k", {"table": pd.DataFrame(rows)}, scalars={"pairs": 40.0}, arrays=arrays)
-    return chen2025_steering.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
+    return chen2025_steering.SteeringEffects(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
 
 
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):

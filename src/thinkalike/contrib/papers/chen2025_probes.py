@@ -67,26 +67,34 @@ class ProbedLayers:
                 "source to target".
             split: What was held out together: all words of a sentence, or all uses of a word.
         """
-        selection = pd.Series({"feature": feature, "condition": condition, "split": split})
-        has_selected_cells = (self.rows[list(selection.index)] == selection).all(axis=1)
-        matches = self.rows[has_selected_cells]
+        is_match = (
+            (self.rows["feature"] == feature)
+            & (self.rows["condition"] == condition)
+            & (self.rows["split"] == split)
+        )
+        matches = self.rows[is_match]
         if matches.empty:
             return None
-        row = matches.iloc[0]
+        row = matches.iloc[0]  # there is only one
         replicates = torch.from_numpy(self.result.arrays["replicates"][matches.index[0]])
         return Accuracy(
-            torch.tensor(float(row["accuracy"])).double(),
-            replicates[~replicates.isnan()],  # rows with fewer parts are filled with NaN
-            float(row["effective_parts"]),
-            int(row["levels"]),
+            value=torch.tensor(float(row["accuracy"])).double(),
+            replicates=replicates[~replicates.isnan()],  # rows with fewer parts end in NaN
+            effective_parts=float(row["effective_parts"]),
+            levels=int(row["levels"]),
         )
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
-        """Return (accuracy - chance) / (native accuracy - chance) of a feature.
+        """Return (accuracy - chance) / (native accuracy - chance) for probes of a feature.
 
-        The accuracy is that of a condition: where the probe was fitted and which states it reads.
-        The native probe was fitted on the target model itself. Returns None if one of the
-        accuracies was not measured, or if the native accuracy is not above chance.
+        Returns None if one of the accuracies was not measured, or if the native accuracy is not
+        above chance.
+
+        Args:
+            feature: The feature that is probed.
+            condition: Where the probe was fitted and which states it reads. The native probe was
+                fitted on the target model and reads its states.
+            level: The level of the interval of the share.
         """
         accuracy = self.accuracy(feature, condition)
         native = self.accuracy(feature, probing.NATIVE)
@@ -117,9 +125,13 @@ def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 
 
 def _conclude(experiment: ExperimentRun) -> Conclusion:
-    """Judge all claims about each layer pair, and return them with the table of all jobs."""
+    """Judge all claims about probes that are carried from one model to another.
+
+    A carried probe was fitted on the source's states, and reads the target's states through a map.
+    Claims are judged for each pair of layers; the table has the accuracies of all probes.
+    """
     claims: list[Claim] = []
-    for label, result in experiment.results.items():
+    for label, result in experiment.results.items():  # one for each pair of models
         by_layers = result.details.groupby(["source_layer", "target_layer"], sort=False)
         for (source_layer, target_layer), rows in by_layers:
             probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
@@ -147,22 +159,23 @@ def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:
 
     A carried probe was fitted on the source and reads the target's states through the map ψ from
     target to source. A native probe was fitted on the target. The features belong to a word in its
-    context, unlike features of the word alone.
+    context, such as its position, unlike features of the word alone.
     """
-    for feature, least in LEAST_SHARE.items():
+    for feature, smallest_share in LEAST_SHARE.items():
         claim = (
-            f"{probed.label}: a carried probe of {feature} keeps {least:g} of what a native one "
-            "has above chance"
+            f"{probed.label}: a carried probe of {feature} keeps {smallest_share:g} of what a "
+            "native one has above chance"
         )
-        yield _share_claim(probed, claim, feature, Bound("above", least))
+        yield _share_claim(probed, claim, feature, Bound("above", smallest_share))
 
 
 def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
     """Judge two claims about each feature that is a property of single words, such as gender.
 
-    A native probe (fitted on the target) cannot know the feature of words on which it was not
-    fitted. A carried probe (fitted on the source, and applied to the target through a map) keeps
-    less than half of the native accuracy above chance.
+    The first is that a native probe (fitted on the target) cannot know the feature of words on
+    which it was not fitted: its accuracy on such words is near chance. The second is that a
+    carried probe (fitted on the source, and applied to the target through a map) keeps less than
+    half of the native accuracy above chance.
     """
     for feature in LEXICAL:
         claim = (
@@ -187,7 +200,8 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
 def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -> Claim:
     """Judge a claim about (carried accuracy - chance) / (native accuracy - chance).
 
-    It is untestable if the feature was not probed, or if the native probe is not above chance.
+    A carried probe was fitted on the source model, a native one on the target. The claim is
+    untestable if the feature was not probed, or if the native probe is not above chance.
 
     Args:
         probed: The accuracies at one layer pair.
@@ -205,9 +219,10 @@ def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -
 
 
 def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
-    """Judge the claim that probes of the source are near chance through random maps.
+    """Judge the claim that probes of the source are near chance if they read through random maps.
 
-    The random maps have the spectrum of the fitted map, but random directions.
+    The random maps have the singular values of the fitted map, but random directions. The claim is
+    about all features together.
     """
     level = level_of_each(len(probed.features))
     excesses = {}
@@ -229,8 +244,9 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
 def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     """Judge the claim that mapped states still have the information that probes read.
 
-    Probes that are fitted on the mapped states must have at least `REFITTED_SHARE` of the native
-    accuracy above chance. Features whose native probe is not above chance are left out.
+    For every feature, a probe that is fitted on the mapped states must have at least
+    `REFITTED_SHARE` of the accuracy above chance of a native probe, fitted on the target. Features
+    whose native probe is not above chance are left out.
     """
     level = level_of_each(len(probed.features))
     shares = {}
@@ -254,7 +270,7 @@ def _claim_about_all(
     estimates: Mapping[str, Estimate],
     numbers: str,
 ) -> Claim:
-    """Judge a claim that must hold for every feature.
+    """Judge a claim that must hold for every feature; without any feature it is untestable.
 
     Args:
         probed: The accuracies at one layer pair.
@@ -272,9 +288,10 @@ def _claim_about_all(
 
 
 def _excess_over_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
-    """Return how far an accuracy is above chance, with its interval."""
-    interval = accuracy.interval(level)
-    return Estimate(*(end - accuracy.chance for end in interval))
+    """Return accuracy - chance, with its interval."""
+    value, low, high = accuracy.interval(level)
+    chance = accuracy.chance
+    return Estimate(value - chance, low - chance, high - chance)
 
 
 EXPERIMENTS = [

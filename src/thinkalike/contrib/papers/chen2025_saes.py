@@ -111,11 +111,13 @@ TRANSFERS = {
 
 
 def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
-    """Return the names of all models of some transfers, each once, in order."""
-    names: dict[str, None] = {}
+    """Return the names of all sources and targets, each once, in the order of the transfers."""
+    names: list[str] = []
     for transfer in transfers:
-        names |= dict.fromkeys((transfer.source, transfer.target))
-    return list(names)
+        for name in (transfer.source, transfer.target):
+            if name not in names:
+                names.append(name)
+    return names
 
 
 MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
@@ -143,23 +145,14 @@ def _training_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 
 
 def _conclude(experiment: ExperimentRun) -> Conclusion:
-    """Judge two claims about each transfer of a sparse autoencoder: that it saves training FLOPs.
+    """Judge two claims about each transfer of sparse autoencoders: how many FLOPs it saves.
 
     A transferred autoencoder starts training with the weights of another model's autoencoder. It
     is compared with a random start, and with a better one: a random encoder with a decoder that is
     fitted by least squares.
     """
-    transfers = TRANSFERS[experiment.scale]
-    joined = {}
-    for name in ("table", "savings", "curves"):
-        tables = []
-        for transfer in transfers:
-            table = experiment.results[transfer.label].tables[name]
-            tables.append(table.assign(transfer=transfer.label))
-        joined[name] = pd.concat(tables, ignore_index=True)
-
     claims = []
-    for transfer in transfers:
+    for transfer in TRANSFERS[experiment.scale]:
         claim = transfer.claim.format(limit=transfer.bound.limit)
         claims.append(
             _claim_that_start_saves(experiment, transfer, "random", claim, transfer.bound)
@@ -168,22 +161,32 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         claims.append(
             _claim_that_start_saves(experiment, transfer, "least_squares", claim, ABOVE_ZERO)
         )
+    curves = _joined_tables(experiment, "curves")
     return Conclusion(
-        joined["table"],
+        _joined_tables(experiment, "table"),
         claims,
-        partial(draw_sae_curves, joined["curves"]),
-        {"savings": joined["savings"], "curves": joined["curves"]},
-        blank=BLANK,
+        partial(draw_sae_curves, curves),
+        {"savings": _joined_tables(experiment, "savings"), "curves": curves},
+        blank=BLANK,  # columns with empty cells
     )
+
+
+def _joined_tables(experiment: ExperimentRun, name: str) -> pd.DataFrame:
+    """Return the tables of this name of all transfers, with a column `transfer`."""
+    tables = []
+    for transfer in TRANSFERS[experiment.scale]:
+        table = experiment.results[transfer.label].tables[name]
+        tables.append(table.assign(transfer=transfer.label))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _claim_that_start_saves(
     experiment: ExperimentRun, transfer: Transfer, against: str, claim: str, bound: Bound
 ) -> Claim:
-    """Judge the claim that training from a transferred start needs fewer FLOPs than another start.
+    """Judge a claim about the share of FLOPs that a transferred start saves against another start.
 
-    The FLOPs are counted until as much variance is explained as the other start explains after
-    each of `SHARES_OF_TOKENS` of its training tokens. Intervals are over seeds.
+    The other start trains on half of its tokens, or on all of them. The FLOPs of the transferred
+    start are counted until it explains as much variance. Intervals are over seeds.
 
     Args:
         experiment: The experiment with its results.
@@ -193,11 +196,11 @@ def _claim_that_start_saves(
         bound: Where the share of FLOPs that is saved must be.
     """
     result = experiment.results[transfer.label]
-    table = result.tables["savings"].reset_index()
+    table = result.tables["savings"].reset_index()  # its index is that of the array "saved"
     is_compared = (table["start"] == "transferred") & (table["against"] == against)
     rows = table[is_compared]
-    budgets = [rows["tokens"].max() * share for share in SHARES_OF_TOKENS]
-    rows = rows[rows["tokens"].isin(budgets)]
+    token_budgets = [rows["tokens"].max() * share for share in SHARES_OF_TOKENS]
+    rows = rows[rows["tokens"].isin(token_budgets)]  # one for each budget
     count = len(rows)
 
     saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]

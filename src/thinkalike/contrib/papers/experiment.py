@@ -286,10 +286,11 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, ExperimentRun]:
-        """Run all inner jobs, and return {"case": the configuration and models with all results}.
+        """Run all inner jobs, and return the run of the experiment with their results.
 
-        A job whose result is in the store is not computed again. Jobs that read the same models
-        and text run together, in one pass.
+        It is the only entry of the mapping, whose keys are names of inputs of `run`. A job whose
+        result is in the store is not computed again. Jobs that read the same models and text run
+        together, in one pass.
         """
         experiment, labelled_jobs = self.jobs(config)
         labels = [label for label, _ in labelled_jobs]
@@ -297,16 +298,20 @@ class Experiment(
         results: dict[str, Result] = {}
         for indices in jobs_by_pass(jobs):
             labels_of_pass = [labels[index] for index in indices]
-            n_done = len(results) + len(indices)
-            with doing(f"{listed(labels_of_pass)}, up to job {n_done} of {len(jobs)}"):
+            n_when_done = len(results) + len(indices)
+            with doing(f"{listed(labels_of_pass)}, up to job {n_when_done} of {len(jobs)}"):
                 results_of_pass = _results([jobs[index] for index in indices])
             results.update(zip(labels_of_pass, results_of_pass, strict=True))
         in_order = {label: results[label] for label in labels}
-        return {"case": replace(experiment, results=in_order)}
+        return {PREPARED: replace(experiment, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Judge the claims from the results of the inner jobs, and return them as a table."""
-        case = work.input("case", ExperimentRun)
+        """Judge the paper's claims from the results of the inner jobs.
+
+        The outcome has the table of the figure, a table of the claims with their verdicts, further
+        tables, and how many claims have each verdict.
+        """
+        experiment = work.input(PREPARED, ExperimentRun)
         conclusion = self.conclude(experiment)
         return Outcome(
             conclusion.table,

@@ -71,7 +71,7 @@ class Profiles:
 
     @property
     def turn(self) -> int:
-        """The layer, at 0.4 of the depth, from which a recurrent model's profiles are different."""
+        """The layer, at 0.4 of the depth, where the profiles of a recurrent model change."""
         return round(TURN * self.n_layers)
 
     @property

@@ -13,12 +13,13 @@ SMALLEST_GAIN = 1e-14  # relative; with less SMACOF stops
 def mds(
     dissimilarity: Float[Tensor, "l l"], dimensions: int = 2
 ) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
-    """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij, and the error.
+    """Return points whose Euclidean distances d_ij approximate dissimilarities, and the error.
 
-    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977). It
-    starts from the classical solution (Torgerson 1952), so it is deterministic. The points are
-    centred and rotated to their principal axes, and the coordinate of largest magnitude on each
-    axis is positive. The error is Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)², for dissimilarities δ_ij, by
+    SMACOF (de Leeuw 1977). It starts from the classical solution (Torgerson 1952), so it is
+    deterministic. The points are centred and rotated to their principal axes, and the coordinate
+    of largest magnitude on each axis is positive. The error is Kruskal's stress-1,
+    sqrt(Σ (d - δ)² / Σ d²), at least 0.
 
     >>> points, stress = mds(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
     >>> points.shape, round(stress.item(), 3)

@@ -33,6 +33,7 @@ def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
     sentences = []
     for _, rows in published.groupby("sentence", sort=False):
         sentences.append(" ".join(rows["word"]))
+    # Where the grammar can derive a sentence in several ways, the first one counts.
     stimuli = from_sentences([derivations(sentence)[0] for sentence in sentences])
     derived = stimuli.features.astype(object).map(printed)
     derived.insert(0, "word", stimuli.words)
@@ -50,7 +51,10 @@ def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
 
 
 def printed(value: str | float | bool | None) -> str:
-    """Return the value of a feature as the paper prints it: "NaN" if missing, and no decimals."""
+    """Return the value of a feature as the paper prints it.
+
+    A missing value is "NaN", a number has no decimals, and any other value is printed as it is.
+    """
     if pd.isna(value):
         return "NaN"
     if isinstance(value, float):
@@ -71,15 +75,14 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     listed = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in strongest)
     first, second, _ = strongest[0]
 
-    # The words of one sentence are in one fold.
-    n_folds = min(MOST_FOLDS, len(stimuli.groups.unique()))
-    fold_of = stimulus_folds(len(stimuli), n_folds, groups=stimuli.groups)
+    n_folds = min(MOST_FOLDS, len(stimuli.groups.unique()))  # `groups`: the sentence of each word
+    fold_of_word = stimulus_folds(len(stimuli), n_folds, groups=stimuli.groups)
     value = torch.tensor(correlation.table.loc[first, second])
-    without_each = []
+    values_without_fold = []
     for fold in range(n_folds):
-        remaining = stimuli.take((fold_of != fold).numpy())
-        without_each.append(remaining.correlation().table.loc[first, second])
-    estimate = jackknife(value, torch.tensor(without_each))
+        remaining = stimuli.take((fold_of_word != fold).numpy())
+        values_without_fold.append(remaining.correlation().table.loc[first, second])
+    estimate = jackknife(value, torch.tensor(values_without_fold))
     claim = judged_claim(
         "no two features of the probing words are nearly the same",
         [(Bound("within", NEARLY_THE_SAME), estimate)],
