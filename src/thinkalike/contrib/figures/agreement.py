@@ -28,11 +28,12 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
         measures: The names of all measures.
         folder: Where the figure is written.
     """
+    # The table has each two measures in one order; the matrix needs both.
     swapped = table.rename(columns={"measure": "other", "other": "measure"})
     both_orders = pd.concat([table, swapped])
     names = list(measures)
     cells = both_orders.pivot(index="measure", columns="other", values="rho").loc[names, names]
-    cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)
+    cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)  # a measure with itself
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
     with canvas(COLUMN, 2.9) as (figure, axes):
@@ -45,13 +46,14 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
 
 
 def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
-    """Draw the layer pairs of each pair of models (a column) by each measure (a row).
+    """Draw how each similarity measure ranks the layer pairs of two models, as heatmaps.
 
-    Bright is close.
+    There is a row of heatmaps for each measure, and a column for each pair of models. A heatmap
+    has a cell for each layer pair; bright is similar.
 
     Args:
-        table: A row for each layer pair, with its rank by each measure, from 0, the farthest, to
-            1, in a column.
+        table: A row for each layer pair, and a column for each measure with the rank of the pair,
+            from 0 (least similar) to 1 (most similar).
         measures: The names of the measures, from the top.
         folder: Where the figure is written.
     """
@@ -60,12 +62,12 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
     grid = (len(measures), len(model_pairs))
     with canvas(PAGE, height, *grid, squeeze=False) as (figure, panels):
         for row, measure in zip(panels, measures, strict=True):
-            for axes, (_, of_models) in zip(row, model_pairs, strict=True):
-                cells = of_models.pivot(
+            for axes, (_, layer_pairs) in zip(row, model_pairs, strict=True):
+                ranks = layer_pairs.pivot(
                     index="source_layer", columns="target_layer", values=measure
                 )
                 image = axes.imshow(
-                    cells.to_numpy(),
+                    ranks.to_numpy(),
                     origin="lower",
                     norm=Normalize(0, 1),
                     cmap="magma",

@@ -50,7 +50,7 @@ class MiniPretraining(
     """Trains the mini that `model` describes; leaves weights, tokenizer and facts about it."""
 
     def unread(self, config: PretrainJob) -> SettingValues:
-        """Return the settings of the trainer that only stitches have, with their values."""
+        """Return the settings that this job ignores, those of stitches, with their values."""
         return left_in_key(config, OF_STITCHES)
 
     def inputs(self, config: PretrainJob) -> dict[str, str]:
@@ -58,25 +58,29 @@ class MiniPretraining(
         return fingerprints(config, ("data",))
 
     def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
-        """Return the shape of the model that will be made, from its settings."""
+        """Return the shape of the model that will be made, or None if it is unknown.
+
+        It is read from a config.json that is composed of the settings, in the form of the
+        transformers library or in that of the project's own models.
+        """
         model = config.model
         vocabulary = config.pretrain.vocabulary
         family = FAMILIES.get(model.family)
-        sizes: dict[str, object]
-        if family is not None and family.reader != "native":
-            sizes = {
+        config_json: dict[str, object]
+        if family is not None and family.reader != "native":  # a model of transformers
+            config_json = {
                 "model_type": family.in_config_json,
                 "vocab_size": vocabulary,
                 **model.architecture,
             }
         else:
-            sizes = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
-        return {"model": shape_from(model, sizes)}
+            config_json = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
+        return {"model": shape_from(model, config_json)}
 
     def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
-        """Return how many passes through the model the job takes, to estimate its time.
+        """Return how many tokens pass through the model in each phase, to estimate the job's time.
 
-        A training step costs three times a forward pass.
+        A training step costs three times a forward pass: the backward pass takes twice as long.
         """
         shape = shapes["model"]
         row_length = config.data.context or shape.context
@@ -87,7 +91,11 @@ class MiniPretraining(
         ]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
-        """Train a tokenizer and a model on the text, keep some steps, and report losses."""
+        """Train a tokenizer and a model on the text, and report its loss on held-out text.
+
+        The folder of the result has the weights and the tokenizer after the last step, and, in
+        folders of their own, those after the steps of the setting `pretrain.keep`.
+        """
         model = config.model
         recipe = config.pretrain
         context = int(model.context or USUAL_CONTEXT)
@@ -135,12 +143,12 @@ class MiniPretraining(
             shutil.copytree(kept_folder, folder)
         save_mini(folder, training.model, tokenizer, facts)
 
-        # The report is that of the half-precision weights that are shipped.
+        # The loss is that of the half-precision weights in the folder, so these are read back.
         mini = load_model(replace(model, path=str(folder)))
         with work.phase("report"):
             losses = held_out_loss(mini, corpus)
         facts["heldout"] = {**losses, "tokens": corpus.fingerprint()}
-        save_mini(folder, training.model, tokenizer, facts)
+        save_mini(folder, training.model, tokenizer, facts)  # again, with the losses
         return Outcome(
             pd.DataFrame([{"model": model.name, **losses}]),
             losses,
@@ -185,19 +193,22 @@ def _unknown_sizes(
     Args:
         architecture: The sizes of the model, by name, such as n_layers.
         module: The model that was built with them.
-        family: The family of the model.
+        family: The family of the model. "native" models are the project's own; all others are of
+            transformers.
     """
     if family.reader == "native":
         return [name for name in architecture if not hasattr(module.cfg, name)]
     from transformers import AutoConfig
 
     model_type = family.in_config_json
-    default = AutoConfig.for_model(model_type)
-    unknown = []
+    default_config = AutoConfig.for_model(model_type)
+    unknown_names = []
     for name, value in architecture.items():
-        if not hasattr(default, name):
-            # transformers translates older names of a size, and keeps unknown ones as attributes.
-            with_size = AutoConfig.for_model(model_type, **{name: value})
-            if hasattr(with_size, name):
-                unknown.append(name)
-    return unknown
+        if not hasattr(default_config, name):
+            # transformers renames an argument that is an older name of a size, and keeps one that
+            # it does not know as an attribute of this name.
+            config_with_size = AutoConfig.for_model(model_type, **{name: value})
+            is_kept_as_attribute = hasattr(config_with_size, name)
+            if is_kept_as_attribute:
+                unknown_names.append(name)
+    return unknown_names
