@@ -280,7 +280,7 @@ def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
 def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
     """Return all pairs of the index of a source's group and that of a target's group."""
     groups = range(len(population.group_names))
-    return list(itertools.product(groups, repeat=2))
+    return list(itertools.product(groups, groups))
 
 
 def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:

@@ -242,7 +242,7 @@ def _claim_that_matrices_agree(
     rho = over_models(agreement, models)
     feature_based_distances = _dissimilarity(feature_based)
     agnostic_distances = _dissimilarity((agnostic + agnostic.T) / 2)
-    _, p = mantel([feature_based_distances], [agnostic_distances], "precomputed")
+    p = mantel([feature_based_distances], [agnostic_distances], "precomputed").p
     return judged_claim(
         "feature-based and feature-agnostic likeness agree",
         [(ABOVE_ZERO, rho)],
