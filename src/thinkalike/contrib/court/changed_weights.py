@@ -174,4 +174,5 @@ def sibling(materials: Materials, name: str) -> StateFunction:
     model = materials.siblings[name]
     relative_depth = (materials.layer + 1) / materials.target.n_layers
     n_blocks = max(round(relative_depth * model.n_layers), 1)
-    return lambda rows: states_after(model, n_blocks - 1, rows)
+    layer = n_blocks - 1  # blocks are numbered from 0
+    return lambda rows: states_after(model, layer, rows)

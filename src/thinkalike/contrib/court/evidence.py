@@ -56,7 +56,8 @@ class Evidence:
     def is_compared(self) -> Bool[Tensor, " n"]:
         """Which inner tokens of the evaluation text are compared: those without massive states.
 
-        Massive states (activations) are so large that they would decide every measure.
+        Inner tokens are all but the first and the last of each row. Massive states (activations)
+        are so large that they would decide every measure.
         """
         return _is_not_massive(self._evaluation_states, self.target_results.evaluation_states)
 
@@ -84,7 +85,7 @@ class Evidence:
 
     @cached_property
     def token_features(self) -> Float[Tensor, "k f"]:
-        """The features, such as length and frequency, of the tokens that are compared."""
+        """The f features, such as length and frequency, of the k tokens that are compared."""
         return self.target_results.token_features[self.is_compared]
 
     @cached_property
@@ -119,6 +120,7 @@ class Evidence:
         residual = both_ways(residual_source, target.residual)
         mixing = target.mixing_r2.mean(1)  # (1, replicate), the mean of both directions
         beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
+        # Each estimate has one number, with its interval.
         estimates = {
             "r2": with_interval(plain[:1]),
             "r2_back": with_interval(plain[1:]),

@@ -113,7 +113,8 @@ JUDGES = (
 def judge_source(evidence: Evidence) -> dict[str, float]:
     """Return the value of each measure of similarity for a source, by the name of its column.
 
-    Further columns, such as the ends of intervals, are those that the rules of `verdict` read.
+    Further columns, such as the ends of intervals, are those that a verdict is based on (a word
+    for how the source is similar to the target).
     """
     values = {judge.name: judge.value(evidence) for judge in JUDGES}
     return values | evidence.columns

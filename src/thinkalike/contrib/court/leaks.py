@@ -26,7 +26,7 @@ def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
 
 
 def next_token(materials: Materials) -> StateFunction:
-    """Return a function of tokens: noise in clusters by the next token.
+    """Return a function of tokens: noise in clusters, one cluster for each possible next token.
 
     The state at a position is a random vector (centre) for the token that follows, plus noise. So
     it contains the answer of a language model, and nothing else (Smith, Mannering, Marcu 2025).
@@ -48,15 +48,15 @@ def next_token(materials: Materials) -> StateFunction:
 def half_of_the_tokens(materials: Materials) -> StateFunction:
     """Return a function of tokens that leaks the next token at half of the positions.
 
-    At these positions it gives noise in clusters by the next token, with the mean and the standard
-    deviations of the target's states, and elsewhere the target's states. A hash of the tokens up
-    to a position decides between the two.
+    At these positions it gives a random vector for the next token plus noise, scaled to the mean
+    and the standard deviations of the target's states. At all other positions it gives the
+    target's state. A hash of the tokens up to a position decides between the two.
     """
     leak = next_token(materials)
     seed = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return noise by the next token where the hash is odd, and else the target's states."""
+        """Return the leak where the hash is odd, and else the target's states."""
         is_odd = splitmix(prefix_codes(rows, seed)) % 2 == 1
         leaks = is_odd[..., None].to(materials.device)
         leaking_states = materials.mean + materials.standard_deviations * leak(rows)
@@ -66,9 +66,10 @@ def half_of_the_tokens(materials: Materials) -> StateFunction:
 
 
 def half_of_the_variance(materials: Materials) -> StateFunction:
-    """Return a function of tokens: the target's states plus noise in clusters by the next token.
+    """Return a function of tokens: the target's states plus a leak of the next token.
 
-    In each dimension, half of the variance comes from the states and half from the noise.
+    The leak is a random vector for the next token plus noise. In each dimension, half of the
+    variance comes from the states and half from the leak.
     """
     leak = next_token(materials)
     own_weight = 0.5**0.5

@@ -204,7 +204,10 @@ class TargetResults:
 
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
-        """Features of the inner tokens, such as length and frequency, for MLEM profiles."""
+        """Features of the inner tokens (all but the first and the last of each row).
+
+        They are length, frequency and the like, whose importance for states an MLEM measures.
+        """
         rows = self.materials.evaluation_rows.long()
         tokenizer = self.materials.target.tokenizer
         text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}

@@ -98,9 +98,10 @@ def _shares_more_than_mixing(row: Row) -> bool | None:
     """Return whether the source is clearly more similar to the target than local mixing is.
 
     Local mixing is a network that has the target's embedding and only mixes earlier tokens. The
-    interval of `beyond_mixing` decides, which is the source's residual R² minus 1.25 times that of
-    local mixing: True if it lies above 0. An interval whose upper end is infinite comes from too
-    few documents and says nothing, so the result is None.
+    interval of `beyond_mixing` decides, which is the source's residual R² (R² beyond what the
+    token, its position and such mixing predict) minus 1.25 times that of local mixing: True if it
+    lies above 0. An interval whose upper end is infinite comes from too few documents and says
+    nothing, so the result is None.
     """
     if _number(row, "beyond_mixing_low") > 0:
         return True

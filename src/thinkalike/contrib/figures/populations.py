@@ -46,7 +46,9 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
         folder: Where the figure is written.
     """
     n_panels = len(panels_by_title)
-    n_across = min(n_panels, MOST_ACROSS if n_panels % MOST_ACROSS == 0 else 2)
+    # Three panels in a row if that fills all rows, and else two.
+    fills_rows = n_panels % MOST_ACROSS == 0
+    n_across = min(n_panels, MOST_ACROSS if fills_rows else 2)
     n_down = ceil(n_panels / n_across)
     all_rows = pd.concat(list(panels_by_title.values()))
     handle_of_label = {}  # for one legend of all panels

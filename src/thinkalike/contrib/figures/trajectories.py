@@ -43,6 +43,10 @@ def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
 
     Colours are layers. The lines of the first run are drawn first, one for each layer, so that a
     legend with one label for each layer names these.
+
+    Args:
+        axes: Where it is drawn.
+        runs: By the name of the run, a row for each layer and step, with the similarity.
     """
     for table in runs.values():
         positions = step_position(table["step"].unique())

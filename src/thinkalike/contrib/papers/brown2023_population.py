@@ -286,6 +286,8 @@ def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
 def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:
     """Return the claim about stitches of which at most half of the blocks are the source's.
 
+    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
+
     Args:
         population: The result of a population.
         where: The end of the claim: on which pairs of texts.
@@ -301,7 +303,10 @@ def _claim_about_early_stitches(population: PopulationResult, where: str) -> Sti
 def _claims_about_late_stitches(population: PopulationResult, where: str) -> list[StitchClaim]:
     """Return the claims about stitches of which nearly all blocks are the source's.
 
-    Each direction between two groups is judged by itself, as signed penalties may cancel.
+    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
+    A flip is a prediction that changes. Between two groups, both are compared with those of
+    sources from the target's own group. Each direction between two groups is judged by itself, as
+    signed penalties may cancel.
 
     Args:
         population: The result of a population.
@@ -417,7 +422,8 @@ def claim_that_null_flips_less(population: PopulationResult) -> Claim:
         return untestable_claim(claim, reason)
 
     other_strategy = population.group_names[0]
-    null_groups = list(population.config.null or [])
+    assert population.config.null is not None
+    first_null, second_null = population.config.null
     flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m), at the last cut but one
 
     def excess(models: list[int]) -> float:
@@ -427,22 +433,37 @@ def claim_that_null_flips_less(population: PopulationResult) -> Claim:
             models: The indices of the models that are compared.
         """
         groups = [group_of[model] for model in models]
-        flips_of_models = flips[models][
-            :, models, None
-        ]  # the last axis is one that `grouped` keeps
-        share_of_flips = symmetric(grouped(flips_of_models, groups).cells.value[..., 0])
-        group_names = list(dict.fromkeys(groups))  # the order of both axes of `share_of_flips`
-        first, second = (group_names.index(name) for name in null_groups)
-        flips_of_null = share_of_flips[first, second]
-        flips_of_strategies = share_of_flips[group_names.index(other_strategy), first]
-        return float(flips_of_null - CHANCE_SHARE * flips_of_strategies)
+        flips_between = _mean_between_groups(flips[models][:, models], groups)
+        flips_of_null = flips_between[first_null, second_null]
+        flips_of_strategies = flips_between[other_strategy, first_null]
+        return flips_of_null - CHANCE_SHARE * flips_of_strategies
 
     value = over_models(excess, range(len(group_of)))
     numbers = (
-        f"flips between {' and '.join(null_groups)} minus a third of those between "
-        f"{other_strategy} and {null_groups[0]}: {value:+.3f}"
+        f"flips between {first_null} and {second_null} minus a third of those between "
+        f"{other_strategy} and {first_null}: {value:+.3f}"
     )
     return judged_claim(claim, [(BELOW_ZERO, value)], numbers, all_groups.units_with_examples)
+
+
+def _mean_between_groups(
+    values: Float[Tensor, "m m"], groups: Sequence[str]
+) -> dict[tuple[str, str], float]:
+    """Return the mean value of models of any two groups, over both directions, by their names.
+
+    Args:
+        values: A value for each source and target.
+        groups: The group of each of the m models.
+    """
+    # `grouped` keeps all axes but the first two; here there is none, so one is added.
+    cells = grouped(values[..., None], list(groups)).cells.value[..., 0]
+    means = symmetric(cells)  # (group, group)
+    names = list(dict.fromkeys(groups))  # in the order of both axes
+    return {
+        (first, second): float(means[row, column])
+        for row, first in enumerate(names)
+        for column, second in enumerate(names)
+    }
 
 
 # ---- Claims about CKA.
@@ -592,7 +613,8 @@ def _known_partitions(population: PopulationResult) -> dict[str, list[Hashable]]
     """
     partitions: dict[str, list[Hashable]] = {"the groups": list(population.group_of.values())}
     if population.config.cluster:
-        # The configuration has the numbers of models, which follow a common prefix in their names.
+        # The configuration has the numbers of models. In the names of models, these follow a
+        # common prefix; folders ("local") have none.
         prefix = "" if population.config.members == "local" else f"{population.config.members}-"
         in_cluster = {f"{prefix}{number}" for number in population.config.cluster}
         partitions["the published cluster"] = [name in in_cluster for name in population.group_of]

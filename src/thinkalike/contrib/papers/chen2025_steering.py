@@ -109,7 +109,7 @@ class SteeringEffects:
         steered, natural = effects_of(
             torch.from_numpy(arrays["effects"])[rows.index.tolist()],
             torch.from_numpy(arrays["natural"]),
-            torch.from_numpy(arrays["groups"]),
+            torch.from_numpy(arrays["groups"]),  # pairs of texts with the same word are a group
         )
         return Effects(steered, natural)
 

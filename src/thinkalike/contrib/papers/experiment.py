@@ -260,7 +260,7 @@ class Experiment(
         The value of each is None, which enters the key of the result in place of its settings.
         """
         unread: dict[str, None] = {}
-        if not self.measures:
+        if not self.measures:  # no inner job takes the settings of the measure
             unread["measure"] = None
         if self.measure != "population":
             unread["population"] = None
@@ -296,7 +296,7 @@ class Experiment(
         labels = [label for label, _ in labelled_jobs]
         jobs = [job for _, job in labelled_jobs]
         results: dict[str, Result] = {}
-        for indices in jobs_by_pass(jobs):
+        for indices in jobs_by_pass(jobs):  # the indices of the jobs that run together
             labels_of_pass = [labels[index] for index in indices]
             n_when_done = len(results) + len(indices)
             with doing(f"{listed(labels_of_pass)}, up to job {n_when_done} of {len(jobs)}"):
@@ -313,17 +313,14 @@ class Experiment(
         """
         experiment = work.input(PREPARED, ExperimentRun)
         conclusion = self.conclude(experiment)
+        folders = {label: result.folder.name for label, result in experiment.results.items()}
         return Outcome(
             conclusion.table,
             counts_of(conclusion.claims),
             tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
-            facts={
-                "parts": {
-                    label: result.folder.name for label, result in experiment.results.items()
-                }
-            },
+            facts={"parts": folders},  # the results that the conclusion rests on
             draw=conclusion.draw,
-            blank=("smallest_effect", *conclusion.blank),
+            blank=("smallest_effect", *conclusion.blank),  # columns that may have empty cells
         )
 
     def headlines(self, result: Result) -> list[Headline]:
@@ -386,7 +383,7 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     run_settings = _settings_of_how_models_run(config)
     models = [model_named(model, run_settings) for model in inner.models]
     source = models[0] if models else config.model
-    target = models[-1] if models else config.model
+    target = models[-1] if models else config.model  # one model is source and target
 
     # Parts of the configuration that are given as objects, beside the arguments, which are texts.
     parts: dict[str, object] = {"model": source, "target": target}

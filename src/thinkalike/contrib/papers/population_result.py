@@ -104,7 +104,7 @@ class PopulationResult:
         parts = population_parts(experiment, side)
         config = parts.get("population", _population_job(experiment).population)
         all_groups = cls(experiment.results[side], config)
-        left_out = config.null[1:] if config.null else []
+        left_out = config.null[1:] if config.null else []  # the names of groups
         chosen = [name for name in all_groups.group_names if name not in left_out]
         return replace(all_groups, chosen_groups=tuple(chosen))
 
@@ -159,7 +159,7 @@ class PopulationResult:
         """1 where a model alone classifies a pair of texts correctly, else 0."""
         correct = self._array("correct").double()  # (m, m, cuts, n)
         # A model stitched into itself is the model itself at every cut; the first cut is taken.
-        own_answers = correct.diagonal()  # (cuts, n, m)
+        own_answers = correct.diagonal()  # (cuts, n, m): the diagonal is now the last axis
         return own_answers[0].T
 
     @cached_property

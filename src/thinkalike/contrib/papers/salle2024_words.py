@@ -71,7 +71,7 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     """
     stimuli = read_stimuli(experiment.config.stimuli)
     correlation = stimuli.correlation()
-    strongest = correlation.strongest(PAIRS_LISTED)
+    strongest = correlation.strongest(PAIRS_LISTED)  # (feature, feature, correlation)
     listed = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in strongest)
     first, second, _ = strongest[0]
 

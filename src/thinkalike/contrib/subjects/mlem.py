@@ -89,8 +89,8 @@ def group_tables(
         config: The configuration of the job.
         stimuli: What subjects and models saw.
         subjects: The recorded states of each subject.
-        profiles: The importance of each feature in each layer of each side.
-        scores: The score of each layer of each side.
+        profiles: The importance of each feature in each layer of each subject and model.
+        scores: The score of each layer of each subject and model.
 
     Returns:
         "group", a row for each layer and feature, and "group_scores", a row for each layer.
@@ -109,8 +109,8 @@ def group_tables(
             lower_of_folds = []
             upper_of_folds = []
             for indices in held_out:
-                of_held_out = [distances.take(indices) for distances in distances_of_layer]
-                ceiling = noise_ceiling(distance_vectors(of_held_out))
+                held_out_distances = [distances.take(indices) for distances in distances_of_layer]
+                ceiling = noise_ceiling(distance_vectors(held_out_distances))
                 lower_of_folds.append(float(ceiling.lower.mean()))
                 upper_of_folds.append(float(ceiling.upper.mean()))
             lower.append(_float64_mean(lower_of_folds))
