@@ -176,8 +176,8 @@ def _claim_above_zero(
     """
     results = [_result_of_pair(experiment, names) for names in pairs]
     value = jackknifed(statistic, results)
-    numbers = f"{statistic_name}: {value:+.4f}"
-    return judged_claim(claim, [(ABOVE_ZERO, value)], numbers, _interval_units(results[0]))
+    finding = f"{statistic_name}: {value:+.4f}"
+    return judged_claim(claim, [(ABOVE_ZERO, value)], finding, _interval_units(results[0]))
 
 
 def _listed_pairs(pairs: Sequence[Names]) -> str:
@@ -284,9 +284,9 @@ def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
     return judged_claim(
         "the likeness of a model's layers grows with scale",
         bounded,
-        f"mean CKA of two different layers: {'; '.join(listed_increases)}"
+        finding=f"mean CKA of two different layers: {'; '.join(listed_increases)}"
         f"{bonferroni_note(len(neighbours))}",
-        _interval_units(any_result),
+        units=_interval_units(any_result),
     )
 
 
@@ -307,9 +307,9 @@ def _claim_of_symmetry(experiment: ExperimentRun) -> Claim:
     return judged_claim(
         "CKA between SoLU and GeLU shows no direction",
         [(Bound("within", NO_DIRECTION), asymmetry)],
-        f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: "
+        finding=f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: "
         f"{asymmetry:+.4f}",
-        _interval_units(result),
+        units=_interval_units(result),
     )
 
 
@@ -457,9 +457,9 @@ def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     claim = exact_claim(
         f"{odd_name} has smaller heads and rotary dimensions than models of about its size",
         bool(has_smaller_heads and has_smaller_rotary),
-        f"head dimension {odd['d_head']} against {sorted(others['d_head'])}, rotary "
+        finding=f"head dimension {odd['d_head']} against {sorted(others['d_head'])}, rotary "
         f"{odd['rotary']} against {sorted(others['rotary'])}",
-        f"{len(about_its_size)} models",
+        units=f"{len(about_its_size)} models",
     )
     return Conclusion(table, [claim])
 

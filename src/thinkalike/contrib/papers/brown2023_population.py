@@ -131,8 +131,8 @@ def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
     nearer = judged_claim(
         "models of one group are nearer to each other than models of two",
         [(BELOW_ZERO, difference)],
-        f"mean distance within minus between {difference[0]:+.3f}",
-        population.units,
+        finding=f"mean distance within minus between {difference[0]:+.3f}",
+        units=population.units,
     )
     claims = [nearer, *cluster_claims(population)]
     table = _distance_table(population)
@@ -368,8 +368,8 @@ def _judged_stitch_claim(
         # The function takes similarities, and models are similar if penalties are low.
         similarities = -claim.values.mean(-1)
         listed.append(_depths_of_first_difference(similarities, population, "cut", FIRST_CUT))
-    numbers = f"{'; '.join(listed)}{bonferroni_note(count)}"
-    return judged_claim(claim.text, bounded, numbers, population.units_with_examples)
+    finding = f"{'; '.join(listed)}{bonferroni_note(count)}"
+    return judged_claim(claim.text, bounded, finding, population.units_with_examples)
 
 
 def accuracy_gap_claim(population: PopulationResult) -> Claim:
@@ -397,8 +397,8 @@ def accuracy_gap_claim(population: PopulationResult) -> Claim:
     return judged_claim(
         "the two groups differ on the challenge",
         [(Bound("above", LEAST_ACCURACY_GAP), gap)],
-        f"mean accuracy {means}, difference {gap:+.3f}",
-        population.units_with_examples,
+        finding=f"mean accuracy {means}, difference {gap:+.3f}",
+        units=population.units_with_examples,
     )
 
 
@@ -439,11 +439,11 @@ def claim_that_null_flips_less(population: PopulationResult) -> Claim:
         return flips_of_null - CHANCE_SHARE * flips_of_strategies
 
     value = over_models(excess, range(len(group_of)))
-    numbers = (
+    finding = (
         f"flips between {first_null} and {second_null} minus a third of those between "
         f"{other_strategy} and {first_null}: {value:+.3f}"
     )
-    return judged_claim(claim, [(BELOW_ZERO, value)], numbers, all_groups.units_with_examples)
+    return judged_claim(claim, [(BELOW_ZERO, value)], finding, all_groups.units_with_examples)
 
 
 def _mean_between_groups(
@@ -486,8 +486,8 @@ def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
     return judged_claim(
         "CKA tells the groups apart in late layers, and not in early ones",
         [(ABOVE_ZERO, gap[late_layers]), (Bound("within", SMALL_CKA_GAP), gap[early_layers])],
-        f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
-        population.units,
+        finding=f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
+        units=population.units,
     )
 
 
@@ -505,8 +505,8 @@ def _claim_that_null_groups_are_alike(null: PopulationResult) -> Claim:
     return judged_claim(
         "the null: CKA in the last layer does not tell two parents of one strategy apart",
         [(Bound("within", SMALL_CKA_GAP), gap)],
-        f"within minus between {gap[0]:+.3f}; {onsets}",
-        null.units,
+        finding=f"within minus between {gap[0]:+.3f}; {onsets}",
+        units=null.units,
     )
 
 
@@ -600,8 +600,8 @@ def _cluster_claim(
     return judged_claim(
         f"clusters from {source} alone are the groups",
         [(Bound("above", LEAST_RAND_INDEX), rand_indices["the groups"])],
-        ", ".join(listed),
-        population.units,
+        finding=", ".join(listed),
+        units=population.units,
     )
 
 

@@ -325,9 +325,9 @@ def _claim_that_first_costs_more(
     for index, (more, less) in enumerate(pairs):
         by_layer = ", ".join(f"{differences[index][layer]:+.3f}" for layer in range(n_layers))
         listed_pairs.append(f"{more.label} minus {less.label} by layer: {by_layer}")
-    numbers = f"{'; '.join(listed_pairs)}; intervals hold for all together (max-t)"
+    finding = f"{'; '.join(listed_pairs)}; intervals hold for all together (max-t)"
     units = number_of_documents(document_counts(token_counts))
-    return judged_claim(claim, [(ABOVE_ZERO, differences)], numbers, units)
+    return judged_claim(claim, [(ABOVE_ZERO, differences)], finding, units)
 
 
 def _conclude_figure6(experiment: ExperimentRun) -> Conclusion:
@@ -380,8 +380,8 @@ def _claim_that_stitches_learn(
     return judged_claim(
         "every stitch between two models learns",
         [(BELOW_ZERO, change)],
-        f"largest change of the loss {largest:+.3f} nats{bonferroni_note(n_stitches)}",
-        f"{n_first} first and {n_last} last steps",
+        finding=f"largest change of the loss {largest:+.3f} nats{bonferroni_note(n_stitches)}",
+        units=f"{n_first} first and {n_last} last steps",
     )
 
 

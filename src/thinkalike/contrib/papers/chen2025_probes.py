@@ -187,9 +187,9 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
             yield untestable_claim(claim, f"{feature} is not judged on held-out words")
         else:
             excess = _excess_over_chance(native)
-            numbers = f"native accuracy on held-out words minus chance {excess:+.3f}"
+            finding = f"native accuracy on held-out words minus chance {excess:+.3f}"
             bounded = [(Bound("within", NEAR_CHANCE), excess)]
-            yield judged_claim(claim, bounded, numbers, probed.units)
+            yield judged_claim(claim, bounded, finding, probed.units)
         claim = (
             f"{probed.label}: a carried probe of {feature} keeps less than half of what a native "
             "one has"
@@ -231,13 +231,13 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
         if accuracy is not None:
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
-    numbers = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
+    listed = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
     return _claim_about_all(
         probed,
         claim,
         Bound("within", NEAR_CHANCE),
         excesses,
-        f"accuracy minus chance: {numbers}",
+        f"accuracy minus chance: {listed}",
     )
 
 
@@ -257,9 +257,9 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     claim = (
         "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
     )
-    numbers = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+    listed = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return _claim_about_all(
-        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {numbers}"
+        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {listed}"
     )
 
 
@@ -268,7 +268,7 @@ def _claim_about_all(
     claim: str,
     bound: Bound,
     estimates: Mapping[str, Estimate],
-    numbers: str,
+    finding: str,
 ) -> Claim:
     """Judge a claim that must hold for every feature; without any feature it is untestable.
 
@@ -277,13 +277,13 @@ def _claim_about_all(
         claim: The claim in words.
         bound: Where the estimate of each feature must be.
         estimates: The estimate of each feature, with intervals that hold for all together.
-        numbers: What was found, in words.
+        finding: What was found, in words.
     """
     return judged_claim(
         f"{probed.label}: {claim}",
         [(bound, estimate) for estimate in estimates.values()],
-        f"{numbers}{bonferroni_note(len(estimates))}",
-        probed.units,
+        finding=f"{finding}{bonferroni_note(len(estimates))}",
+        units=probed.units,
     )
 
 

@@ -209,14 +209,14 @@ def _claim_that_start_saves(
     for index, tokens in enumerate(rows["tokens"]):
         value, low, high = (100 * float(number) for number in saved[index])
         listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
-    numbers = "; ".join(listed)
+    finding = "; ".join(listed)
     if (rows["reached"] < 1).any():
-        numbers += " (some seeds never get there)"
+        finding += " (some seeds never get there)"
     return judged_claim(
         f"{transfer.label}: {claim}",
         [(bound, saved)],
-        f"{numbers}{bonferroni_note(count)}",
-        f"{N_SEEDS} seeds",
+        finding=f"{finding}{bonferroni_note(count)}",
+        units=f"{N_SEEDS} seeds",
     )
 
 

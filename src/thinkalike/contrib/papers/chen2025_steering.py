@@ -299,8 +299,8 @@ def _judged_share_claim(
         reason = "these layers, this strength or a natural effect are not there"
         return untestable_claim(claim_in_words, reason)
     share = steering.shares(effects)[claim.condition]
-    numbers = f"share of the natural effect {share:.2f}"
-    return judged_claim(claim_in_words, [(claim.bound, share)], numbers, steering.units)
+    finding = f"share of the natural effect {share:.2f}"
+    return judged_claim(claim_in_words, [(claim.bound, share)], finding, steering.units)
 
 
 def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
@@ -333,8 +333,8 @@ def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
         share = steering.shares(effects, level)[NATIVE]
         bounded.append((Bound("below", NEXT_TO_NOTHING), share))
         listed.append(f"{source_layer}→{target_layer} {share:.2f}")
-    numbers = f"share: {', '.join(listed)}{bonferroni_note(count)}"
-    return judged_claim(claim, bounded, numbers, steering.units)
+    finding = f"share: {', '.join(listed)}{bonferroni_note(count)}"
+    return judged_claim(claim, bounded, finding, steering.units)
 
 
 EXPERIMENTS = [

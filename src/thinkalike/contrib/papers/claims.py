@@ -104,7 +104,7 @@ def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def judged_claim(
-    claim: str, bounded: Sequence[tuple[Bound, Estimate]], numbers: str, units: str
+    claim: str, bounded: Sequence[tuple[Bound, Estimate]], finding: str, units: str
 ) -> Claim:
     """Judge the claim that every number of some estimates lies within its bound.
 
@@ -115,7 +115,7 @@ def judged_claim(
         claim: The claim in words.
         bounded: Pairs of a bound and an estimate. An estimate may have several numbers, each with
             an interval; the caller makes the intervals wide enough to hold all together.
-        numbers: What was found, in words.
+        finding: What was found, in words.
         units: What was sampled for the intervals, in words, such as "5 seeds".
     """
     verdicts: list[Verdict] = []
@@ -135,23 +135,23 @@ def judged_claim(
     return Claim(
         claim,
         verdict=verdict_on_all(verdicts) if verdicts else UNTESTABLE,
-        numbers=numbers,
+        numbers=finding,
         units=units,
         tolerance=", ".join(distinct_bounds),
         smallest_effect=smallest_effect,
     )
 
 
-def exact_claim(claim: str, holds: bool, numbers: str, units: str) -> Claim:
+def exact_claim(claim: str, holds: bool, finding: str, units: str) -> Claim:
     """Return a claim that is decided by counting, without an interval: it holds or it fails.
 
     Args:
         claim: What the paper says.
         holds: Whether it is true of the results.
-        numbers: What was counted, in words.
+        finding: What was counted, in words.
         units: What it was counted over, in words.
     """
-    return Claim(claim, HOLDS if holds else FAILS, numbers, units, tolerance="exact")
+    return Claim(claim, HOLDS if holds else FAILS, finding, units, tolerance="exact")
 
 
 def untestable_claim(claim: str, reason: str) -> Claim:

@@ -170,8 +170,8 @@ def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], statistic_name:
         statistic_name: The statistic in words.
     """
     mean = fold_interval(statistic)
-    numbers = f"{statistic_name} {mean:+.3f}"
-    return judged_claim(claim, [(ABOVE_ZERO, mean)], numbers, units_of_folds(statistic))
+    finding = f"{statistic_name} {mean:+.3f}"
+    return judged_claim(claim, [(ABOVE_ZERO, mean)], finding, units_of_folds(statistic))
 
 
 def units_of_folds(statistic: Tensor) -> str:

@@ -246,9 +246,9 @@ def _claim_that_matrices_agree(
     return judged_claim(
         "feature-based and feature-agnostic likeness agree",
         [(ABOVE_ZERO, rho)],
-        f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
+        finding=f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
         f"p {float(p):.3f} by Mantel's test of layers",
-        f"{len(set(models))} models",
+        units=f"{len(set(models))} models",
     )
 
 
@@ -310,9 +310,9 @@ def _claim_that_seeds_are_alike(
     return judged_claim(
         "two seeds of one architecture are more alike than two architectures",
         [(ABOVE_ZERO, gains)],
-        f"mean likeness of their layers, one architecture minus two: {listed}"
+        finding=f"mean likeness of their layers, one architecture minus two: {listed}"
         f"{bonferroni_note(len(matrices))}",
-        f"{len(set(models))} models",
+        units=f"{len(set(models))} models",
     )
 
 
@@ -473,10 +473,10 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
     return judged_claim(
         "the most alike layers of two models share their most important feature, PoS",
         [(ABOVE_ZERO, mean_lead)],
-        f"{' and '.join(contrast.names)}, {tau} (paper: GPT-2 layer 8 and BERT "
+        finding=f"{' and '.join(contrast.names)}, {tau} (paper: GPT-2 layer 8 and BERT "
         f"layer 4, 0.77): {first_leader} and {second_leader}; PoS leads the next by "
         f"{mean_lead[0]:+.3f} and {mean_lead[1]:+.3f}{bonferroni_note(2)}",
-        units_of_folds(leads),
+        units=units_of_folds(leads),
     )
 
 
@@ -502,10 +502,10 @@ def _claim_that_leader_differs(
     claim = judged_claim(
         "the least alike layers differ most in PoS, and one is of Mamba",
         [(ABOVE_ZERO, mean_lead)],
-        f"{' and '.join(contrast.names)}, {tau} (paper: Mamba layer 8 and BERT "
+        finding=f"{' and '.join(contrast.names)}, {tau} (paper: Mamba layer 8 and BERT "
         f"layer 4, -0.24): {contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}; "
         f"they differ in PoS by more than in the next by {mean_lead:+.3f}",
-        units_of_folds(lead),
+        units=units_of_folds(lead),
     )
     models = [name.rpartition(" layer ")[0] for name in contrast.names]  # "Mamba layer 8"
     if any(model in recurrent for model in models):

@@ -89,9 +89,9 @@ def _claim_that_part_of_speech_leads_at_ends(model: Profiles) -> Claim:
             (ABOVE_ZERO, mean_lead[[0, n_layers - 1]]),
             (BELOW_ZERO, mean_lead[1:-1]),
         ],
-        f"first by layer: {', '.join(model.leading)}; PoS leads the next by {by_layer}"
+        finding=f"first by layer: {', '.join(model.leading)}; PoS leads the next by {by_layer}"
         f"{bonferroni_note(n_layers)}",
-        units_of_folds(lead),
+        units=units_of_folds(lead),
     )
 
 
@@ -139,8 +139,8 @@ def _claim_that_distances_are_predicted(profiles: Sequence[Profiles]) -> Claim:
     return judged_claim(
         "the features predict held-out distances in every layer",
         bounded,
-        f"mean Spearman's ρ over layers: {means}{bonferroni_note(n_layers)}",
-        units_of_folds(profiles[0].scores),
+        finding=f"mean Spearman's ρ over layers: {means}{bonferroni_note(n_layers)}",
+        units=units_of_folds(profiles[0].scores),
     )
 
 

@@ -44,8 +44,8 @@ def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
     claim = exact_claim(
         "the grammar makes every row of table S1",
         n_same == n_rows,
-        f"{n_same} of {n_rows} rows",
-        f"{n_rows} rows",
+        finding=f"{n_same} of {n_rows} rows",
+        units=f"{n_rows} rows",
     )
     return Conclusion(derived, [claim])
 
@@ -86,8 +86,8 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     claim = judged_claim(
         "no two features of the probing words are nearly the same",
         [(Bound("within", NEARLY_THE_SAME), estimate)],
-        f"strongest correlations: {listed}; the first {estimate:+.2f}",
-        f"{n_folds} parts of {len(stimuli)} words",
+        finding=f"strongest correlations: {listed}; the first {estimate:+.2f}",
+        units=f"{n_folds} parts of {len(stimuli)} words",
     )
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(draw_correlation, correlation.table))

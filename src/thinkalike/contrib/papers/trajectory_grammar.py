@@ -131,8 +131,8 @@ def _claim_that_first_settles_earlier(claim: str, gap: pd.Series, units: str) ->
         units: What the interval is over, in words.
     """
     mean = _mean_over_seeds(gap)
-    numbers = f"doublings of the step between them {mean:+.2f}"
-    return judged_claim(claim, [(ABOVE_ZERO, mean)], numbers, units)
+    finding = f"doublings of the step between them {mean:+.2f}"
+    return judged_claim(claim, [(ABOVE_ZERO, mean)], finding, units)
 
 
 def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> Claim:
@@ -162,8 +162,8 @@ def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> 
         mean_gains.append(float(np.mean(gains)))
     gain = _mean_over_seeds(mean_gains)
     claim = "seeds are nearer to each other at the same loss than at the same step"
-    numbers = f"difference of CKA less by {gain:+.4f}"
-    return judged_claim(claim, [(ABOVE_ZERO, gain)], numbers, units)
+    finding = f"difference of CKA less by {gain:+.4f}"
+    return judged_claim(claim, [(ABOVE_ZERO, gain)], finding, units)
 
 
 def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
@@ -207,8 +207,8 @@ def _claim_that_feature_appears(onsets: pd.DataFrame, feature: str, units: str) 
     steps = ", ".join("never" if pd.isna(step) else f"{step:.0f}" for step in earliest)
     appears_later = earliest.gt(0)  # False for NaN
     share_of_seeds = _mean_over_seeds(appears_later.astype(float))
-    numbers = f"onset in the first layer that has it: {steps}"
-    return judged_claim(claim, [(Bound("above", 0.5), share_of_seeds)], numbers, units)
+    finding = f"onset in the first layer that has it: {steps}"
+    return judged_claim(claim, [(Bound("above", 0.5), share_of_seeds)], finding, units)
 
 
 EXPERIMENTS = [

@@ -191,11 +191,11 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
         units: The number of sources and courts, in words.
     """
     fooled_by = row[f"{prefix}fooled_by"]
-    numbers = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"
+    finding = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"
     if fooled_by:
-        numbers += f"; fooled by {fooled_by}"
+        finding += f"; fooled by {fooled_by}"
     claim = f"{row['judge']} ranks {subject} above {row['decoys']}"
-    return exact_claim(claim, not fooled_by, numbers, units)
+    return exact_claim(claim, not fooled_by, finding, units)
 
 
 def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
@@ -213,8 +213,8 @@ def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
     return exact_claim(
         f"verdicts are right for sources of kind {row['kind']}",
         right >= LEAST_RIGHT and decided >= LEAST_DECIDED,
-        f"{right:.0%} of {decided:.0%} decided are right: {row['verdicts']}",
-        units,
+        finding=f"{right:.0%} of {decided:.0%} decided are right: {row['verdicts']}",
+        units=units,
     )
 
 
