@@ -20,7 +20,7 @@ from thinkalike.measures.distances.ranks import spearman
 
 SAME_KINDS = ("same",)
 REAL_KINDS = ("real",)
-COURT = ["target", "layer", "seed"]  # the columns that tell courts apart
+COURT_COLUMNS = ["target", "layer", "seed"]  # the columns that tell courts apart
 
 
 class Margin(NamedTuple):
@@ -70,7 +70,7 @@ def scores_by_court(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> 
         kinds: The kinds of sources that are returned.
     """
     rows = table[table["kind"].isin(kinds)]
-    values = rows.pivot(index=COURT, columns="source", values=judge.name)
+    values = rows.pivot(index=COURT_COLUMNS, columns="source", values=judge.name)
     values = values.dropna(axis="columns")
     if judge.higher:  # whether a higher value means more similar
         return values

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from thinkalike.contrib.court import verdicts
-from thinkalike.contrib.court.ranking import COURT
+from thinkalike.contrib.court.ranking import COURT_COLUMNS
 
 # The verdicts that are right for a kind. For separately trained models it is an open question.
 RIGHT_VERDICTS = {
@@ -46,8 +46,8 @@ def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
         right = None
         if row["kind"] in RIGHT_VERDICTS and verdict != verdicts.UNDECIDED:
             right = verdict in RIGHT_VERDICTS[row["kind"]]
-        # COURT: target, layer and seed.
-        identifiers = {name: row[name] for name in (*COURT, "source", "kind")}
+        # COURT_COLUMNS are target, layer and seed.
+        identifiers = {name: row[name] for name in (*COURT_COLUMNS, "source", "kind")}
         rows.append({**identifiers, "verdict": verdict, "right": right})
     return pd.DataFrame(rows)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
 import torch
+import transformers
 from torch import nn
 
 from thinkalike.config import SettingValues
@@ -19,6 +20,7 @@ from thinkalike.contrib.pretraining.training import (
     Pretraining,
 )
 from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus
 from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss
@@ -103,32 +105,17 @@ class MiniPretraining(
         texts = training_texts(config.data)
         tokenizer = train_tokenizer(texts, recipe.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
-        module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-
-        training = Pretraining(module, recipe)
-        if FAMILIES[model.family].predicts == "hidden":
-            training = MaskedPretraining(module, recipe, model.seed, tokenizer)
-        rows = StepData(
-            corpus.fit.tokens,
-            recipe.tokens_per_step,
-            recipe.steps,
-            model.seed,
-            setting="pretrain.tokens_per_step",
-        )
-        device = torch.device(pick_device(model.device))
-        run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
+        training = _training_module(config, tokenizer)
         kept_folder = work.job.partial / KEPT
         facts: dict[str, object] = {"architecture": model.architecture, "seed": model.seed}
 
         def keep(step: int) -> None:
-            """Save the mini as it is after a step."""
+            """Save the model as it is after a step."""
             save_mini(
                 kept_folder / f"step{step}", training.model, tokenizer, {**facts, "step": step}
             )
 
-        with work.phase("fit"):
-            callbacks = [KeepsCheckpoints(recipe.kept_steps, keep)]
-            fit(training, rows, run, loggers_of(run, config.logger.kind), callbacks)
+        _train(training, config, corpus, work, keep)
         facts["training"] = {
             "data": config.data.name,
             "tokens_seen": recipe.steps * whole_rows(recipe.tokens_per_step, context),
@@ -159,6 +146,51 @@ class MiniPretraining(
     def show(self, result: Result) -> None:
         """Print the loss of the trained model on held-out text."""
         show_loss(result)
+
+
+def _training_module(
+    config: PretrainJob, tokenizer: transformers.PreTrainedTokenizerBase
+) -> Pretraining:
+    """Return a new model, with the training that its family needs.
+
+    A model such as BERT is trained to predict hidden tokens, and any other one the next token.
+    """
+    model = config.model
+    module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
+    if FAMILIES[model.family].predicts == "hidden":
+        return MaskedPretraining(module, config.pretrain, model.seed, tokenizer)
+    return Pretraining(module, config.pretrain)
+
+
+def _train(
+    training: Pretraining,
+    config: PretrainJob,
+    corpus: Corpus,
+    work: Work,
+    keep: Callable[[int], object],
+) -> None:
+    """Train a model on the fitting text; a resumed job continues from its last checkpoint.
+
+    Args:
+        training: The model and how it is trained.
+        config: The configuration of the job.
+        corpus: The text.
+        work: The job, in whose folder checkpoints are.
+        keep: Is called after the steps of the setting `pretrain.keep`, with the step's number.
+    """
+    recipe = config.pretrain
+    rows = StepData(
+        corpus.fit.tokens,
+        recipe.tokens_per_step,
+        recipe.steps,
+        config.model.seed,
+        setting="pretrain.tokens_per_step",
+    )
+    device = torch.device(pick_device(config.model.device))
+    run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
+    with work.phase("fit"):
+        callbacks = [KeepsCheckpoints(recipe.kept_steps, keep)]
+        fit(training, rows, run, loggers_of(run, config.logger.kind), callbacks)
 
 
 @torch.no_grad()

@@ -136,11 +136,7 @@ def model_scores(
     # The mean of all subjects but one is compared like a model. Its score in the subject that was
     # left out is the lower noise ceiling.
     compared = torch.cat([models.double(), ceiling.without.to(models.device)])
-    scores = []
-    batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
-    for stimulus_counts in counted(batches, "part of the resamples"):
-        scores.append(compare(compared, subjects, comparator, stimulus_counts))
-    replicates = torch.cat(scores).cpu()  # (r, m + s, s)
+    replicates = _scores_in_resamples(compared, subjects, comparator, draws)  # (r, m + s, s)
 
     is_finite = replicates.isfinite().flatten(1).all(1)
     n_lost = resamples - int(is_finite.sum())
@@ -158,3 +154,23 @@ def model_scores(
         lower=scores_of_means.diagonal(dim1=1, dim2=2),
         draws=Draws(draws.subjects[is_finite], draws.stimuli[is_finite], draws.units),
     )
+
+
+def _scores_in_resamples(
+    models: Float[Tensor, "c p"], subjects: Float[Tensor, "s p"], comparator: str, draws: Draws
+) -> Float[Tensor, "r c s"]:
+    """Return the scores of models in subjects, in each of r resamples of the stimuli, on the CPU.
+
+    A score is not finite if all distances of the model or of the subject are the same.
+
+    Args:
+        models: The distances of each of c models over p pairs of stimuli.
+        subjects: The distances of each subject over the same pairs.
+        comparator: How distances are compared, see `compare`.
+        draws: How often each stimulus occurs in each resample.
+    """
+    scores = []
+    batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
+    for stimulus_counts in counted(batches, "part of the resamples"):
+        scores.append(compare(models, subjects, comparator, stimulus_counts))
+    return torch.cat(scores).cpu()
