@@ -43,13 +43,7 @@ def token_features(
         text_of_token: The text of each token of the rows.
         counts: How often each token occurs in other text, by its id.
     """
-    distinct_tokens = rows.unique()
-    features_of_distinct = torch.tensor(
-        [_features_of_text(text_of_token[token]) for token in distinct_tokens.tolist()],
-        dtype=torch.float32,
-    )
-    text_features = features_of_distinct[torch.searchsorted(distinct_tokens, rows)]  # (b, t, 3)
-    length, character_class, begins_word = text_features.unbind(-1)
+    length, character_class, begins_word = _text_features(rows, text_of_token).unbind(-1)
 
     # The first token has no class before it: `roll` gives it that of the last token of the row.
     # That does no harm, as the first token is dropped below.
@@ -71,6 +65,19 @@ def token_features(
         is_repeated,
     )
     return torch.stack([feature[:, 1:-1].flatten().float() for feature in features], -1)
+
+
+def _text_features(
+    rows: Int[Tensor, "b t"], text_of_token: Mapping[int, str]
+) -> Float[Tensor, "b t 3"]:
+    """Return the features of each token that its text alone decides, see `_features_of_text`."""
+    distinct_tokens = rows.unique()  # sorted
+    features_of_distinct = torch.tensor(
+        [_features_of_text(text_of_token[token]) for token in distinct_tokens.tolist()],
+        dtype=torch.float32,
+    )
+    index_of_token = torch.searchsorted(distinct_tokens, rows)
+    return features_of_distinct[index_of_token]
 
 
 def _features_of_text(text: str) -> tuple[int, int, bool]:

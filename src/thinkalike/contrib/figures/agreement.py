@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from matplotlib.image import AxesImage
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
 from thinkalike.figures.style import COLUMN, PAGE, SMALL, canvas, save, write_title
@@ -63,18 +65,7 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
     with canvas(PAGE, height, *grid, squeeze=False) as (figure, panels):
         for row, measure in zip(panels, measures, strict=True):
             for axes, (_, layer_pairs) in zip(row, model_pairs, strict=True):
-                ranks = layer_pairs.pivot(
-                    index="source_layer", columns="target_layer", values=measure
-                )
-                image = axes.imshow(
-                    ranks.to_numpy(),
-                    origin="lower",
-                    norm=Normalize(0, 1),
-                    cmap="magma",
-                    aspect="auto",
-                )
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
+                image = _draw_rank_heatmap(axes, layer_pairs, measure)
             name = measure.replace("_", "\n")
             row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=SMALL)
         for axes, ((source, target), _) in zip(panels[-1], model_pairs, strict=True):
@@ -89,3 +80,23 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
         directions = "in a panel, layers of the first model upwards, of the second rightwards"
         write_title(figure, panels[0, 0], "Layer pairs in the order of each measure", directions)
         save(figure, folder, "ranks")
+
+
+def _draw_rank_heatmap(axes: Axes, layer_pairs: pd.DataFrame, measure: str) -> AxesImage:
+    """Draw the ranks of the layer pairs of two models by one measure, from 0 to 1.
+
+    The source's layers run upwards, and the target's to the right. The image is returned for a
+    colour bar.
+
+    Args:
+        axes: Where it is drawn.
+        layer_pairs: A row for each layer pair, with its rank in the column of the measure.
+        measure: The name of this column.
+    """
+    ranks = layer_pairs.pivot(index="source_layer", columns="target_layer", values=measure)
+    image = axes.imshow(
+        ranks.to_numpy(), origin="lower", norm=Normalize(0, 1), cmap="magma", aspect="auto"
+    )
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return image

@@ -96,7 +96,14 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
             capsize=1,
             elinewidth=0.7,
         )
-    chance = table.drop_duplicates("feature").set_index("feature")["chance"].reindex(features)
+    chance = table.drop_duplicates("feature").set_index("feature")["chance"]
+    _draw_chance(axes, chance.reindex(features))
+    axes.set_xticks(range(len(features)), features, rotation=30, ha="right")
+    axes.set_ylim(0, 1.03)
+
+
+def _draw_chance(axes: Axes, chance: pd.Series) -> None:
+    """Draw a dashed line at the accuracy of chance of each feature, at positions 0, 1, 2, ..."""
     for position, value in enumerate(chance):
         axes.hlines(
             value,
@@ -106,8 +113,6 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
             linestyles="--",
             linewidth=1,
         )
-    axes.set_xticks(range(len(features)), features, rotation=30, ha="right")
-    axes.set_ylim(0, 1.03)
 
 
 def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:

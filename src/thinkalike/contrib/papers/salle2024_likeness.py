@@ -351,18 +351,13 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
         experiment, stimuli, title, unlike_pair, layers, (first - second).abs()
     )
 
-    first_on_folds, second_on_folds = layers.by_fold[:, list(unlike_pair)].unbind(1)  # (k, f) each
-    difference = second_on_folds - first_on_folds
-    # All folds have the sign of the mean difference. With the absolute value on each fold, noise
-    # would add to the difference.
-    signed_difference = difference * difference.mean(0).sign()
     recurrent = [model.name for model in profiles if model.family == RECURRENT]
+    lead_in_both = lead_over_others(layers.by_fold[:, list(alike_pair)], stimuli.names)
+    differences = _differences_on_folds(layers, unlike_pair)
     claims = [
-        _claim_that_leader_is_shared(
-            alike, lead_over_others(layers.by_fold[:, list(alike_pair)], stimuli.names)
-        ),
+        _claim_that_leader_is_shared(alike, lead_in_both),
         _claim_that_leader_differs(
-            unlike, lead_over_others(signed_difference, stimuli.names), recurrent
+            unlike, lead_over_others(differences, stimuli.names), recurrent
         ),
     ]
     tables = []
@@ -371,6 +366,17 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
         tables.append(contrast.importance.assign(pair=pair, first=first_name, second=second_name))
     table = pd.concat(tables, ignore_index=True)
     return Conclusion(table, claims, partial(draw_contrasts, [alike, unlike]))
+
+
+def _differences_on_folds(layers: Layers, pair: tuple[int, int]) -> Float[Tensor, "k f"]:
+    """Return how much two layers differ in the importance of each feature, on each of k folds.
+
+    The sign is chosen for each feature so that the mean over folds is not negative. With absolute
+    values on each fold, noise would add to the difference.
+    """
+    first, second = layers.by_fold[:, list(pair)].unbind(1)  # (k, f) each
+    difference = second - first
+    return difference * difference.mean(0).sign()
 
 
 def _most_and_least_alike(

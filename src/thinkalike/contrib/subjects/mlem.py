@@ -99,22 +99,8 @@ def group_tables(
         DataError: The distances of a fold are all equal.
     """
     names = [side.name for side in subjects]
-    measure = config.measure_as(MLEMConfig)
-    distances_of_subjects = [layer_distances(side, measure) for side in subjects]
-    held_out = _held_out_stimuli(config, stimuli)
-    lower = []
-    upper = []
     try:
-        for distances_of_layer in zip(*distances_of_subjects, strict=True):
-            lower_of_folds = []
-            upper_of_folds = []
-            for indices in held_out:
-                held_out_distances = [distances.take(indices) for distances in distances_of_layer]
-                ceiling = noise_ceiling(distance_vectors(held_out_distances))
-                lower_of_folds.append(float(ceiling.lower.mean()))
-                upper_of_folds.append(float(ceiling.upper.mean()))
-            lower.append(_float64_mean(lower_of_folds))
-            upper.append(_float64_mean(upper_of_folds))
+        ceilings = _mean_ceilings_of_layers(config, stimuli, subjects)
     except ValueError as error:
         raise DataError(
             f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}"
@@ -122,8 +108,42 @@ def group_tables(
     group_scores = _group_means(scores, names, ["layer"], "score")
     return {
         "group": _group_means(profiles, names, ["layer", "feature"], "importance"),
-        "group_scores": group_scores.assign(lower=lower, upper=upper),
+        "group_scores": group_scores.join(ceilings),
     }
+
+
+def _mean_ceilings_of_layers(
+    config: AnalyzeConfig, stimuli: Stimuli, subjects: Sequence[StimulusStates]
+) -> pd.DataFrame:
+    """Return the noise ceiling of each recorded layer, as a mean over subjects and folds.
+
+    The ends of the ceiling are the columns `lower` and `upper`. The ceiling of a fold is that of
+    the distances between the stimuli that the fold holds out.
+
+    Args:
+        config: The configuration of the job, which says how stimuli are divided into folds.
+        stimuli: What the subjects saw.
+        subjects: The recorded states of each subject, all with the same layers.
+
+    Raises:
+        ValueError: The distances of a fold are all equal.
+    """
+    measure = config.measure_as(MLEMConfig)
+    distances_of_subjects = [layer_distances(side, measure) for side in subjects]
+    held_out = _held_out_stimuli(config, stimuli)
+    rows = []
+    for distances_of_layer in zip(*distances_of_subjects, strict=True):
+        lower_of_folds = []
+        upper_of_folds = []
+        for indices in held_out:
+            held_out_distances = [distances.take(indices) for distances in distances_of_layer]
+            ceiling = noise_ceiling(distance_vectors(held_out_distances))
+            lower_of_folds.append(float(ceiling.lower.mean()))
+            upper_of_folds.append(float(ceiling.upper.mean()))
+        lower = _float64_mean(lower_of_folds)
+        upper = _float64_mean(upper_of_folds)
+        rows.append({"lower": lower, "upper": upper})
+    return pd.DataFrame(rows, columns=["lower", "upper"])
 
 
 def _float64_mean(values: Sequence[float]) -> float:

@@ -70,10 +70,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}") from error
 
-        tables = {}
-        for name in tables_of_layers[0]:  # all recorded layers have tables of the same names
-            tables_to_join = [tables_of_layer[name] for tables_of_layer in tables_of_layers]
-            tables[name] = pd.concat(tables_to_join, ignore_index=True)
+        tables = _joined_by_name(tables_of_layers)
         ceilings = _mean_ceilings(tables["ceilings"])
         scalars = {
             "subjects": float(n_subjects),
@@ -134,6 +131,17 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
                     comparisons[comparisons["recorded"] == recorded],
                     float(ceilings["lower"].mean()),
                 )
+
+
+def _joined_by_name(
+    tables_of_layers: Sequence[dict[str, pd.DataFrame]],
+) -> dict[str, pd.DataFrame]:
+    """Return for each name the tables of this name of all recorded layers, as one table."""
+    joined = {}
+    for name in tables_of_layers[0]:  # all layers have tables of the same names
+        tables = [tables_of_layer[name] for tables_of_layer in tables_of_layers]
+        joined[name] = pd.concat(tables, ignore_index=True)
+    return joined
 
 
 def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
