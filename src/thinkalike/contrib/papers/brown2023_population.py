@@ -362,6 +362,7 @@ def _judged_stitch_claim(
     listed = []
     for source, target in claim.directions:
         bounded.append((claim.bound, means[source, target][list(cuts)]))
+        # A cut is listed by the last layer of the source: -1, the embedding, for no block.
         by_cut = _listed_depths(means[source, target], cuts, FIRST_CUT)
         listed.append(f"{names[source]} into {names[target]} {by_cut}")
     if claim.is_beyond_own_group:

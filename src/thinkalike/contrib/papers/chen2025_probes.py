@@ -221,8 +221,8 @@ def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -
 def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
     """Judge the claim that probes of the source are near chance if they read through random maps.
 
-    The random maps have the singular values of the fitted map, but random directions. The claim is
-    about all features together.
+    Such a probe reads the target's states, mapped to the source. The random maps have the singular
+    values of the fitted map, but random directions. The claim is about all features together.
     """
     level = level_of_each(len(probed.features))
     excesses = {}
@@ -244,9 +244,10 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
 def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     """Judge the claim that mapped states still have the information that probes read.
 
-    For every feature, a probe that is fitted on the mapped states must have at least
-    `REFITTED_SHARE` of the accuracy above chance of a native probe, fitted on the target. Features
-    whose native probe is not above chance are left out.
+    The target's states are mapped to the source by ψ. For every feature, a probe that is fitted on
+    the mapped states must have at least `REFITTED_SHARE` of the accuracy above chance of a native
+    probe, which is fitted on the target's states. Features whose native probe is not above chance
+    are left out.
     """
     level = level_of_each(len(probed.features))
     shares = {}

@@ -40,7 +40,7 @@ class PopulationParts(TypedDict, total=False):
 
 
 def population_parts(experiment: ExperimentRun, side: Side) -> PopulationParts:
-    """Return those settings of the job that compares a population that are not the experiment's.
+    """Return the parts of the configuration of a population's job that replace the experiment's.
 
     A population is a set of classifiers that differ in their seeds or in their parents (the models
     they were fine-tuned from). At the paper's scale, the default texts and classifiers are
