@@ -18,7 +18,7 @@ from thinkalike.contrib.papers import brown2023_cka as experiments
 from thinkalike.contrib.papers import experiment as frame
 from thinkalike.contrib.papers.brown2023_population import claim_that_null_flips_less
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
-from thinkalike.contrib.papers.experiment import Case
+from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.contrib.papers.population_result import PopulationResult
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.instruments import run_job
@@ -46,10 +46,10 @@ def planted(folder, cells, noise=0.01) -> Result:
     return finish(folder, "cka", f"{len(results_in(folder))}", {}, arrays=arrays)
 
 
-def case(folder, **cells) -> Case:
+def case(folder, **cells) -> ExperimentRun:
     """An experiment whose jobs are planted; a pair of models is called by the names of both."""
     jobs = {f"{pair[0]}, {pair[1]}": planted(folder, values) for pair, values in cells.items()}
-    return Case(composed("experiment=brown2023/figure9", entry="analyze"), {}, jobs)
+    return ExperimentRun(composed("experiment=brown2023/figure9", entry="analyze"), {}, jobs)
 
 
 def test_a_statistic_is_that_of_the_cells_with_an_interval(tmp_path):
@@ -104,7 +104,7 @@ def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp
     result = planted(tmp_path, cells, noise)
     models = {name: ModelConfig(name=name) for name in "ab"}
     config = composed("experiment=brown2023/figure4", entry="analyze")
-    claim = experiments._claim_of_symmetry(Case(config, models, {"a, b": result}))
+    claim = experiments._claim_of_symmetry(ExperimentRun(config, models, {"a, b": result}))
     assert claim.verdict == verdict
     assert claim.tolerance == "within 0.01 of 0"
 
@@ -119,7 +119,7 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
         made = {f"{name}, {name}": planted(tmp_path / folder, likeness(value)) for name, value in cells}
         models = {name: ModelConfig(name=name) for name in names}
         return experiments._claim_that_likeness_grows(
-            Case(composed("experiment=brown2023/figure10", entry="analyze"), models, made)
+            ExperimentRun(composed("experiment=brown2023/figure10", entry="analyze"), models, made)
         )
 
     growing = verdict("a", 0.3, 0.5, 0.7)
@@ -134,8 +134,8 @@ def test_statistics_of_cells_are_what_their_names_say():
     assert float(experiments.one_sidedness(cells + cells.T)) == pytest.approx(0)
     assert float(experiments.one_sidedness(cells)) == pytest.approx(-float(experiments.one_sidedness(cells.T)))
     assert float(experiments.one_sidedness(torch.ones(4, 4).triu(1))) == 1
-    assert float(experiments.off_diagonal(torch.eye(5))) == 0
-    assert float(experiments.off_diagonal(1 - torch.eye(5))) == 1
+    assert float(experiments.mean_of_different_layers(torch.eye(5))) == 0
+    assert float(experiments.mean_of_different_layers(1 - torch.eye(5))) == 1
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def verdicts(tmp_path):
 
     def run(figure, *words, **changes):
         own = (f"experiment=brown2023/{figure}", "scale=mini", "population=natural", *words)
-        case = Case(
+        case = ExperimentRun(
             composed(*own, entry="analyze"), {}, dict.fromkeys(("report", "challenge"), classified(tmp_path, **changes))
         )
         return claims_table(papers.paper_experiment(f"brown2023/{figure}").conclude(case).claims).set_index("claim")

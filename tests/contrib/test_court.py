@@ -14,13 +14,13 @@ from conftest import composed
 from stores import made
 from thinkalike.config import TrainerConfig, compose_job
 from thinkalike.contrib.court import job
-from thinkalike.contrib.court.bench import Bench
 from thinkalike.contrib.court.catalogue import SOURCES, source_recipes
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.ranking import auc, dose_table, margin_above_decoys, summary_of_judges
-from thinkalike.contrib.court.token_profile import KINDS, profile_likeness, token_features
+from thinkalike.contrib.court.target_results import TargetResults
+from thinkalike.contrib.court.token_profile import KINDS, profile_similarity, token_features
 from thinkalike.contrib.court.verdict_tables import shares_by_kind, verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.papers import paper_experiment
@@ -53,14 +53,14 @@ def bench(tmp_path_factory):
 
     siblings = {"other seed": tiny.frozen(4)}
     documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)
-    return Bench(Materials(tiny.frozen(0), LAYER, fit_rows, report, documents, other, 0, train, siblings))
+    return TargetResults(Materials(tiny.frozen(0), LAYER, fit_rows, report, documents, other, 0, train, siblings))
 
 
 @pytest.fixture(scope="module")
 def heard(bench):
     table = {entry.name: entry for entry in source_recipes(bench.materials)}
     names = ("rotated", "rescaled and permuted", "affine", "other seed", "token code", "superset")
-    return {name: Evidence(table[name].made(bench.materials), bench) for name in names}
+    return {name: Evidence(table[name].make_source(bench.materials), bench) for name in names}
 
 
 @pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
@@ -222,8 +222,8 @@ def test_profiles_are_alike_only_where_the_same_features_matter():
     scales = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])[:, None]
     first, turned = ((columns * order).flatten(1) for order in (scales, scales.flip(0)))
     rotation = torch.linalg.qr(torch.randn(32, 32, generator=generator))[0]
-    assert profile_likeness(levels.float(), first @ rotation, first, 0) > 0.9
-    assert profile_likeness(levels.float(), turned, first, 0) < 0
+    assert profile_similarity(levels.float(), first @ rotation, first, 0) > 0.9
+    assert profile_similarity(levels.float(), turned, first, 0) < 0
 
 
 def planted():
@@ -296,7 +296,7 @@ def seen_of_kinds(target="x"):
 def experiment():
     """The experiment on the minis, and its case."""
     found = paper_experiment("validity/court")
-    return found, found.case(composed("experiment=validity/court", "scale=mini", entry="analyze"))
+    return found, found.experiment_run(composed("experiment=validity/court", "scale=mini", entry="analyze"))
 
 
 def concluded(experiment, table):
@@ -342,7 +342,7 @@ def test_the_court_experiment_has_a_job_per_target_and_seed():
 
     def jobs(*more):
         config = composed(*words, *more, entry="analyze")
-        return [inner_job_config(config, part) for part in experiment.inner_jobs(experiment.case(config))]
+        return [inner_job_config(config, part) for part in experiment.inner_jobs(experiment.experiment_run(config))]
 
     found = jobs()
     places = [(name, layer) for name, (layers, _) in TARGETS["mini"].items() for layer in layers]

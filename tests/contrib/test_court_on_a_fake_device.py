@@ -2,10 +2,10 @@
 
 import pytest
 
-from thinkalike.contrib.court.bench import Bench
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.source import Source
+from thinkalike.contrib.court.target_results import TargetResults
 from two_gpus import GPU, OTHER, made, rows, waits
 
 
@@ -22,6 +22,6 @@ def judged():
     texts = [rows(seed).tokens for seed in range(3)]
     materials = Materials(target, 1, texts[0], texts[1], rows(1).documents, texts[2], 0, lambda *_: None)
     source = Source("other", "real", lambda tokens: other.residuals(tokens, [1])[0], target)
-    evidence = Evidence(source, Bench(materials))
+    evidence = Evidence(source, TargetResults(materials))
     assert evidence.columns
     assert len(evidence.stitched_run)

@@ -63,7 +63,7 @@ def setting(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sources(setting):
     before = setting.target.fingerprint()
-    made = {entry.name: entry.made(setting) for entry in source_recipes(setting)}
+    made = {entry.name: entry.make_source(setting) for entry in source_recipes(setting)}
     assert setting.target.fingerprint() == before
     return made
 
@@ -91,7 +91,7 @@ def test_sources_of_every_kind_have_distinct_names(setting, sources):
 def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
     for entry in source_recipes(setting):
         if entry.name not in TRAINED:  # which is not repeated
-            again = states(entry.made(setting), setting.evaluation_rows[[5]])
+            again = states(entry.make_source(setting), setting.evaluation_rows[[5]])
             assert (again - states(sources[entry.name], setting.evaluation_rows)[[5]]).abs().max() < 1e-4, entry.name
 
 

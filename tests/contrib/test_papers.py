@@ -30,7 +30,7 @@ from thinkalike.contrib.papers.claims import (
     untestable_claim,
     verdict_on_all,
 )
-from thinkalike.contrib.papers.experiment import Case, inner_job_config
+from thinkalike.contrib.papers.experiment import ExperimentRun, inner_job_config
 from thinkalike.contrib.populations.population import with_run_settings
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.instruments import run_job
@@ -51,7 +51,7 @@ def stitched(folder, source, target, penalties, tokens=None):
 
 def case(results):
     config = composed("experiment=brown2023/figure1", entry="analyze")
-    return Case(config, {}, {f"{source} → {target}": result for (source, target), result in results.items()})
+    return ExperimentRun(config, {}, {f"{source} → {target}": result for (source, target), result in results.items()})
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
 def test_every_experiments_jobs_compose(name, scale):
     figure, config = paper_experiment(name), composed(f"experiment={name}", f"scale={scale}", entry="analyze")
     assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
-    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
+    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.experiment_run(config))]
     assert all(job.store == config.store for job in jobs)
     if figure.measure == "mlem" and jobs:
         assert {job.stimuli.sample for job in jobs} == {1500}
@@ -138,14 +138,14 @@ def test_every_experiment_has_a_configuration():
 
 def test_a_model_of_the_command_line_replaces_an_experiments_own():
     config = composed("experiment=salle2024/figure3", "model=gpt2-mini", "scale=mini", entry="analyze")
-    assert paper_experiment(config.experiment).case(config).names == ["gpt2-mini"]
+    assert paper_experiment(config.experiment).experiment_run(config).names == ["gpt2-mini"]
 
 
 def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     words = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=mamba-mini", "target.dtype=float64"]
     config = composed("experiment=salle2024/figure2", *words, "scale=mini", entry="analyze")
     figure = paper_experiment("salle2024/figure2")
-    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
+    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.experiment_run(config))]
     assert [job.model.path for job in jobs] == [str(checkpoints["gpt2"]), None, str(checkpoints["gpt2"])]
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
 
@@ -154,7 +154,9 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
 def test_dtype_and_device_reach_all_models_of_an_experiment(name):
     figure, words = paper_experiment(name), [f"experiment={name}", "scale=mini"]
     configs = [composed(*words, *more, entry="analyze") for more in ((), ("model.dtype=float64", "model.device=cpu"))]
-    plain, jobs = ([inner_job_config(each, part) for part in figure.inner_jobs(figure.case(each))] for each in configs)
+    plain, jobs = (
+        [inner_job_config(each, part) for part in figure.inner_jobs(figure.experiment_run(each))] for each in configs
+    )
     assert [(job.model.dtype, job.target.dtype) for job in jobs] == [("float64", "float64")] * len(plain)
     assert [(job.model.name, job.target.name) for job in jobs] == [(job.model.name, job.target.name) for job in plain]
     if name == "brown2023/figure2":

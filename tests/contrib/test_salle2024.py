@@ -13,7 +13,7 @@ from stores import finish
 from thinkalike.contrib.figures.features import Contrast
 from thinkalike.contrib.papers import feature_profiles, salle2024_likeness, salle2024_profiles, salle2024_words
 from thinkalike.contrib.papers.claims import over_models
-from thinkalike.contrib.papers.experiment import Case
+from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.contrib.papers.salle2024_words import printed
 from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import Stimuli, from_sentences
@@ -207,7 +207,7 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
     monkeypatch.setattr(salle2024_words, "read_stimuli", lambda _: stimuli)
     config = composed("experiment=salle2024/figure_s5", entry="analyze")
-    (claim,) = salle2024_words._conclude_figure_s5(Case(config, {})).claims
+    (claim,) = salle2024_words._conclude_figure_s5(ExperimentRun(config, {})).claims
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 

@@ -17,7 +17,7 @@ from stores import finish
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import chen2025_probes, chen2025_saes, chen2025_steering
 from thinkalike.contrib.papers.chen2025_saes import TRANSFERS
-from thinkalike.contrib.papers.experiment import Case, inner_job_config
+from thinkalike.contrib.papers.experiment import ExperimentRun, inner_job_config
 from thinkalike.contrib.papers.model_pairs import Pair
 from thinkalike.contrib.sae.courses import savings_table
 from thinkalike.contrib.subjects.random_effects import random_effects
@@ -365,7 +365,7 @@ def steered(tmp_path, **shares):
                 effects.append(10 * share + noise)
     arrays = {"effects": np.stack(effects), "natural": np.full(40, 10.0), "groups": np.arange(40) % 10}
     result = finish(tmp_path, "steering", "k", {"table": pd.DataFrame(rows)}, scalars={"pairs": 40.0}, arrays=arrays)
-    return chen2025_steering.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
+    return chen2025_steering.SteeringEffects(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
 
 
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
@@ -408,7 +408,7 @@ def concluded(tmp_path, speed):
         tables = {"table": pd.DataFrame({"start": ["random"]}), "savings": table, "curves": table}
         results[transfer.label] = finish(tmp_path, "sae", str(number), tables, arrays={"saved": saved.numpy()})
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
-    return chen2025_saes._conclude(Case(config, {}, results))
+    return chen2025_saes._conclude(ExperimentRun(config, {}, results))
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
 def test_it_rests_on_a_job_for_each_transfer():
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
     experiment = papers.paper_experiment("chen2025/sae")
-    jobs = [inner_job_config(config, part) for part in experiment.inner_jobs(experiment.case(config))]
+    jobs = [inner_job_config(config, part) for part in experiment.inner_jobs(experiment.experiment_run(config))]
     assert [(job.model.name, job.sae.layer, job.sae.source) for job in jobs] == [
         ("gpt2-mini-s1", 2, "gpt2-mini"),
         ("neox-6l-mini", 2, "neox-5l-mini"),

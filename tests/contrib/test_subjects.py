@@ -17,7 +17,7 @@ from thinkalike.contrib.subjects.mlem import group_tables
 from thinkalike.contrib.subjects.model_scores import model_scores
 from thinkalike.contrib.subjects.noise_ceiling import noise_ceiling
 from thinkalike.contrib.subjects.random_effects import random_effects
-from thinkalike.contrib.subjects.resampling import Draws, draw, dual_variance, two_factor
+from thinkalike.contrib.subjects.resampling import Draws, draw_resamples, dual_variance, two_factor
 from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.errors import DataError
 from thinkalike.measures import compare, crossnobis, distance_vectors
@@ -129,7 +129,7 @@ def test_variances_are_corrected_within_bounds():
             size * torch.randn(*shape, generator=generator, dtype=torch.float64)
             for size, shape in zip(parts, ((s, 1), (1, n), (s, n)), strict=True)
         )
-        draws = draw(s, n, 200, seed)
+        draws = draw_resamples(s, n, 200, seed)
         replicates = draws.stimuli / n @ scores.T
         found.append(float(two_factor(scores.mean(1), replicates, draws).error.square()))
         crude.append(float(torch.einsum("rs,rs->r", replicates, draws.subjects / s).var()))
@@ -183,15 +183,15 @@ def test_the_best_is_chosen_on_other_subjects():
 
 def test_stimuli_of_a_group_are_drawn_together():
     groups = torch.tensor([5, 5, 2, 2, 9, 9, 9, 1, 1, 1])
-    found = draw(3, N, 50, seed=1, groups=groups)
+    found = draw_resamples(3, N, 50, seed=1, groups=groups)
     assert found.units == 4
     for group in groups.unique():
         inside = found.stimuli[:, groups == group]
         assert (inside == inside[:, :1]).all()
     assert ((found.stimuli > 0)[:, [0, 2, 4, 7]].sum(1) >= 3).all()
     assert (found.subjects.sum(1) == 3).all()
-    assert torch.equal(draw(3, N, 50, seed=1, groups=groups).stimuli, found.stimuli)
-    assert (draw(3, N, 50, seed=1).stimuli.sum(1) == N).all()
+    assert torch.equal(draw_resamples(3, N, 50, seed=1, groups=groups).stimuli, found.stimuli)
+    assert (draw_resamples(3, N, 50, seed=1).stimuli.sum(1) == N).all()
 
 
 def test_empty_resamples_are_dropped_and_too_many_refused():
@@ -208,7 +208,7 @@ REFUSED = {
     "a constant subject": lambda: noise_ceiling(torch.ones(2, P), "corr"),
     "a constant mean": lambda: noise_ceiling(THREE[:2], "tau_a"),
     "a constant mean of the others": lambda: noise_ceiling(THREE, "spearman"),
-    "two groups": lambda: draw(3, 4, 5, groups=torch.tensor([0, 0, 1, 1])),
+    "two groups": lambda: draw_resamples(3, 4, 5, groups=torch.tensor([0, 0, 1, 1])),
     "resamples that are constant": lambda: model_scores(torch.eye(P)[:1], drawn()[1], resamples=40),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import composed
 from stores import finish
 from thinkalike.contrib.papers import paper_experiment, trajectory_grammar
-from thinkalike.contrib.papers.experiment import Case, inner_job_config
+from thinkalike.contrib.papers.experiment import ExperimentRun, inner_job_config
 from thinkalike.instruments.trajectory.instrument import training_job
 
 
@@ -40,7 +40,7 @@ def test_claims_of_trajectories_hold_where_they_are_planted(tmp_path, starts, on
     noises = [0.0, 0.02, -0.02, 0.01, -0.01]
     results = {f"seed {n}": formed(tmp_path / str(n), starts, onset, noise) for n, noise in enumerate(noises)}
     config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
-    found = trajectory_grammar._conclude(Case(config, {}, results)).claims
+    found = trajectory_grammar._conclude(ExperimentRun(config, {}, results)).claims
     assert [claim.verdict for claim in found if "nearer" not in claim.claim] == verdicts
 
 
@@ -55,7 +55,7 @@ def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
 def test_each_seed_of_the_experiment_is_trained_first():
     config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
     figure = paper_experiment("trajectory/grammar")
-    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.case(config))]
+    jobs = [inner_job_config(config, part) for part in figure.inner_jobs(figure.experiment_run(config))]
     assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
     assert {tuple(training_job(job).pretrain.kept_steps) for job in jobs} == {
         tuple(json.loads(trajectory_grammar.KEPT_STEPS))

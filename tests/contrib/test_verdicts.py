@@ -11,11 +11,11 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike.contrib.court.bench import Bench
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import judge_source as judged
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.source import Source
+from thinkalike.contrib.court.target_results import TargetResults
 from thinkalike.contrib.court.verdict_tables import verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS, ESTIMATES, NUMBERS, VERDICTS, verdict
 from thinkalike.measures import Predictor
@@ -113,7 +113,7 @@ def source_code():
     fit_rows, _ = rows_of_source(own.tokenizer, typing)
     report, documents = rows_of_source(own.tokenizer, argparse, inspect, types)
     setting = Materials(own, 1, fit_rows, report, documents, fit_rows, 0, lambda *_: None, {"other seed": other})
-    return Bench(setting)
+    return TargetResults(setting)
 
 
 def at_layer_1(bench, states):
@@ -216,7 +216,7 @@ def bench():
     report = repeated(60, 2)
     documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)
     texts = repeated(120, 1), report, documents, repeated(40, 3)
-    return Bench(Materials(tiny.frozen(0), 1, *texts, 0, lambda *_: None))
+    return TargetResults(Materials(tiny.frozen(0), 1, *texts, 0, lambda *_: None))
 
 
 def before(values, steps):

@@ -8,43 +8,41 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code
-from thinkalike.contrib.court.source import StateFunction, Tokens, states_after
-from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
+from thinkalike.contrib.court.source import StateFunction, Tokens, states_of_lone_tokens
 from thinkalike.models.families import EMBED
 
 DECAY = 2.0  # the weights of a bag fall from 1 to exp(-2) over its tokens
 
 
 def token_vectors(materials: Materials, of: str) -> Float[Tensor, "v_plus_1 d"]:
-    """Return a vector for each of v tokens, and a last row of zeros for "no token".
+    """Return a standardised vector for each of the v tokens of the vocabulary.
 
-    Each dimension has mean 0 and standard deviation 1 over the tokens that maps are fitted on.
+    Each dimension has mean 0 and standard deviation 1 over the fitting text, where frequent tokens
+    count more. The last row is zero; its index v stands for "no token".
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         of: "embedding" for the target's embeddings, or "code" for random normal vectors.
     """
-    tokens = torch.arange(materials.target.vocabulary)
     if of == "code":
-        vectors = normals_by_code(tokens, materials.width, materials.seed_for("vectors"))
+        token_ids = torch.arange(materials.target.vocabulary)
+        vectors = normals_by_code(token_ids, materials.width, materials.seed_for("vectors"))
         vectors = vectors.to(materials.device, materials.dtype)
     else:
-        embeddings = []
-        for batch in tokens.split(BATCH_TOKENS):
-            embeddings.append(states_after(materials.target, EMBED, batch[:, None])[:, 0])
-        vectors = torch.cat(embeddings)
-    # The vector of every token of the fitting text, so that frequent tokens count more.
-    vectors_of_text = vectors[materials.fit_rows.long().flatten().to(vectors.device)]
+        vectors = states_of_lone_tokens(materials.target, EMBED)
+    tokens_of_text = materials.fit_rows.long().flatten().to(vectors.device)
+    vectors_of_text = vectors[tokens_of_text]  # a token that occurs twice is there twice
     standardised = (vectors - vectors_of_text.mean(0)) / vectors_of_text.std(0)
-    return torch.cat([standardised, torch.zeros_like(vectors[:1])])
+    zeros = torch.zeros_like(vectors[:1])
+    return torch.cat([standardised, zeros])
 
 
 def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> StateFunction:
-    """Return a function of tokens: each token's vector plus a rotated bag of the last tokens.
+    """Return a function of tokens: each token's vector plus a rotated bag of recent tokens.
 
-    The bag is a weighted sum of the vectors of the last tokens, including the current one. The
-    weights fall from 1 to exp(-2) over `last` tokens, or are equal if that is infinite. They are
-    scaled so that a sum of independent vectors is as large as one of them.
+    The bag is a weighted sum of the vectors of the current token and those before it. The weights
+    fall from 1 to exp(-2) over `last` tokens, or are equal if `last` is infinite. They are scaled
+    to a Euclidean norm of 1, so that a sum of independent vectors is as large as one of them.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -62,8 +60,9 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
         is_in_bag = (lag >= 0) & (lag < last)
         weights = torch.where(is_in_bag, torch.exp(-DECAY * lag / last), 0).to(vectors)
         normalised = weights / weights.norm(dim=1, keepdim=True)
-        vector = vectors[rows.long().to(vectors.device)]
-        return vector + normalised @ vector @ rotation
+        token_vector = vectors[rows.long().to(vectors.device)]  # (b, t, d)
+        bag = normalised @ token_vector
+        return token_vector + bag @ rotation
 
     return states
 
@@ -71,7 +70,8 @@ def token_and_bag(materials: Materials, last: float, of: str = "embedding") -> S
 def shifted(materials: Materials, steps: int) -> StateFunction:
     """Return a function of tokens: the target's state at the token before (or after) each one.
 
-    Where a row has no such token, it is the mean state.
+    The first token of a row has none before it, and the last one none after it. There the result
+    is the target's mean state.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -79,10 +79,11 @@ def shifted(materials: Materials, steps: int) -> StateFunction:
     """
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the neighbour's state at each position, and the mean state at the end."""
+        """Return the neighbour's state at each position, or the mean state if it has none."""
         mean = materials.mean.expand(len(rows), 1, -1)
         padded = torch.cat([mean, materials.target_states(rows), mean], 1)  # (b, t + 2, d)
-        # The state of position i is at i + 1 in `padded`.
-        return padded[:, 1 + steps :][:, : rows.shape[1]]
+        # The state of position i is at i + 1 in `padded`, and its neighbour's at i + 1 + steps.
+        start = 1 + steps
+        return padded[:, start : start + rows.shape[1]]
 
     return states

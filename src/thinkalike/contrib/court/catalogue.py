@@ -14,7 +14,7 @@ from thinkalike.contrib.court.bags_and_shifts import (
     token_and_bag,
 )
 from thinkalike.contrib.court.changed_states import (
-    beside_stranger,
+    beside_untrained,
     components_between,
     distorted,
     projected_log_probabilities,
@@ -28,12 +28,13 @@ from thinkalike.contrib.court.changed_weights import (
     SHORT_TRAINING,
     TUNING,
     WEIGHT_NOISE,
+    embedding_states,
     other_layer,
     reverted,
     sibling,
     states_after_change,
     token_alone,
-    trained_on,
+    trained_further,
     with_noisy_weights,
 )
 from thinkalike.contrib.court.invertible_maps import (
@@ -54,12 +55,12 @@ from thinkalike.contrib.court.source import CachedStates, Source, StateFunction
 from thinkalike.contrib.court.token_means import (
     NGRAM_CODES,
     TrigramMeans,
-    at_position,
-    code,
     gaussian,
     mean_states_of_ngrams,
     mixture_with_other_context,
     other_context,
+    position_means,
+    random_vector_of_ngram,
     reweighted,
     with_means_of_other_tokens,
 )
@@ -73,22 +74,17 @@ class SourceRecipe(NamedTuple):
     Attributes:
         name: The name of the source.
         kind: Its similarity to the target, in a word.
-        make: Returns the source's states.
+        state_function: Returns the function from tokens to the source's states.
     """
 
     name: str
     kind: str
-    make: Callable[[Materials], StateFunction]
+    state_function: Callable[[Materials], StateFunction]
 
-    def made(self, materials: Materials) -> Source:
-        """Return the source, which keeps the states that it has computed."""
-        states = CachedStates(self.make(materials))
+    def make_source(self, materials: Materials) -> Source:
+        """Return the source, which caches the states that it has computed."""
+        states = CachedStates(self.state_function(materials))
         return Source(self.name, self.kind, states, materials.target)
-
-
-def _embedding(materials: Materials) -> StateFunction:
-    """Return a function of tokens: the target's states before its first block."""
-    return other_layer(materials, -1 - materials.layer)
 
 
 def _signed_power(x: torch.Tensor) -> torch.Tensor:
@@ -113,9 +109,9 @@ SOURCES = (
         states_after_change(partial(reverted, share=REVERTED_SHARE), "reverted"),
     ),
     SourceRecipe(
-        "trained on", "near", partial(trained_on, config=SHORT_TRAINING, name="trained on")
+        "trained on", "near", partial(trained_further, config=SHORT_TRAINING, name="trained on")
     ),
-    SourceRecipe("tuned", "near", partial(trained_on, config=TUNING, name="tuned")),
+    SourceRecipe("tuned", "near", partial(trained_further, config=TUNING, name="tuned")),
     SourceRecipe("noisy states", "near", partial(with_noisy_states, share=0.1)),
     SourceRecipe("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
     SourceRecipe("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
@@ -138,28 +134,37 @@ SOURCES = (
         "all but the top tenth", "part", partial(components_between, first=1 / 10, last=1.0)
     ),
     SourceRecipe("without a small direction", "part", without_small_direction),
-    SourceRecipe("less the token mean", "scaled", partial(reweighted, token=0.0, rest=1.0)),
+    SourceRecipe(
+        "less the token mean", "scaled", partial(reweighted, token_weight=0.0, rest_weight=1.0)
+    ),
     SourceRecipe(
         "a tenth of the departure from the token mean",
         "scaled",
-        partial(reweighted, token=1.0, rest=0.1),
+        partial(reweighted, token_weight=1.0, rest_weight=0.1),
     ),
     SourceRecipe("other tokens' means", "wrong tokens", with_means_of_other_tokens),
     SourceRecipe("superset", "superset", superset),
-    SourceRecipe("beside a stranger", "superset", partial(beside_stranger, share=1.0)),
-    SourceRecipe("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
+    SourceRecipe("beside a stranger", "superset", partial(beside_untrained, share=1.0)),
+    SourceRecipe("half own, half stranger", "mixture", partial(beside_untrained, share=1 / 2)),
     SourceRecipe("token mean", "token", partial(mean_states_of_ngrams, kind=TokenMeans)),
     SourceRecipe("bigram mean", "n-gram", partial(mean_states_of_ngrams, kind=BigramMeans)),
     SourceRecipe("trigram mean", "n-gram", partial(mean_states_of_ngrams, kind=TrigramMeans)),
-    *(SourceRecipe(f"{name} code", "token", partial(code, of=name)) for name in NGRAM_CODES),
+    *(
+        SourceRecipe(f"{name} code", "token", partial(random_vector_of_ngram, of=name))
+        for name in NGRAM_CODES
+    ),
     SourceRecipe("other context", "token", other_context),
     SourceRecipe("Gaussian given the token", "token", gaussian),
-    SourceRecipe("position mean", "position", partial(at_position, token=0.0)),
-    SourceRecipe("token and position means", "position", partial(at_position, token=1.0)),
+    SourceRecipe("position mean", "position", partial(position_means, token_weight=0.0)),
     SourceRecipe(
-        "token and position means, noisy", "position", partial(at_position, token=1.0, noise=1.0)
+        "token and position means", "position", partial(position_means, token_weight=1.0)
     ),
-    SourceRecipe("embedding", "position", _embedding),
+    SourceRecipe(
+        "token and position means, noisy",
+        "position",
+        partial(position_means, token_weight=1.0, noise_share=1.0),
+    ),
+    SourceRecipe("embedding", "position", embedding_states),
     *(
         SourceRecipe(f"bag of the last {last}", "bag", partial(token_and_bag, last=float(last)))
         for last in (4, 8, 32)
@@ -205,13 +210,14 @@ OTHER_LAYERS = {
 def source_recipes(materials: Materials) -> list[SourceRecipe]:
     """Return the recipes of all sources that can be made from a target model.
 
-    A source is a function from tokens to states whose similarity to the target is known. The
-    recipes are those of `SOURCES`, other layers of the target if it has them, and siblings
-    (separately trained models).
+    A source is a function from tokens to states whose similarity to the target is known; its kind
+    says how it is similar. The recipes are those of `SOURCES`, then nearby layers of the target
+    (kind "layer"), as far as it has them, and separately trained models (kind "real").
     """
     recipes = list(SOURCES)
     for name, steps in OTHER_LAYERS.items():
-        if 0 <= materials.layer + steps < materials.target.n_layers:
+        has_layer = 0 <= materials.layer + steps < materials.target.n_layers
+        if has_layer:
             recipes.append(SourceRecipe(name, "layer", partial(other_layer, steps=steps)))
     for name in materials.siblings:
         recipes.append(SourceRecipe(name, "real", partial(sibling, name=name)))

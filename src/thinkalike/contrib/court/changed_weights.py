@@ -10,10 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
-from thinkalike.contrib.court.source import StateFunction, states_after
+from thinkalike.contrib.court.source import StateFunction, states_after, states_of_lone_tokens
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import Pretraining
-from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
@@ -31,29 +30,29 @@ TUNING = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=3e-4, warmup
 TOKEN_ALONE = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)
 
 
-def at_layer(materials: Materials, model: FrozenModel) -> StateFunction:
-    """Return a function of tokens: the states of a model at the target's layer."""
+def states_at_same_layer(materials: Materials, model: FrozenModel) -> StateFunction:
+    """Return a function of tokens: a model's states after the block that the target is read at."""
     return lambda rows: states_after(model, materials.layer, rows)
 
 
 def states_after_change(
     change: Callable[..., FrozenModel], purpose: str
 ) -> Callable[[Materials], StateFunction]:
-    """Return a function that takes `Materials` and returns the states of a changed target.
+    """Return a function that changes a target model and gives the changed copy's states.
 
-    `Materials` hold the target. The states that are returned are a function of tokens.
+    It takes `Materials`, which hold the target, and returns a function from tokens to states.
 
     Args:
         change: Takes the target and a `seed`, and returns a changed copy.
         purpose: What the seed is for; different purposes have independent seeds.
     """
 
-    def states(materials: Materials) -> StateFunction:
-        """Return the states of the changed copy, at the layer of the target."""
-        model = change(materials.target, seed=materials.seed_for(purpose))
-        return at_layer(materials, model)
+    def states_of_changed_copy(materials: Materials) -> StateFunction:
+        """Return a function of tokens: the changed copy's states, at the target's layer."""
+        changed_copy = change(materials.target, seed=materials.seed_for(purpose))
+        return states_at_same_layer(materials, changed_copy)
 
-    return states
+    return states_of_changed_copy
 
 
 def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenModel:
@@ -71,7 +70,8 @@ def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenMod
         for weight in module.parameters():
             noise = torch.randn(weight.shape, generator=generator)
             root_mean_square = weight.float().square().mean().sqrt().cpu()
-            weight.add_((noise * (share * root_mean_square)).to(weight))
+            noise = noise * (share * root_mean_square)
+            weight.add_(noise.to(weight))
     return variant(model, module, f"{model.name} (noisy)")
 
 
@@ -87,21 +87,23 @@ def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     changed = fresh(model, seed)  # a copy with untrained weights, which are changed in place
     parameters = zip(changed.module.parameters(), model.module.parameters(), strict=True)
     for weight, trained_weight in parameters:
-        weight.lerp_(trained_weight, 1 - share)
+        weight.lerp_(trained_weight, 1 - share)  # untrained + (1 - share) · (trained - untrained)
     return changed
 
 
-def trained_on(materials: Materials, config: PretrainConfig, name: str) -> StateFunction:
+def trained_further(materials: Materials, config: PretrainConfig, name: str) -> StateFunction:
     """Return a function of tokens: the states of a copy of the target that was trained further.
 
-    The training text shares no document with the texts of fits and scores.
+    The copy is trained on `materials.other_rows`, which share no document with the text that maps
+    are fitted on or evaluated on.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         config: The number of tokens, the learning rate and other settings of the training.
-        name: The name of the training, which is the seed of the order of its rows.
+        name: The name of the training. The seed of the order of its rows is derived from it.
     """
-    return at_layer(materials, _trained_copy(materials, materials.other_rows, config, name))
+    copy_of_target = _trained_copy(materials, materials.other_rows, config, name)
+    return states_at_same_layer(materials, copy_of_target)
 
 
 def _trained_copy(
@@ -129,22 +131,20 @@ def token_alone(materials: Materials) -> StateFunction:
     no context to use, in any architecture. It begins with the target's weights, which makes it
     harder to tell from the target.
     """
-    rows = materials.other_rows
-    pairs = torch.stack([rows[:, :-1], rows[:, 1:]], -1).flatten(0, 1)  # (n, 2)
+    training_rows = materials.other_rows
+    # Each token with the next one: (n, 2).
+    pairs = torch.stack([training_rows[:, :-1], training_rows[:, 1:]], -1).flatten(0, 1)
     model = _trained_copy(materials, pairs, TOKEN_ALONE, "token alone")
 
-    tokens = torch.arange(model.vocabulary)[:, None]
-    states = [
-        states_after(model, materials.layer, batch)[:, 0] for batch in tokens.split(BATCH_TOKENS)
-    ]
-    state_of_token = torch.cat(states)  # (vocabulary, d)
+    # As the state of a token does not depend on its context, a table of all tokens holds it.
+    state_of_token = states_of_lone_tokens(model, materials.layer)
     return lambda rows: state_of_token[rows.to(state_of_token.device)]
 
 
 def other_layer(materials: Materials, steps: int) -> StateFunction:
-    """Return a function of tokens: the target's states at a different layer.
+    """Return a function of tokens: the target's states at an earlier or later layer.
 
-    A layer before block 0 is the embedding.
+    If there is no block so much earlier, it gives the target's embedding.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -152,14 +152,20 @@ def other_layer(materials: Materials, steps: int) -> StateFunction:
     """
     layer = materials.layer + steps
     if layer < 0:
-        return lambda rows: states_after(materials.target, EMBED, rows)
+        return embedding_states(materials)
     return lambda rows: states_after(materials.target, layer, rows)
+
+
+def embedding_states(materials: Materials) -> StateFunction:
+    """Return a function of tokens: the target's states before its first block."""
+    return lambda rows: states_after(materials.target, EMBED, rows)
 
 
 def sibling(materials: Materials, name: str) -> StateFunction:
     """Return a function of tokens: states of a separately trained model at the same depth.
 
-    The depth is the share of a model's blocks that have been computed, rounded to whole blocks.
+    The depth of the target's layer is the share of its blocks that have been computed there. In
+    the other model it is rounded to whole blocks, and to at least one.
 
     Args:
         materials: The target model with its layer, and the separately trained models.
@@ -168,4 +174,5 @@ def sibling(materials: Materials, name: str) -> StateFunction:
     model = materials.siblings[name]
     relative_depth = (materials.layer + 1) / materials.target.n_layers
     n_blocks = max(round(relative_depth * model.n_layers), 1)
-    return lambda rows: states_after(model, n_blocks - 1, rows)
+    layer = n_blocks - 1  # blocks are numbered from 0
+    return lambda rows: states_after(model, layer, rows)

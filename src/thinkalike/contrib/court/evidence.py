@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.bench import Bench, StitchedRun, inner_states
 from thinkalike.contrib.court.later_tokens import later_share
 from thinkalike.contrib.court.source import Source
+from thinkalike.contrib.court.target_results import StitchedRun, TargetResults, inner_states
 from thinkalike.evaluation.columns import interval_columns
 from thinkalike.instruments.ruler.calibration_points import difference_interval
 from thinkalike.measures.closed_forms import least_squares
@@ -31,38 +31,41 @@ MORE_THAN_MIXING = 1.25
 
 
 class Evidence:
-    """What is known of one source at a bench.
+    """Everything that measures of similarity need of one source and the target.
 
-    Args:
-        source: The source.
-        bench: The target's side of each comparison.
+    A source is a function from tokens to states whose similarity to the target is known.
     """
 
-    def __init__(self, source: Source, bench: Bench):
+    def __init__(self, source: Source, target_results: TargetResults):
+        """Keep a source, and what the target gives, which is the same for all sources."""
         self.source = source
-        self.bench = bench
-        self.materials = bench.materials
+        self.target_results = target_results
+        self.materials = target_results.materials
 
     def _source_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
-        """Return the source's states at the inner tokens of rows."""
+        """Return the source's states at the inner tokens: all but the first and last of a row."""
         (states,) = inner_states(lambda batch: self.source.residuals(batch, [0]), rows)
         return states
 
     @cached_property
-    def _report_states(self) -> Float[Tensor, "n d"]:
+    def _evaluation_states(self) -> Float[Tensor, "n d"]:
         """The source's states at the inner tokens of the evaluation text."""
         return self._source_states(self.materials.evaluation_rows)
 
     @cached_property
     def is_compared(self) -> Bool[Tensor, " n"]:
-        """Which inner tokens of the evaluation text are compared: all but massive activations."""
-        return _is_not_massive(self._report_states, self.bench.report_states)
+        """Which inner tokens of the evaluation text are compared: those without massive states.
+
+        Inner tokens are all but the first and the last of each row. Massive states (activations)
+        are so large that they would decide every measure.
+        """
+        return _is_not_massive(self._evaluation_states, self.target_results.evaluation_states)
 
     @cached_property
     def states(self) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k e"]]:
         """The states of the source and of the target at the tokens that are compared."""
-        source = self._report_states[self.is_compared]
-        target = self.bench.report_states[self.is_compared]
+        source = self._evaluation_states[self.is_compared]
+        target = self.target_results.evaluation_states[self.is_compared]
         return source, target
 
     @cached_property
@@ -76,18 +79,18 @@ class Evidence:
         sample_size = min(SAMPLE_TOKENS, n_compared)
         generator = torch.Generator().manual_seed(self.materials.seed_for("samples"))
         order = torch.randperm(n_compared, generator=generator)
-        # The last part of the order may be shorter, and is then left out.
+        # The last sample may be shorter than the others, and is then left out.
         samples = [sample for sample in order.split(SAMPLE_TOKENS) if len(sample) == sample_size]
         return samples[:MOST_SAMPLES]
 
     @cached_property
     def token_features(self) -> Float[Tensor, "k f"]:
-        """The features of the tokens that are compared, which an MLEM profile is about."""
-        return self.bench.token_features[self.is_compared]
+        """The f features, such as length and frequency, of the k tokens that are compared."""
+        return self.target_results.token_features[self.is_compared]
 
     @cached_property
     def later(self) -> float:
-        """How much the source's states move with later tokens, see `later_share`."""
+        """How much the source's states change when later tokens do, see `later_share`."""
         return later_share(self.source, self.materials.fit_rows)
 
     @cached_property
@@ -104,14 +107,20 @@ class Evidence:
         - `beyond_mixing`: residual R², the mean of both directions, minus `MORE_THAN_MIXING` times
           `mixing`;
         - `later`: how much the source's states change with later tokens.
+
+        The ends of the interval of `r2` are `r2_low` and `r2_high`, and so on; `mixing` and
+        `later` have none.
         """
-        target = self.bench.target_side(self.is_compared)
+        target = self.target_results.predictors(self.is_compared)
+        plain_source = target.residual_states.plain_predictor(self._evaluation_states)
+        residual_source = target.residual_states.predictor(self._evaluation_states)
         # (direction, replicate): R² of the target from the source, and of the source from the
-        # target. Replicate 0 is that of all documents.
-        plain = both_ways(target.residual.plain_predictor(self._report_states), target.plain)
-        residual = both_ways(target.residual.predictor(self._report_states), target.beyond)
-        mixing = target.mixing.mean(1)  # (1, replicate), the mean of both directions
+        # target. Replicate 0 is that of all documents, and each further one leaves some out.
+        plain = both_ways(plain_source, target.plain)
+        residual = both_ways(residual_source, target.residual)
+        mixing = target.mixing_r2.mean(1)  # (1, replicate), the mean of both directions
         beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
+        # Each estimate has one number, with its interval.
         estimates = {
             "r2": with_interval(plain[:1]),
             "r2_back": with_interval(plain[1:]),
@@ -132,9 +141,10 @@ class Evidence:
 
     @property
     def residual_r2(self) -> float:
-        """R² beyond token, position and linear mixing, the mean of both directions.
+        """R² of residual states, the mean of both directions, as in `measure=ruler`.
 
-        It is that of `measure=ruler`.
+        Residual states are without what the token, its position and linear mixing of the earlier
+        tokens predict.
         """
         return (self.columns["residual_r2"] + self.columns["residual_r2_back"]) / 2
 
@@ -147,21 +157,23 @@ class Evidence:
         regression. The penalty of the ridge is chosen by cross-validation.
         """
         source = self._source_states(self.materials.fit_rows)
-        target = self.bench.fit_states
+        target = self.target_results.fit_states
         is_fitted = _is_not_massive(source, target)
         n_fitted = int(is_fitted.sum())
 
-        layer_pair = (0, self.materials.layer)
-        moments = HalvedMoments([layer_pair], both=False)
+        source_layer = 0  # a source has one layer
+        target_layer = self.materials.layer
+        layer_pair = (source_layer, target_layer)
+        moments = HalvedMoments([layer_pair], both=False)  # not of the map back
         # With one document, the halves for cross-validation are the first and second half of rows.
         one_document = torch.zeros(n_fitted, dtype=torch.long)
         moments.update(
-            {layer_pair[0]: source[is_fitted]},
-            {layer_pair[1]: target[is_fitted]},
+            {source_layer: source[is_fitted]},
+            {target_layer: target[is_fitted]},
             halves_of(one_document),
         )
-        stitch = least_squares(moments, layer_pair, ridge=None)
-        return self.bench.stitched_run(self.source, stitch)
+        stitch = least_squares(moments, layer_pair, ridge=None)  # None: chosen by cross-validation
+        return self.target_results.stitched_run(self.source, stitch)
 
 
 def _is_not_massive(

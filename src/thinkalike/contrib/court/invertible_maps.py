@@ -30,13 +30,15 @@ def rescaled(materials: Materials) -> StateFunction:
     uniform = torch.rand(materials.width, generator=generator)
     # Exponents from -1/2 to 1/2, so that scales lie on both sides of 1.
     exponents = uniform.to(materials.device, materials.dtype) - 0.5
-    return lambda rows: materials.target_states(rows)[..., order] * SCALE_RATIO**exponents
+    scales = SCALE_RATIO**exponents
+    return lambda rows: materials.target_states(rows)[..., order] * scales
 
 
 def through_affine(materials: Materials, condition: float) -> StateFunction:
     """Return a function of tokens: the target's states after a random affine map.
 
-    The singular values of its matrix lie log-evenly from 1 to `condition`.
+    Its matrix has a condition number of `condition`: its singular values are evenly spaced on a
+    logarithmic scale from 1 to `condition`.
     """
     left = materials.orthogonal_for("affine, left")
     right = materials.orthogonal_for("affine, right")

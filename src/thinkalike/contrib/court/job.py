@@ -22,11 +22,11 @@ from thinkalike.config import (
 )
 from thinkalike.config.parts import COUNTS
 from thinkalike.config.schema import setting
-from thinkalike.contrib.court.bench import Bench
-from thinkalike.contrib.court.catalogue import source_recipes
+from thinkalike.contrib.court.catalogue import SourceRecipe, source_recipes
 from thinkalike.contrib.court.evidence import Evidence
 from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
+from thinkalike.contrib.court.target_results import TargetResults
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
@@ -87,7 +87,7 @@ class Court(
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Compare every source with the target's layer, by every measure (judge).
+        """Compare every source with one layer of the target, by every measure of similarity.
 
         A source is a function from tokens to states whose similarity to the target is known. The
         table has a row for each.
@@ -98,30 +98,16 @@ class Court(
         measure = config.measure_as(CourtConfig)
         with work.phase("loading"):
             target = load_model(config.model)
-        deepest = target.n_layers - 2
-        if measure.layer > deepest:
-            raise ConfigError(
-                f"measure.layer={measure.layer} has no block after it; "
-                f"choose one from 0 to {deepest}"
-            )
+        _check_layer(measure.layer, target)
         siblings = {name: load_model(sibling) for name, sibling in _siblings(config).items()}
         for sibling in siblings.values():
             check_same_tokenizer(target, sibling)
 
-        # Some of the other tokens are of documents that maps are fitted on, so twice as many are
-        # read.
-        n_fit_tokens = measure.fit_tokens + 2 * measure.other_tokens
-        corpus = read_corpus(
-            config.data,
-            target.tokenizer,
-            target.context,
-            bos=target.bos_each_row,
-            fit_tokens=n_fit_tokens,
-        )
+        corpus = _corpus(config, target)
         _silence_trainings(work)
-        with at_boundaries():
-            bench = Bench(_materials(config, target, siblings, corpus, work))
-            rows = _judged_sources(bench, measure.sources, work)
+        with at_boundaries():  # a signal ends the job only between two sources
+            target_results = TargetResults(_materials(config, target, siblings, corpus, work))
+            rows = _judged_sources(target_results, measure.sources, work)
 
         table = pd.DataFrame(rows)
         table.insert(0, "target", target.name)
@@ -141,6 +127,7 @@ class Court(
         rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
         columns = [text_column("source", rows["source"]), text_column("kind", rows["kind"])]
         columns += [number_column(judge, rows[judge], ".3f") for judge in JUDGES_SHOWN]
+        # The target and its layer are the same in every row.
         title = f"sources of known similarity to {first['target']}, layer {first['layer']}"
         show_table(Table(title, columns))
         show_text(
@@ -149,18 +136,45 @@ class Court(
         )
 
 
+def _check_layer(layer: int, target: FrozenModel) -> None:
+    """Raise `ConfigError` if the target has no block after the layer, to which one can stitch."""
+    deepest = target.n_layers - 2
+    if layer > deepest:
+        raise ConfigError(
+            f"measure.layer={layer} has no block after it; choose one from 0 to {deepest}"
+        )
+
+
+def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
+    """Return the tokenized text, divided into a fitting and an evaluation text.
+
+    Of the fitting text, maps are fitted on some rows, and sources learn from rows of different
+    documents. Rows that share a document with both are left out, so the tokens that sources learn
+    from are read twice over.
+    """
+    measure = config.measure_as(CourtConfig)
+    return read_corpus(
+        config.data,
+        target.tokenizer,
+        target.context,
+        bos=target.bos_each_row,
+        fit_tokens=measure.fit_tokens + 2 * measure.other_tokens,
+    )
+
+
 def _silence_trainings(work: Work) -> None:
     """Log only warnings of trainings until the job ends, as many sources are trained."""
     training_log = logging.getLogger("thinkalike.training")
-    work.opened.callback(training_log.setLevel, training_log.level)  # restores it at the end
+    # `opened` is an exit stack, which calls this at the end of the job.
+    work.opened.callback(training_log.setLevel, training_log.level)
     training_log.setLevel(logging.WARNING)
 
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of separately trained models, by what is different about them.
 
-    The setting `measure.siblings` names them; without it there are none. They run on the device of
-    the target, with its length of rows.
+    The setting `measure.siblings` has their names, which must be known models; without it there
+    are none. They run on the same device as the target, and read rows of the same length.
     """
     names = config.measure_as(CourtConfig).siblings or {}
     for difference, name in names.items():
@@ -182,7 +196,7 @@ def _materials(
         config: The configuration of the job.
         target: The model that sources are compared with.
         siblings: Separately trained models, by what is different about them.
-        corpus: The text, which is divided here.
+        corpus: The text, whose fitting part is divided here.
         work: The job, in whose folder sources are trained.
 
     Raises:
@@ -192,19 +206,10 @@ def _materials(
     fit_rows, other_rows = _rows_of_different_documents(
         corpus.fit, measure.fit_tokens, measure.other_tokens
     )
-    report = _spread_rows(corpus.report, measure.evaluation_tokens)
-    token_counts = {
-        "fit": fit_rows.numel(),
-        "other": other_rows.numel(),
-        "evaluation": report.tokens.numel(),
-    }
-    for name, count in token_counts.items():
-        n_wanted = getattr(measure, f"{name}_tokens")
-        if n_wanted >= count + corpus.report.context:  # whole rows may leave out a part of a row
-            raise DataError(
-                f"there are only {count:,} tokens for measure.{name}_tokens={n_wanted}; "
-                "give more text"
-            )
+    evaluation = _spread_rows(corpus.report, measure.evaluation_tokens)
+    rows_by_purpose = {"fit": fit_rows, "other": other_rows, "evaluation": evaluation.tokens}
+    for purpose, rows in rows_by_purpose.items():
+        _check_token_count(f"{purpose}_tokens", rows, measure)
 
     def train(module: SteppedModule, data: StepData, name: str) -> None:
         """Train a module of a source; a resumed job continues from the last checkpoint."""
@@ -216,13 +221,27 @@ def _materials(
         target=target,
         layer=measure.layer,
         fit_rows=fit_rows,
-        evaluation_rows=report.tokens,
-        evaluation_documents=report.documents,
+        evaluation_rows=evaluation.tokens,
+        evaluation_documents=evaluation.documents,
         other_rows=other_rows,
         seed=config.seed,
         train=train,
         siblings=siblings,
     )
+
+
+def _check_token_count(setting_name: str, rows: torch.Tensor, measure: CourtConfig) -> None:
+    """Raise `DataError` if rows (n, t) have clearly fewer tokens than a setting asks for.
+
+    Less than one row may be missing, since only whole rows are used.
+    """
+    n_wanted = getattr(measure, setting_name)
+    row_length = rows.shape[1]
+    if n_wanted >= rows.numel() + row_length:
+        raise DataError(
+            f"there are only {rows.numel():,} tokens for measure.{setting_name}={n_wanted}; "
+            "give more text"
+        )
 
 
 def _rows_of_different_documents(
@@ -234,12 +253,13 @@ def _rows_of_different_documents(
     also fewer if the text is too short.
 
     Args:
-        rows: All rows. The first ones are those to fit on.
+        rows: All rows; each token has its document. The first rows are those to fit on.
         fit_tokens: How many tokens to fit on.
         other_tokens: How many tokens of other documents.
     """
-    n_fit_rows = fit_tokens // rows.context
-    n_other_rows = other_tokens // rows.context
+    row_length = rows.context
+    n_fit_rows = fit_tokens // row_length
+    n_other_rows = other_tokens // row_length
     fit_documents = rows.documents[:n_fit_rows].unique()
     shares_document = torch.isin(rows.documents[n_fit_rows:], fit_documents).any(1)
     other_rows = rows.tokens[n_fit_rows:][~shares_document]
@@ -251,53 +271,65 @@ def _spread_rows(rows: TokenRows, tokens: int) -> TokenRows:
 
     Args:
         rows: All rows of tokens of the evaluation text.
-        tokens: How many tokens are wanted; whole rows have at most as many.
+        tokens: How many tokens are wanted. The result has at most as many, as rows are whole.
     """
     step = max(rows.tokens.numel() // tokens, 1)
-    n_rows = tokens // rows.context
-    every_step = rows.select(slice(None, None, step))
-    return every_step.select(slice(n_rows))
+    n_rows = tokens // rows.context  # `context` is the length of a row
+    evenly_spaced = rows.select(slice(None, None, step))
+    return evenly_spaced.select(slice(n_rows))
 
 
 def _judged_sources(
-    bench: Bench, names: list[str] | None, work: Work
+    target_results: TargetResults, names: list[str] | None, work: Work
 ) -> list[dict[str, str | float]]:
-    """Return a row for each source with the values of all measures.
+    """Return a row for each source: its name, its kind and its values of all measures.
 
-    Each row is saved when it is complete, so that a resumed job does not repeat it.
+    A source is a function from tokens to states whose similarity to the target is known. Each row
+    is saved when it is complete, so that a resumed job does not repeat it. After each source, the
+    job ends if a signal has asked it to.
 
     Args:
-        bench: What sources are made from, with the target's side of each comparison.
+        target_results: What sources are made from, and what the target itself gives.
         names: The names of the sources; None: all.
-        work: The job, which keeps the rows.
+        work: The job, which saves the rows.
 
     Raises:
         ConfigError: A name is not that of a source.
-        DataError: A source or a judge refuses the data.
+        DataError: A source or a measure refuses the data.
     """
-    chosen = source_recipes(bench.materials)
-    if names is not None:
-        all_names = [entry.name for entry in chosen]
-        for name in names:
-            one_of("measure.sources", name, all_names)
-        chosen = [entry for entry in chosen if entry.name in names]
-
+    recipes = _chosen_recipes(target_results.materials, names)
     state = work.resume(STATE) or {"rows": []}
     rows: list[dict[str, str | float]] = state["rows"]
     # There is a state from the beginning, so that the first training can be resumed as well.
     work.keep(STATE, {"rows": rows})
     n_done = len(rows)
-    for number, entry in enumerate(chosen[n_done:], n_done + 1):
+    for number, recipe in enumerate(recipes[n_done:], n_done + 1):
         try:
-            with doing(f"source {number} of {len(chosen)}: {entry.name}"):
-                source = entry.made(bench.materials)
-                values = judge_source(Evidence(source, bench))
+            with doing(f"source {number} of {len(recipes)}: {recipe.name}"):
+                source = recipe.make_source(target_results.materials)
+                values = judge_source(Evidence(source, target_results))
         except ValueError as error:
-            raise DataError(
-                f"the source '{entry.name}' of {bench.materials.target.name}: {error}"
-            ) from error
-        rows.append({"source": entry.name, "kind": entry.kind, **values})
+            target = target_results.materials.target
+            raise DataError(f"the source '{recipe.name}' of {target.name}: {error}") from error
+        rows.append({"source": recipe.name, "kind": recipe.kind, **values})
         work.keep(STATE, {"rows": rows})
         if asked():
-            stop(f"at source {number} of {len(chosen)}")
+            stop(f"at source {number} of {len(recipes)}")
     return rows
+
+
+def _chosen_recipes(materials: Materials, names: list[str] | None) -> list[SourceRecipe]:
+    """Return the recipes of the sources with these names, or of all sources if `names` is None.
+
+    They are in the order of the catalogue, whatever the order of the names.
+
+    Raises:
+        ConfigError: A name is not that of a source.
+    """
+    recipes = source_recipes(materials)
+    if names is None:
+        return recipes
+    all_names = [recipe.name for recipe in recipes]
+    for name in names:
+        one_of("measure.sources", name, all_names)
+    return [recipe for recipe in recipes if recipe.name in names]

@@ -1,4 +1,4 @@
-"""The judges of a court: measures of similarity, and what each says of a source's evidence."""
+"""The judges of a court: measures of similarity, and their value for each source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinkalike.contrib.court.evidence import Evidence
-from thinkalike.contrib.court.token_profile import profile_likeness
+from thinkalike.contrib.court.token_profile import profile_similarity
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.kernel_alignment import cka
 from thinkalike.measures.neighbours import mutual_knn
@@ -39,7 +39,7 @@ class Judge(NamedTuple):
 
     Attributes:
         name: What tables call it.
-        value: Returns what it says of a source.
+        value: Computes it for one source.
         higher: Whether a higher value means more similar.
         against: The kinds of decoys that it is meant to tell from similar sources.
     """
@@ -51,13 +51,16 @@ class Judge(NamedTuple):
 
 
 def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
-    """Return a function that averages a measure over samples of tokens.
+    """Return a function that averages a measure over random samples of tokens.
 
     It is for measures that compare all pairs of tokens, which would cost too much on all tokens.
+
+    Args:
+        measure: Returns a scalar for two sets of states (n, d) and (n, e) of the same tokens.
     """
 
     def value(evidence: Evidence) -> float:
-        """Return the mean over samples; both models' states are taken at the same tokens."""
+        """Return the mean value for the states of source and target, over samples of tokens."""
         source, target = evidence.states
         values = [measure(source[sample], target[sample]) for sample in evidence.samples]
         return float(torch.stack(values).mean())
@@ -66,25 +69,27 @@ def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[
 
 
 def _cka(evidence: Evidence) -> float:
-    """Return the CKA of source and target over all tokens of the evidence, in float64."""
+    """Return the CKA of source and target over all tokens that are compared, in float64."""
     source, target = evidence.states
     return float(cka(source.double(), target.double()))
 
 
 def _rsa(source: Tensor, target: Tensor) -> Tensor:
-    """Return the RSA of two sets of states (n, d) of the same tokens, as a scalar."""
-    return rsa([source], [target])[0, 0]
+    """Return the RSA of two sets of states, (n, d) and (n, e), of the same tokens, as a scalar."""
+    return rsa([source], [target])[0, 0]  # (source layer, target layer)
 
 
 def _profile(evidence: Evidence) -> float:
-    """Return how similar the MLEM profiles of source and target are, over `PROFILE_TOKENS` tokens.
+    """Return how similar the MLEM profiles of source and target are.
 
-    A profile is the importance of each feature of tokens, such as length or frequency.
+    A profile is the importance of each feature of tokens, such as length or frequency, for the
+    states. It is computed from a random sample of `PROFILE_TOKENS` tokens.
     """
-    tokens = evidence.samples[0][:PROFILE_TOKENS]
+    token_indices = evidence.samples[0][:PROFILE_TOKENS]
+    features = evidence.token_features[token_indices]
     source, target = evidence.states
     seed = evidence.materials.seed_for("MLEM profile")
-    return profile_likeness(evidence.token_features[tokens], source[tokens], target[tokens], seed)
+    return profile_similarity(features, source[token_indices], target[token_indices], seed)
 
 
 JUDGES = (
@@ -106,6 +111,10 @@ JUDGES = (
 
 
 def judge_source(evidence: Evidence) -> dict[str, float]:
-    """Return what each judge says of a source, by name, and the columns that `verdict` reads."""
+    """Return the value of each measure of similarity for a source, by the name of its column.
+
+    Further columns, such as the ends of intervals, are those that a verdict is based on (a word
+    for how the source is similar to the target).
+    """
     values = {judge.name: judge.value(evidence) for judge in JUDGES}
     return values | evidence.columns

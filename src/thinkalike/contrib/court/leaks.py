@@ -16,7 +16,7 @@ SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviation
 
 
 def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
-    """Return the next token at each position.
+    """Return the next token at each position of rows of tokens.
 
     At the end of a row it is the size of the vocabulary, which is no token id and stands for "no
     token".
@@ -26,7 +26,7 @@ def next_tokens(materials: Materials, rows: Tokens) -> Tokens:
 
 
 def next_token(materials: Materials) -> StateFunction:
-    """Return a function of tokens: noise in clusters by the next token.
+    """Return a function of tokens: noise in clusters, one cluster for each possible next token.
 
     The state at a position is a random vector (centre) for the token that follows, plus noise. So
     it contains the answer of a language model, and nothing else (Smith, Mannering, Marcu 2025).
@@ -38,6 +38,7 @@ def next_token(materials: Materials) -> StateFunction:
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the centre of the next token, plus noise, at each position."""
         centre = normals_by_code(next_tokens(materials, rows), width, seed_of_centres)
+        # A hash of all tokens so far, so that the same text always has the same noise.
         scatter = normals_by_code(prefix_codes(rows), width, seed_of_scatter)
         return (centre + SCATTER * scatter).to(materials.device, materials.dtype)
 
@@ -47,14 +48,15 @@ def next_token(materials: Materials) -> StateFunction:
 def half_of_the_tokens(materials: Materials) -> StateFunction:
     """Return a function of tokens that leaks the next token at half of the positions.
 
-    At these positions it gives noise in clusters by the next token, and elsewhere the target's
-    states. A hash of the tokens up to a position decides between the two.
+    At these positions it gives a random vector for the next token plus noise, scaled to the mean
+    and the standard deviations of the target's states. At all other positions it gives the
+    target's state. A hash of the tokens up to a position decides between the two.
     """
     leak = next_token(materials)
     seed = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return noise by the next token where the hash of the prefix is odd, else own states."""
+        """Return the leak where the hash is odd, and else the target's states."""
         is_odd = splitmix(prefix_codes(rows, seed)) % 2 == 1
         leaks = is_odd[..., None].to(materials.device)
         leaking_states = materials.mean + materials.standard_deviations * leak(rows)
@@ -64,17 +66,19 @@ def half_of_the_tokens(materials: Materials) -> StateFunction:
 
 
 def half_of_the_variance(materials: Materials) -> StateFunction:
-    """Return a function of tokens: the target's states plus noise in clusters by the next token.
+    """Return a function of tokens: the target's states plus a leak of the next token.
 
-    In each dimension, half of the variance comes from the states and half from the noise.
+    The leak is a random vector for the next token plus noise. In each dimension, half of the
+    variance comes from the states and half from the leak.
     """
     leak = next_token(materials)
     own_weight = 0.5**0.5
     # The leak is the sum of two normal numbers, of variance 1 and of variance SCATTER².
-    leak_weight = own_weight * materials.standard_deviations / (1 + SCATTER**2) ** 0.5
+    leak_deviation = (1 + SCATTER**2) ** 0.5
+    leak_weight = own_weight * materials.standard_deviations / leak_deviation
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return mean + √½ (own state - mean) + √½ (leak, scaled to the target's spread)."""
+        """Return mean + √½ (target's state - mean) + √½ (leak, as spread out as the states)."""
         own_part = own_weight * materials.centred_states(rows)
         return materials.mean + own_part + leak_weight * leak(rows)
 
@@ -86,14 +90,15 @@ def with_next_token(materials: Materials, share: float, of: str = "embedding") -
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        share: The size of the vector, in standard deviations of each dimension of the states.
+        share: The standard deviation of each dimension of the vector, as a share of that of the
+            states.
         of: What the vectors are: "embedding" for the target's embeddings, or "code" for random
             normal vectors.
     """
     vectors = share * materials.standard_deviations * token_vectors(materials, of)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return own state + vector of the next token, at each position."""
+        """Return the target's state + the vector of the next token, at each position."""
         following = next_tokens(materials, rows).long().to(vectors.device)
         return materials.target_states(rows) + vectors[following]
 

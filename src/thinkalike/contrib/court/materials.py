@@ -54,7 +54,7 @@ class Materials:
         return Source("itself", "same", states, self.target)
 
     def target_states(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the target's states of these tokens, each row of which is computed once."""
+        """Return the target's states of rows of tokens; those of known rows are cached."""
         return self.target_source.residuals(rows, [0])[0]
 
     @property
@@ -106,8 +106,8 @@ class Materials:
     def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
         """Return a random orthogonal matrix for one purpose.
 
-        It is the Q of the QR decomposition of a matrix of normal numbers, which is uniformly
-        distributed up to the signs of its columns.
+        It is the Q of the QR decomposition of a matrix of normal numbers. It is uniformly (Haar)
+        distributed but for the signs of its columns, which the decomposition chooses.
         """
         square = self.normals_for(purpose, self.width, self.width)
         return torch.linalg.qr(square.double()).Q.to(self.dtype)

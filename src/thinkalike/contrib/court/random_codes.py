@@ -33,27 +33,34 @@ def normals_by_code(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Te
         width: The length d of the vectors.
         seed: Different seeds give different vectors for the same codes.
     """
+    # SplitMix is a generator whose state grows by a constant step, and whose output is a hash of
+    # the state. Here each code has a start of its own.
     start = splitmix(codes.long() * SPLITMIX_STEP + seed)
     n_pairs_of_numbers = (width + 1) // 2
     steps = torch.arange(1, n_pairs_of_numbers + 1, device=codes.device)
-    bits = splitmix(start[..., None] + steps * SPLITMIX_STEP)
+    bits = splitmix(start[..., None] + steps * SPLITMIX_STEP)  # (*b, pairs), 64 bits each
+
+    # Box-Muller
     radius_uniform = _uniform(shift_right(bits, 32))  # from the upper 32 bits
     angle_uniform = _uniform(bits)  # from the lower 32 bits
     radius = (-2 * radius_uniform.log()).sqrt()
     angle = 2 * math.pi * angle_uniform
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :width].float()
+    normals = torch.cat([radius * angle.cos(), radius * angle.sin()], -1)
+    return normals[..., :width].float()  # one too many, if the width is odd
 
 
 def _uniform(bits: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return numbers in (0, 1) from the lower 32 bits."""
-    # With 0.5 added, none is 0, of which the logarithm is infinite.
-    return (bits & (TWO_TO_32 - 1)).double().add(0.5).div(TWO_TO_32)
+    """Return numbers in (0, 1) from the lower 32 bits of each integer."""
+    lower_bits = bits & (TWO_TO_32 - 1)
+    # With 0.5 added, no number is 0; the logarithm of 0 is infinite.
+    return (lower_bits.double() + 0.5) / TWO_TO_32
 
 
 def prefix_codes(rows: Int[Tensor, "b t"], seed: int = 0) -> Int[Tensor, "b t"]:
     """Return at each position a hash of all tokens from the beginning of the row up to it.
 
-    Equal prefixes have equal hashes. Each hash is computed from the one before and the token.
+    Equal prefixes have equal hashes. Each hash is computed from the one before and the token, to
+    which 1 is added, since the hash of 0 is 0.
 
     Args:
         rows: Rows of tokens.
@@ -70,13 +77,13 @@ def prefix_codes(rows: Int[Tensor, "b t"], seed: int = 0) -> Int[Tensor, "b t"]:
 def noise_for(
     materials: Materials, purpose: str, codes_of: Callable[[Tokens], Tokens] = prefix_codes
 ) -> StateFunction:
-    """Return a function from tokens to noise: normal numbers of the width of the target's states.
+    """Return a function from tokens to noise: standard normal vectors as wide as target states.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         purpose: What the noise is for; different purposes have independent noise.
-        codes_of: Returns an integer for each position; where it is the same, so is the noise. By
-            default it is a hash of all tokens up to there.
+        codes_of: Returns an integer (code) for each position. Positions with equal codes get equal
+            noise. By default, the code is a hash of all tokens up to the position.
     """
     seed = materials.seed_for(purpose)
 

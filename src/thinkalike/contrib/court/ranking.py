@@ -1,7 +1,8 @@
-"""How well the judges of a court rank similar sources above decoys.
+"""How well the judges (measures of similarity) of a court rank similar sources above decoys.
 
 A table of a court has a row for each target, layer, seed and source, its `kind`, and a column for
-each judge. Only sources of one target, layer and seed are compared with each other.
+each judge. Only sources of one target, layer and seed are compared with each other. A decoy is a
+source that only looks similar to the target.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from thinkalike.measures.distances.ranks import spearman
 
 SAME_KINDS = ("same",)
 REAL_KINDS = ("real",)
-COURT = ["target", "layer", "seed"]  # the columns that tell courts apart
+COURT_COLUMNS = ["target", "layer", "seed"]  # the columns that tell courts apart
 
 
 class Margin(NamedTuple):
     """How far a judge puts similar sources above decoys.
 
     Attributes:
-        least: The least difference, over courts, of the worst similar source and the best decoy,
-            in the judge's unit. It is positive where every similar source is above every decoy.
-        fooled_by: The decoys that the judge ranks above the worst source in some court.
+        smallest: The smallest difference, over courts, of the worst similar source and the best
+            decoy, in the judge's unit. It is positive where every similar source is above every
+            decoy.
+        fooled_by: The names of the decoys that the judge does not rank below the worst similar
+            source in some court.
     """
 
-    least: float
+    smallest: float
     fooled_by: list[str]
 
 
@@ -40,9 +43,8 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
 
     Args:
         table: A row for each source, with its kind and a column for each judge.
-        kinds: The kinds of similar sources. If given, a judge is returned only if the table has
-            both such sources and decoys, sources that the judge should put below them
-            (`judge.against`).
+        kinds: If given, a judge is returned only if the table has both sources of these kinds and
+            decoys: sources that this judge should put below them, of the kinds `judge.against`.
     """
     judges = []
     for judge in JUDGES:
@@ -68,7 +70,8 @@ def scores_by_court(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> 
         kinds: The kinds of sources that are returned.
     """
     rows = table[table["kind"].isin(kinds)]
-    values = rows.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
+    values = rows.pivot(index=COURT_COLUMNS, columns="source", values=judge.name)
+    values = values.dropna(axis="columns")
     if judge.higher:  # whether a higher value means more similar
         return values
     return -values
@@ -81,18 +84,20 @@ def margin_above_decoys(table: pd.DataFrame, judge: Judge, kinds: Sequence[str])
     seed, with which all sources are compared. In each court, the margin is the lowest value of the
     similar sources minus the highest value of the decoys; the smallest margin of all courts is
     returned. A decoy fools the measure if, in any court, its value is at least as high as the
-    lowest value of the similar sources.
+    lowest value of the similar sources. Values of distances are negated first.
 
     Args:
         table: A row for each court and source, with a column for each judge.
         judge: The measure. Its decoys are the sources of the kinds in `judge.against`.
         kinds: The kinds of the similar sources.
     """
-    worst = scores_by_court(table, judge, kinds).min(axis=1)  # one value for each court
-    decoys = scores_by_court(table, judge, judge.against)
-    fooled_by = [str(name) for name in decoys if (decoys[name] >= worst).any()]
-    least = float((worst - decoys.max(axis=1)).min())
-    return Margin(least, fooled_by)
+    similar_scores = scores_by_court(table, judge, kinds)  # (court, source)
+    decoy_scores = scores_by_court(table, judge, judge.against)
+    worst_similar = similar_scores.min(axis="columns")  # one value for each court
+    best_decoy = decoy_scores.max(axis="columns")
+    fooled_by = [str(name) for name in decoy_scores if (decoy_scores[name] >= worst_similar).any()]
+    smallest = float((worst_similar - best_decoy).min())
+    return Margin(smallest, fooled_by)
 
 
 def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
@@ -101,28 +106,35 @@ def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
     A decoy is a source that only looks similar to the target. A row has the area under the ROC
     curve, the margin between similar sources and decoys, and the names of decoys that fool the
     judge: once for sources of the kind "same", and once, in columns that begin with "real_", for
-    separately trained models. There are no intervals, as the sources are a fixed list and no
-    sample.
+    separately trained models. A judge has no row if the table has neither, and no "real_" columns
+    (NaN) if it has no separately trained model. There are no intervals, as the sources are a fixed
+    list and no sample.
     """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", SAME_KINDS), ("real_", REAL_KINDS)):
         for judge in judges_of(table, kinds):
             if judge not in rows:
-                decoys = "every decoy"
-                if judge.against != DECOYS:
-                    decoys = f"every decoy of kind {', '.join(judge.against)}"
                 rows[judge] = {
                     "judge": judge.name,
                     "higher_is_alike": judge.higher,
-                    "decoys": decoys,
+                    "decoys": _decoys_in_words(judge),
                 }
             similar_scores = scores_by_court(table, judge, kinds).to_numpy(float)
             decoy_scores = scores_by_court(table, judge, judge.against).to_numpy(float)
-            of_kinds = margin_above_decoys(table, judge, kinds)
-            rows[judge][f"{prefix}auc"] = auc(similar_scores, decoy_scores)
-            rows[judge][f"{prefix}margin"] = of_kinds.least
-            rows[judge][f"{prefix}fooled_by"] = ", ".join(of_kinds.fooled_by)
+            margin = margin_above_decoys(table, judge, kinds)
+            rows[judge] |= {
+                f"{prefix}auc": auc(similar_scores, decoy_scores),
+                f"{prefix}margin": margin.smallest,
+                f"{prefix}fooled_by": ", ".join(margin.fooled_by),
+            }
     return pd.DataFrame(list(rows.values()))
+
+
+def _decoys_in_words(judge: Judge) -> str:
+    """Return which decoys a judge should put below similar sources, in words."""
+    if judge.against == DECOYS:
+        return "every decoy"
+    return f"every decoy of kind {', '.join(judge.against)}"
 
 
 def dose_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -130,37 +142,56 @@ def dose_table(table: pd.DataFrame) -> pd.DataFrame:
 
     A dose is a source that mixes the target's states with unrelated ones; `own_share` is the share
     of its variance that comes from the target. The mean is over courts, each of which is one
-    target, layer and seed. `rank_correlation` is Spearman's ρ of dose and similarity. With fewer
-    than two doses the table is empty.
+    target, layer and seed. `rank_correlation` is Spearman's ρ of dose and similarity. Judges that
+    measure no similarity but only detect one kind of decoy are left out. With fewer than two doses
+    the table is empty.
     """
-    rows: list[tuple[str, float, float, float]] = []
+    rows: list[DoseRow] = []
     n_doses = table["source"][table["kind"] == "dose"].nunique()
     if n_doses > 1:
         for judge in judges_of(table):
-            if judge.against == DECOYS:
+            is_general = judge.against == DECOYS
+            if is_general:
                 rows += _dose_rows(table, judge)
-    return pd.DataFrame(rows, columns=["judge", "own_share", "value", "rank_correlation"])
+    return pd.DataFrame(rows, columns=list(DoseRow._fields))
 
 
-def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[tuple[str, float, float, float]]:
-    """Return rows (name of the judge, dose, mean value, Spearman's ρ), in rising order of doses.
+class DoseRow(NamedTuple):
+    """The value that a judge gives to one dose: a mixture of the target's and unrelated states.
 
-    ρ is between dose and similarity, and the same in all rows. If the judge is a distance, its
-    values are negated for ρ, but not in the rows.
+    Attributes:
+        judge: The name of the judge.
+        own_share: The share of the variance that comes from the target.
+        value: The mean of the judge's values over courts.
+        rank_correlation: Spearman's ρ of dose and similarity, the same for all doses.
+    """
+
+    judge: str
+    own_share: float
+    value: float
+    rank_correlation: float
+
+
+def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
+    """Return a row for each dose in rising order, with the judge's mean value over courts.
+
+    A dose is a source named such as "20 % own", of whose variance 20 % come from the target. If
+    the judge is a distance, its values are negated for the rank correlation of dose and
+    similarity, but not in the rows.
     """
     mean_scores = scores_by_court(table, judge, ["dose"]).mean()  # over courts
     by_percentage = []
     for source, score in mean_scores.items():
-        percentage = float(str(source).split()[0])  # a source is called "20 % own"
+        percentage = float(str(source).split()[0])
         by_percentage.append((percentage, score))
     by_percentage.sort()
 
     percentages, ordered_scores = torch.tensor(by_percentage, dtype=torch.float64).T
     rank_correlation = float(spearman(percentages, ordered_scores))
-    sign = 1 if judge.higher else -1
     rows = []
     for percentage, score in by_percentage:
-        rows.append((judge.name, percentage / 100, score * sign, rank_correlation))
+        value = score if judge.higher else -score
+        rows.append(DoseRow(judge.name, percentage / 100, value, rank_correlation))
     return rows
 
 
@@ -168,7 +199,8 @@ def auc(upper: Float[np.ndarray, "rows m"], lower: Float[np.ndarray, "rows n"]) 
     """Return the area under the ROC curve (Hanley & McNeil 1982), averaged over rows.
 
     In each row it is the share of pairs (a number of `upper` and a number of `lower`) in which the
-    number of `upper` is greater; ties count as half. By chance it is ½.
+    number of `upper` is greater; ties count as half. By chance it is ½. Here a row is a court, and
+    the numbers are the scores of similar sources and of decoys.
 
     Raises:
         ValueError: A value is NaN.

@@ -35,8 +35,8 @@ class Source:
     def __init__(self, name: str, kind: str, states: StateFunction, target: FrozenModel):
         """Wrap a function from tokens to states, so that it can be read like a model of one layer.
 
-        Its width and device are those of the states of an example token. The tokenizer and all
-        other attributes about text are those of the target.
+        Width, device and dtype are taken from the states of one example token. The tokenizer and
+        all other attributes about text are copied from the target.
 
         Args:
             name: The name of the source in tables.
@@ -105,7 +105,7 @@ class CachedStates:
 
     @torch.no_grad()
     def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the states of some rows of tokens; states of earlier rows are cached."""
+        """Return the states of rows of tokens; those of rows that were read before are cached."""
         rows = rows.long().cpu()
         keys = [row.numpy().tobytes() for row in rows]
         # The index of one row for each key that is not cached; equal rows share a key.
@@ -113,10 +113,11 @@ class CachedStates:
             key: index for index, key in enumerate(keys) if key not in self._states_of_row
         }
         if index_of_new:
+            new_indices = torch.tensor(list(index_of_new.values()))
             rows_per_batch = max(BATCH_TOKENS // rows.shape[1], 1)
-            for indices in torch.tensor(list(index_of_new.values())).split(rows_per_batch):
-                states = self._states(rows[indices])
-                for index, state in zip(indices.tolist(), states, strict=True):
+            for batch in new_indices.split(rows_per_batch):
+                states = self._states(rows[batch])
+                for index, state in zip(batch.tolist(), states, strict=True):
                     self._states_of_row[keys[index]] = state
         return torch.stack([self._states_of_row[key] for key in keys])
 
@@ -125,3 +126,12 @@ def states_after(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor
     """Return a model's states after a block, or at its embedding, in at least float32."""
     state = model.residuals(rows, [layer])[0]
     return state.to(torch.promote_types(state.dtype, torch.float32))
+
+
+def states_of_lone_tokens(model: FrozenModel, layer: Layer) -> Float[Tensor, "v d"]:
+    """Return a model's state of each token of its vocabulary, read as a row of one token."""
+    states = []
+    for batch in torch.arange(model.vocabulary).split(BATCH_TOKENS):
+        rows = batch[:, None]
+        states.append(states_after(model, layer, rows)[:, 0])
+    return torch.cat(states)

@@ -19,29 +19,33 @@ from thinkalike.measures.splitmix import splitmix
 def mean_states_of_ngrams(
     materials: Materials, kind: type[TokenMeans], source: Source | None = None
 ) -> StateFunction:
-    """Return a function of tokens: the mean state of each token (or n-gram) in other documents.
+    """Return a function of tokens: the mean state of the n-gram that ends at each position.
+
+    Means are over `materials.other_rows`, documents on which no map is fitted or evaluated.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        kind: `TokenMeans`, `BigramMeans` or `TrigramMeans`: which n-gram has a mean state.
+        kind: Which n-grams have a mean: `TokenMeans`, `BigramMeans` or `TrigramMeans`.
         source: The source whose states are averaged; None: the target's own states.
     """
     # Means are kept only for n-grams that occur in one of the texts.
     all_rows = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
-    fitted = kind(source or materials.target_source, [0], materials.other_rows, all_rows)
-    return lambda rows: fitted.residuals(rows, [0])[0]  # layer 0 is the only one
+    # A source has one layer, 0.
+    means = kind(source or materials.target_source, [0], materials.other_rows, all_rows)
+    return lambda rows: means.residuals(rows, [0])[0]
 
 
 def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
-    """Return a distinct number for each trigram: the current token and the two before it.
+    """Return at each position a distinct number for its trigram: the token and the two before it.
 
     At the beginning of a row, the number `vocabulary` takes the place of missing tokens. The
-    number of the trigram is that of its last two tokens plus its first token times the number of
-    possible bigrams.
+    number of a trigram is that of its last two tokens plus (number of possible bigrams) · (first
+    token).
     """
     no_tokens = torch.full_like(rows[:, :2], vocabulary)
     two_before = torch.cat([no_tokens, rows[:, :-2]], 1)
-    return bigrams(rows, vocabulary) + vocabulary * (vocabulary + 1) * two_before
+    n_bigrams = vocabulary * (vocabulary + 1)  # the first token of a bigram may be missing
+    return bigrams(rows, vocabulary) + n_bigrams * two_before
 
 
 class TrigramMeans(TokenMeans):
@@ -57,7 +61,7 @@ NGRAM_CODES: dict[str, ContextCode] = {
 }
 
 
-def code(materials: Materials, of: str) -> StateFunction:
+def random_vector_of_ngram(materials: Materials, of: str) -> StateFunction:
     """Return a function of tokens: a random vector for the n-gram that ends at each position.
 
     Args:
@@ -65,56 +69,56 @@ def code(materials: Materials, of: str) -> StateFunction:
         of: "token", "bigram" or "trigram".
     """
 
-    def codes_of(rows: Tokens) -> Tokens:
+    def ngram_numbers(rows: Tokens) -> Tokens:
         """Return the number of the n-gram at each position."""
         return NGRAM_CODES[of](rows, materials.target.vocabulary)
 
-    return noise_for(materials, f"code of the {of}", codes_of)
+    return noise_for(materials, f"code of the {of}", ngram_numbers)
 
 
-def at_position(materials: Materials, token: float, noise: float = 0.0) -> StateFunction:
-    """Return a function of tokens: the target's mean state at each position in other documents.
+def position_means(
+    materials: Materials, token_weight: float, noise_share: float = 0.0
+) -> StateFunction:
+    """Return a function of tokens: the target's mean state at each position, in other documents.
+
+    It gives w · (mean state of the token) + mean over rows of (state - w · mean state of the
+    token) at the position + noise, where w is `token_weight`.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        token: The weight of the token's own mean state. With 1, it is subtracted from the states
-            before means of positions are computed, and added to these means in the result. With 0,
-            the token does not matter.
-        noise: The standard deviation of added normal noise, as a share of that of the states
-            around these means.
+        token_weight: With 0, the state depends on the position only; with 1, it is the sum of
+            what token and position predict.
+        noise_share: The standard deviation of added normal noise, as a share of that of the states
+            around their prediction.
     """
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
-    normal_noise = noise_for(materials, "at position")
-    states = materials.target_states(materials.other_rows) - token * token_mean(
-        materials.other_rows
-    )
-    position_mean = states.mean(0)  # (t, d)
-    noise_size = noise * (states - position_mean).flatten(0, 1).std(0)
+    unit_noise = noise_for(materials, "at position")
+    rows_to_learn = materials.other_rows
+    deviations = materials.target_states(rows_to_learn) - token_weight * token_mean(rows_to_learn)
+    position_mean = deviations.mean(0)  # (t, d)
+    residuals = deviations - position_mean
+    noise_size = noise_share * residuals.flatten(0, 1).std(0)
 
-    def states_at(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the mean at each position, plus noise."""
-        mean = token * token_mean(rows) + position_mean[: rows.shape[1]]
-        return mean + noise_size * normal_noise(rows)
+    def states(rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the prediction from token and position, plus noise."""
+        prediction = token_weight * token_mean(rows) + position_mean[: rows.shape[1]]
+        return prediction + noise_size * unit_noise(rows)
 
-    return states_at
+    return states
 
 
-def reweighted(materials: Materials, token: float, rest: float) -> StateFunction:
-    """Return a function of tokens that reweights the target's states.
+def reweighted(materials: Materials, token_weight: float, rest_weight: float) -> StateFunction:
+    """Return a function of tokens that reweights two parts of the target's states.
 
-    It gives token · (mean state of the token) + rest · (target's state - this mean).
-
-    Args:
-        materials: The target model with its layer, the text, and a seed for each purpose.
-        token: The weight of the mean state of the token.
-        rest: The weight of the deviation from it.
+    It gives token_weight · (mean state of the token) + rest_weight · (state - this mean). The mean
+    is over other documents.
     """
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the weighted sum at each position."""
         mean = token_mean(rows)
-        return token * mean + rest * (materials.target_states(rows) - mean)
+        return token_weight * mean + rest_weight * (materials.target_states(rows) - mean)
 
     return states
 
@@ -128,10 +132,11 @@ def with_means_of_other_tokens(materials: Materials) -> StateFunction:
     """
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
     generator = seeded(materials.seed_for("other tokens"))
-    tokens = materials.other_rows.long().unique()
-    shuffled_tokens = tokens[torch.randperm(len(tokens), generator=generator)]
+    tokens_with_mean = materials.other_rows.long().unique()
+    order = torch.randperm(len(tokens_with_mean), generator=generator)
+    shuffled_tokens = tokens_with_mean[order]
+    # Each token is replaced by the one before it in the random order, and so by a different one.
     replacement_of = torch.arange(materials.target.vocabulary)
-    # Each token is replaced by its neighbour in a random order.
     replacement_of[shuffled_tokens] = shuffled_tokens.roll(1)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
@@ -146,23 +151,24 @@ def gaussian(materials: Materials) -> StateFunction:
     """Return a function of tokens: noise with the mean and variance of the states of each token.
 
     The noise is normal, and dimensions are independent. The variance given the token is
-    E[x²] - E[x]², where x is the state minus the mean of all states.
+    E[x²] - E[x]², where x is the target's state minus the mean of all states.
     """
 
     def squared_states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the squares of the centred states."""
+        """Return x², the squares of the centred states."""
         return materials.centred_states(rows).square()
 
     squares = Source("squares", "", squared_states, materials.target)
-    first_moment = mean_states_of_ngrams(materials, TokenMeans)
-    second_moment = mean_states_of_ngrams(materials, TokenMeans, squares)
-    noise = noise_for(materials, "Gaussian given the token")
+    token_mean = mean_states_of_ngrams(materials, TokenMeans)
+    token_mean_of_squares = mean_states_of_ngrams(materials, TokenMeans, squares)
+    unit_noise = noise_for(materials, "Gaussian given the token")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return mean + standard deviation · noise, at each position."""
-        mean = first_moment(rows)
-        variance = second_moment(rows) - (mean - materials.mean).square()
-        return mean + variance.clamp(min=0).sqrt() * noise(rows)
+        mean = token_mean(rows)
+        variance = token_mean_of_squares(rows) - (mean - materials.mean).square()
+        # Rounding can make a variance of 0 slightly negative.
+        return mean + variance.clamp(min=0).sqrt() * unit_noise(rows)
 
     return states
 
@@ -197,9 +203,9 @@ def other_context(materials: Materials) -> StateFunction:
 def mixture_with_other_context(materials: Materials, share: float) -> StateFunction:
     """Return a function of tokens that mixes the target's own state with one in another context.
 
-    It gives mean + √share (own state - mean) + √(1 - share) (other state - mean). So this share of
-    the variance comes from the target's own states, and the rest from states of the same token in
-    another document.
+    It gives mean + √share (own state - mean) + √(1 - share) (other state - mean). So a share of
+    `share` of the variance comes from the target's own states, and the rest from its states at the
+    same token in another document.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.

@@ -41,20 +41,17 @@ def token_features(
     Args:
         rows: Tokens, at least three in a row.
         text_of_token: The text of each token of the rows.
-        counts: How often each token occurs in other text.
+        counts: How often each token occurs in other text, by its id.
     """
-    distinct = rows.unique()
-    features_of_text = [_features_of_text(text_of_token[token]) for token in distinct.tolist()]
-    index = torch.searchsorted(distinct, rows)
-    text_features = torch.tensor(features_of_text, dtype=torch.float32)[index]  # (b, t, 3)
-    length, character_class, begins_word = text_features.unbind(-1)
+    length, character_class, begins_word = _text_features(rows, text_of_token).unbind(-1)
 
-    # `roll` moves the classes of the last tokens to the first one, which is dropped below.
+    # The first token has no class before it: `roll` gives it that of the last token of the row.
+    # That does no harm, as the first token is dropped below.
     previous_class = character_class.roll(1, 1)
     class_before_that = character_class.roll(2, 1)
     class_before_that[:, 1] = NO_TOKEN  # the second token has only one token before it
     is_same_token = rows[:, :, None] == rows[:, None]  # (b, t, t)
-    is_repeated = is_same_token.tril(-1).any(-1)
+    is_repeated = is_same_token.tril(-1).any(-1)  # the same as any earlier token
     position = torch.arange(rows.shape[1]).expand_as(rows)
     log_frequency = counts[rows].add(1).log()
     features = (
@@ -70,12 +67,26 @@ def token_features(
     return torch.stack([feature[:, 1:-1].flatten().float() for feature in features], -1)
 
 
+def _text_features(
+    rows: Int[Tensor, "b t"], text_of_token: Mapping[int, str]
+) -> Float[Tensor, "b t 3"]:
+    """Return the features of each token that its text alone decides, see `_features_of_text`."""
+    distinct_tokens = rows.unique()  # sorted
+    features_of_distinct = torch.tensor(
+        [_features_of_text(text_of_token[token]) for token in distinct_tokens.tolist()],
+        dtype=torch.float32,
+    )
+    index_of_token = torch.searchsorted(distinct_tokens, rows)
+    return features_of_distinct[index_of_token]
+
+
 def _features_of_text(text: str) -> tuple[int, int, bool]:
     """Return the length of a token, the index of its class, and whether it begins a word.
 
-    The class is the first of `CHARACTER_CLASSES` whose test the text passes, without white space
-    at its ends. A token of no class, such as punctuation, has the index after the last class. A
-    token that begins with white space begins a word.
+    The class is the first of `CHARACTER_CLASSES` (tests such as `str.isalpha`) that the text
+    passes, without white space at its ends unless it is nothing else. A token that passes none,
+    such as punctuation, has the index after the last class. A token that begins with white space
+    begins a word.
     """
     stripped = text.strip() or text
     class_index = len(CHARACTER_CLASSES)
@@ -86,7 +97,7 @@ def _features_of_text(text: str) -> tuple[int, int, bool]:
     return len(text), class_index, text[:1].isspace()
 
 
-def profile_likeness(
+def profile_similarity(
     features: Float[Tensor, "n f"],
     source: Float[Tensor, "n d"],
     target: Float[Tensor, "n e"],
@@ -95,8 +106,8 @@ def profile_likeness(
     """Return how similarly two sets of states of the same tokens encode features of the tokens.
 
     An MLEM (metric-learning encoding model) gives the importance of each feature in each set of
-    states. The result is the weighted Kendall τ of the two profiles of importances, and 0 if a
-    profile is constant.
+    states, which is the profile of these states. The result is the weighted Kendall τ of the two
+    profiles. It is 0 if a profile is constant, since τ is then undefined.
 
     Args:
         features: The features of n tokens, see `token_features`.
@@ -112,9 +123,10 @@ def profile_likeness(
             importance = feature_importance(
                 model, features, [source, target], permutations=1, seed=seed
             )
-            profiles = importance.profile().value
+            profiles = importance.profile().value  # (2, f): of the source, and of the target
             return float(weighted_tau(profiles[:1], profiles[1:]))
         except ValueError as error:
-            if "constant" not in str(error):
+            is_constant_profile = "constant" in str(error)
+            if not is_constant_profile:
                 raise
             return 0.0

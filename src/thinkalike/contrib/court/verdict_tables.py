@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from thinkalike.contrib.court import verdicts
-from thinkalike.contrib.court.ranking import COURT
+from thinkalike.contrib.court.ranking import COURT_COLUMNS
 
 # The verdicts that are right for a kind. For separately trained models it is an open question.
 RIGHT_VERDICTS = {
@@ -36,9 +36,9 @@ RIGHT_VERDICTS = {
 def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each source of a table, with its verdict and whether that is right.
 
-    The table has the measured numbers of sources whose similarity to a target is known. `right` is
-    None if the right verdict for this kind of source is an open question, and for the verdict
-    "undecided".
+    The table has the measured numbers of sources whose similarity to a target model is known; the
+    `kind` of a source says what is known. `right` is None if the right verdict for this kind is an
+    open question, and for the verdict "undecided".
     """
     rows = []
     for row in table.to_dict("records"):
@@ -46,7 +46,8 @@ def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
         right = None
         if row["kind"] in RIGHT_VERDICTS and verdict != verdicts.UNDECIDED:
             right = verdict in RIGHT_VERDICTS[row["kind"]]
-        identifiers = {name: row[name] for name in (*COURT, "source", "kind")}
+        # COURT_COLUMNS are target, layer and seed.
+        identifiers = {name: row[name] for name in (*COURT_COLUMNS, "source", "kind")}
         rows.append({**identifiers, "verdict": verdict, "right": right})
     return pd.DataFrame(rows)
 
@@ -54,21 +55,28 @@ def verdict_table(table: pd.DataFrame) -> pd.DataFrame:
 def shares_by_kind(with_verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each kind of source: how often its verdicts are decided and right.
 
+    `sources` is the number of sources, and `verdicts` lists how many of them have each verdict.
     `decided` is the share of verdicts that are not "undecided". `right` is the share of right
     verdicts among the decided ones, and NaN if none is decided. Kinds without a known right
     verdict are left out.
 
     Args:
-        with_verdicts: The table of `verdict_table`.
+        with_verdicts: The table of `verdict_table`: a row for each source.
     """
     rows = []
-    with_right_verdict = with_verdicts[with_verdicts["kind"].isin(RIGHT_VERDICTS)]
-    for kind, sources in with_right_verdict.groupby("kind", sort=False):
+    has_known_verdict = with_verdicts["kind"].isin(RIGHT_VERDICTS)
+    for kind, sources in with_verdicts[has_known_verdict].groupby("kind", sort=False):
         decided = sources[sources["verdict"] != verdicts.UNDECIDED]
         share_right = math.nan
         if len(decided):
             share_right = float(decided["right"].astype(float).mean())
         counts = sources["verdict"].value_counts()
-        listed = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
-        rows.append((kind, len(sources), len(decided) / len(sources), share_right, listed))
+        row = {
+            "kind": kind,
+            "sources": len(sources),
+            "decided": len(decided) / len(sources),
+            "right": share_right,
+            "verdicts": ", ".join(f"{verdict} {count}" for verdict, count in counts.items()),
+        }
+        rows.append(row)
     return pd.DataFrame(rows, columns=["kind", "sources", "decided", "right", "verdicts"])

@@ -42,7 +42,10 @@ Row = Mapping[Hashable, object]
 
 
 def _number(row: Row, column: str) -> float:
-    """Return the number in a column of a row; a cell that is no number is an error of the code."""
+    """Return the number in a column of a row, as a float.
+
+    A cell that is no number is an error of the code, not of the user.
+    """
     value = row[column]
     assert isinstance(value, SupportsFloat), f"{column}={value} is no number"
     return float(value)
@@ -50,6 +53,8 @@ def _number(row: Row, column: str) -> float:
 
 def is_above(row: Row, name: str, threshold: float) -> bool | None:
     """Return whether an interval lies above a threshold, or None if it contains the threshold.
+
+    An interval that lies below the threshold gives False.
 
     Args:
         row: A row with the ends of the interval in the columns `{name}_low` and `{name}_high`.
@@ -64,7 +69,10 @@ def is_above(row: Row, name: str, threshold: float) -> bool | None:
 
 
 def _all_hold(*rules: bool | None) -> bool | None:
-    """Return whether all rules hold, or None if none fails and one of them is undecided (None)."""
+    """Return the conjunction of rules in three-valued logic, where None is "undecided".
+
+    It is False if any rule fails, else None if any is undecided, else True.
+    """
     if False in rules:
         return False
     if None in rules:
@@ -75,10 +83,10 @@ def _all_hold(*rules: bool | None) -> bool | None:
 def is_leak(row: Row) -> bool | None:
     """Return whether a source's states change when later tokens are replaced.
 
-    Only a source that reads later tokens can do that. That its states predict later text, or that
-    its stitch loses less than the target, is no evidence of a leak: both are also true of a source
-    that copies earlier text, wherever the text repeats itself. Returns None if it was not
-    measured (NaN).
+    That proves that the source reads later tokens. Two weaker signs are no evidence of a leak:
+    that its states predict later text, and that the target, stitched to them, predicts better than
+    by itself. Both are also true of a source that copies earlier text, wherever the text repeats
+    itself. Returns None if the change was not measured (NaN).
     """
     share = _number(row, "later")
     if math.isnan(share):
@@ -90,8 +98,10 @@ def _shares_more_than_mixing(row: Row) -> bool | None:
     """Return whether the source is clearly more similar to the target than local mixing is.
 
     Local mixing is a network that has the target's embedding and only mixes earlier tokens. The
-    interval of the difference in residual R², `beyond_mixing`, decides: True if it lies above 0.
-    None means that it is unbounded, since there were too few documents, so that nothing is known.
+    interval of `beyond_mixing` decides, which is the source's residual R² (R² beyond what the
+    token, its position and such mixing predict) minus 1.25 times that of local mixing: True if it
+    lies above 0. An interval whose upper end is infinite comes from too few documents and says
+    nothing, so the result is None.
     """
     if _number(row, "beyond_mixing_low") > 0:
         return True
@@ -101,10 +111,10 @@ def _shares_more_than_mixing(row: Row) -> bool | None:
 
 
 def verdict(row: Row) -> str:
-    """Return what one row of a court's table says of source and target, one of `VERDICTS`.
+    """Return in a word how a source is similar to a target, one of `VERDICTS`.
 
     The first rule that holds decides. A rule holds if it holds at both ends of the interval; where
-    the two ends disagree, nothing is decided.
+    the two ends disagree before any rule holds, the verdict is "undecided".
 
     1. leak: the source's states move when later tokens are replaced, see `is_leak`.
     2. same, superset of, or part of (the target predicts the source, and not the reverse): R² is
@@ -118,7 +128,8 @@ def verdict(row: Row) -> str:
     5. no more than local mixing: they do not.
 
     Args:
-        row: `COLUMNS`; see `thinkalike.contrib.court.evidence.Evidence.columns`.
+        row: The measured numbers of one source, by column: `COLUMNS`, which
+            `thinkalike.contrib.court.evidence.Evidence.columns` explains.
     """
     predicts_target = _all_hold(
         is_above(row, "r2", WHOLE_R2), is_above(row, "residual_r2", WHOLE_R2)
@@ -129,6 +140,7 @@ def verdict(row: Row) -> str:
     same_beyond_token = _all_hold(
         is_above(row, "residual_r2", WHOLE_R2), is_above(row, "residual_r2_back", WHOLE_R2)
     )
+    # A large penalty makes "same" undecided, and does not exclude it.
     is_penalty_small: bool | None = None
     if abs(_number(row, "penalty")) <= SMALL_PENALTY:
         is_penalty_small = True

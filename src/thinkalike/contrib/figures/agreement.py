@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from matplotlib.image import AxesImage
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
 from thinkalike.figures.style import COLUMN, PAGE, SMALL, canvas, save, write_title
@@ -28,11 +30,12 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
         measures: The names of all measures.
         folder: Where the figure is written.
     """
+    # The table has each two measures in one order; the matrix needs both.
     swapped = table.rename(columns={"measure": "other", "other": "measure"})
     both_orders = pd.concat([table, swapped])
     names = list(measures)
     cells = both_orders.pivot(index="measure", columns="other", values="rho").loc[names, names]
-    cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)
+    cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)  # a measure with itself
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
     with canvas(COLUMN, 2.9) as (figure, axes):
@@ -45,13 +48,14 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
 
 
 def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
-    """Draw the layer pairs of each pair of models (a column) by each measure (a row).
+    """Draw how each similarity measure ranks the layer pairs of two models, as heatmaps.
 
-    Bright is close.
+    There is a row of heatmaps for each measure, and a column for each pair of models. A heatmap
+    has a cell for each layer pair; bright is similar.
 
     Args:
-        table: A row for each layer pair, with its rank by each measure, from 0, the farthest, to
-            1, in a column.
+        table: A row for each layer pair, and a column for each measure with the rank of the pair,
+            from 0 (least similar) to 1 (most similar).
         measures: The names of the measures, from the top.
         folder: Where the figure is written.
     """
@@ -60,19 +64,8 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
     grid = (len(measures), len(model_pairs))
     with canvas(PAGE, height, *grid, squeeze=False) as (figure, panels):
         for row, measure in zip(panels, measures, strict=True):
-            for axes, (_, of_models) in zip(row, model_pairs, strict=True):
-                cells = of_models.pivot(
-                    index="source_layer", columns="target_layer", values=measure
-                )
-                image = axes.imshow(
-                    cells.to_numpy(),
-                    origin="lower",
-                    norm=Normalize(0, 1),
-                    cmap="magma",
-                    aspect="auto",
-                )
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
+            for axes, (_, layer_pairs) in zip(row, model_pairs, strict=True):
+                image = _draw_rank_heatmap(axes, layer_pairs, measure)
             name = measure.replace("_", "\n")
             row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=SMALL)
         for axes, ((source, target), _) in zip(panels[-1], model_pairs, strict=True):
@@ -87,3 +80,23 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
         directions = "in a panel, layers of the first model upwards, of the second rightwards"
         write_title(figure, panels[0, 0], "Layer pairs in the order of each measure", directions)
         save(figure, folder, "ranks")
+
+
+def _draw_rank_heatmap(axes: Axes, layer_pairs: pd.DataFrame, measure: str) -> AxesImage:
+    """Draw the ranks of the layer pairs of two models by one measure, from 0 to 1.
+
+    The source's layers run upwards, and the target's to the right. The image is returned for a
+    colour bar.
+
+    Args:
+        axes: Where it is drawn.
+        layer_pairs: A row for each layer pair, with its rank in the column of the measure.
+        measure: The name of this column.
+    """
+    ranks = layer_pairs.pivot(index="source_layer", columns="target_layer", values=measure)
+    image = axes.imshow(
+        ranks.to_numpy(), origin="lower", norm=Normalize(0, 1), cmap="magma", aspect="auto"
+    )
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return image

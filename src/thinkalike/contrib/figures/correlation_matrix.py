@@ -25,9 +25,10 @@ def draw_correlation_matrix(
         The image, for a colour bar.
     """
     values = lower_half(cells.to_numpy(float))
-    norm, colours = colours_of(values, (-1.0, 1.0))
-    image = axes.imshow(values, cmap=colours, norm=norm)
-    if inches / len(cells) >= VALUE_WIDTH:
+    norm, colour_map = colours_of(values, (-1.0, 1.0))
+    image = axes.imshow(values, cmap=colour_map, norm=norm)
+    inches_per_cell = inches / len(cells)
+    if inches_per_cell >= VALUE_WIDTH:
         write_values(axes, values, image)
     names = [str(name).replace("_", " ") for name in cells.columns]
     axes.set_xticks(range(len(cells)), names, rotation=rotation, ha=ha, rotation_mode="anchor")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from thinkalike.figures.style import PAGE, canvas, colour_of, leave_out, save, write_title
 
@@ -19,6 +20,7 @@ UNITS = {"penalty": "penalty [nats per token]"}
 KIND_HEIGHT = 0.12
 AXIS_HEIGHT = 0.5
 DOSE_HEIGHT = 1.8
+TITLE_HEIGHT = 0.3
 
 
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
@@ -32,47 +34,66 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
         judges: The names of the measures.
         folder: Where the figure is written.
     """
-    kinds = list(dict.fromkeys(table["kind"]))
-    from_below = kinds[::-1]  # so that the first kind is on top
-    across = min(len(judges), PANELS_ACROSS)
-    down = ceil(len(judges) / across)
-    height = (KIND_HEIGHT * len(kinds) + AXIS_HEIGHT) * down + 0.3
-    with canvas(PAGE, height, down, across, squeeze=False, sharey=True) as (figure, panels):
+    kinds = list(dict.fromkeys(table["kind"]))  # each once, in order
+    n_across = min(len(judges), PANELS_ACROSS)
+    n_down = ceil(len(judges) / n_across)
+    height = (KIND_HEIGHT * len(kinds) + AXIS_HEIGHT) * n_down + TITLE_HEIGHT
+    with canvas(PAGE, height, n_down, n_across, squeeze=False, sharey=True) as (figure, panels):
         for axes, judge in zip(panels.flat, judges, strict=False):
-            for position, kind in enumerate(from_below):
-                values = table[table["kind"] == kind][judge].to_numpy()
-                jitter = np.zeros(1)
-                if len(values) > 1:
-                    jitter = np.linspace(-JITTER, JITTER, len(values))
-                colour = colour_of(kinds.index(kind))
-                axes.plot(values, position + jitter, ".", color=colour, markersize=3, alpha=0.7)
+            _draw_values_by_kind(axes, table, kinds, judge)
             axes.set_xlabel(UNITS.get(judge, judge))
         for row in panels:
-            row[0].set_yticks(range(len(kinds)), from_below)
+            row[0].set_yticks(range(len(kinds)), kinds[::-1])
             row[0].set_ylabel("kind of source")
-        leave_out(panels.flat[len(judges) :])
+        leave_out(panels.flat[len(judges) :])  # panels of the grid without a measure
         write_title(figure, panels[0, 0], "What each measure says of sources of known similarity")
         save(figure, folder, "court")
 
 
-def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Draw the value of each measure against the share of a source's variance from the target.
+def _draw_values_by_kind(
+    axes: Axes, table: pd.DataFrame, kinds: Sequence[str], measure: str
+) -> None:
+    """Draw a point for each source: across its value of a measure, upwards its kind.
+
+    The first kind is on top. Points of one kind are shifted up and down so that they do not hide
+    each other.
 
     Args:
-        curves: By the name of the measure, a row for each source with the columns own_share and
-            value.
+        axes: Where it is drawn.
+        table: A row for each source, with its kind and a column for the measure.
+        kinds: All kinds of sources.
+        measure: The name of the column.
+    """
+    for index, kind in enumerate(kinds):
+        position = len(kinds) - 1 - index  # from below
+        values = table[table["kind"] == kind][measure].to_numpy()
+        jitter = np.zeros(1)
+        if len(values) > 1:
+            jitter = np.linspace(-JITTER, JITTER, len(values))
+        axes.plot(values, position + jitter, ".", color=colour_of(index), markersize=3, alpha=0.7)
+
+
+def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Draw the value of each measure for mixtures of the target's states and unrelated ones.
+
+    There is a panel for each measure. It shows the value against the share of the variance that
+    comes from the target.
+
+    Args:
+        curves: By the name of the measure, a row for each mixture with the columns own_share (the
+            share of the target) and value.
         folder: Where the figure is written.
     """
-    across = min(len(curves), PANELS_ACROSS)
-    down = ceil(len(curves) / across)
-    height = DOSE_HEIGHT * down + 0.3
-    with canvas(PAGE, height, down, across, squeeze=False, sharex=True) as (figure, panels):
+    n_across = min(len(curves), PANELS_ACROSS)
+    n_down = ceil(len(curves) / n_across)
+    height = DOSE_HEIGHT * n_down + TITLE_HEIGHT
+    with canvas(PAGE, height, n_down, n_across, squeeze=False, sharex=True) as (figure, panels):
         for axes, (judge, curve) in zip(panels.flat, curves.items(), strict=False):
             axes.plot(curve["own_share"], curve["value"], "o-", color=colour_of(0), markersize=3)
             axes.set_ylabel(UNITS.get(judge, judge))
         for axes in panels[-1]:
             axes.set_xlabel("share of the target's own variance")
-        leave_out(panels.flat[len(curves) :])
+        leave_out(panels.flat[len(curves) :])  # panels of the grid without a measure
         title = "What each measure says of a mixture of the target's states and unrelated ones"
         write_title(figure, panels[0, 0], title)
         save(figure, folder, "doses")

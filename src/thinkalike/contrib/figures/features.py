@@ -28,12 +28,15 @@ BESIDE_MATRIX = 1.4  # inches of the names of features and the colours
 
 
 class Contrast(NamedTuple):
-    """Two layers side by side.
+    """Two layers that a figure shows side by side.
 
     Attributes:
-        names: Of the two layers.
-        importance: feature, x, y: the importance of a feature in either layer.
-        words: x, y, level, stress: the words of either layer in a plane.
+        title: The title of the middle panel.
+        names: The names of the two layers.
+        importance: A row for each feature: its name (column `feature`), and its importance in the
+            first layer (x) and in the second (y).
+        words: For each layer, a row for each word: its point in a plane (x, y), its level of
+            `feature`, and the stress (the error of the plane's distances).
         feature: The feature whose levels colour the words.
     """
 
@@ -45,7 +48,12 @@ class Contrast(NamedTuple):
 
 
 def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the matrix of correlations of features, with their names at rows and columns."""
+    """Draw the matrix of correlations of features of stimuli.
+
+    Args:
+        table: The matrix; rows and columns have the names of the features.
+        folder: Where the figure is written.
+    """
     with canvas(COLUMN, COLUMN) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, table, rotation=45.0, inches=inches, ha="right")
@@ -93,15 +101,18 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
 def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
     """Draw pairs of layers: the importance of features in both, and the words as points.
 
-    Each contrast is a row of panels: the words of one layer, the importances, and the words of the
-    other layer.
+    Each pair is a row of three panels: the words of the first layer, the importance of each
+    feature in both layers, and the words of the second layer.
     """
     n_rows = len(contrasts)
     with canvas(PAGE, 2.4 * n_rows, n_rows, 3, squeeze=False) as (figure, panels):
-        for (first, middle, second), contrast in zip(panels, contrasts, strict=True):
-            _draw_words(first, contrast.names[0], contrast.words[0], contrast.feature)
-            _draw_words(second, contrast.names[1], contrast.words[1], contrast.feature)
-            first.legend(markerscale=2, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+        for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
+            first_name, second_name = contrast.names
+            first_words, second_words = contrast.words
+            _draw_words(left, first_name, first_words, contrast.feature)
+            _draw_words(right, second_name, second_words, contrast.feature)
+            # The legend is that of both panels of words.
+            left.legend(markerscale=2, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
             _draw_importance(middle, contrast)
         save(figure, folder, "contrasts")
 
@@ -128,14 +139,16 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
 def _draw_importance(axes: Axes, contrast: Contrast) -> None:
     """Draw the importance of each feature in one layer against that in the other.
 
-    Features are named unless they are unimportant in both layers.
+    Features are named unless they are unimportant in both layers. A grey line shows where the
+    importance is the same in both.
     """
     table = contrast.importance
-    values = table[["x", "y"]].to_numpy()
+    values = table[["x", "y"]].to_numpy()  # the importance in the first and the second layer
     largest = values.max()
     colours = [colour_of(number) for number in range(len(table))]
     axes.scatter(table["x"], table["y"], color=colours, s=18, zorder=3)
-    named = table[values.max(axis=1) > NAMED_SHARE * largest]
+    is_named = values.max(axis=1) > NAMED_SHARE * largest
+    named = table[is_named]
     for feature, x, y in zip(named["feature"], named["x"], named["y"], strict=True):
         axes.annotate(feature, (x, y), fontsize=SMALL, xytext=(3, 2), textcoords="offset points")
     ends = [min(values.min(), 0), 1.1 * largest]

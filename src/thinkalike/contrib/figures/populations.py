@@ -46,24 +46,18 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
         folder: Where the figure is written.
     """
     n_panels = len(panels_by_title)
-    across = min(n_panels, 2)
-    if n_panels % MOST_ACROSS == 0:
-        across = min(n_panels, MOST_ACROSS)
-    down = ceil(n_panels / across)
+    # Three panels in a row if that fills all rows, and else two.
+    fills_rows = n_panels % MOST_ACROSS == 0
+    n_across = min(n_panels, MOST_ACROSS if fills_rows else 2)
+    n_down = ceil(n_panels / n_across)
     all_rows = pd.concat(list(panels_by_title.values()))
-    values = all_rows.set_index("column")[["mean", "low", "high"]]
-    handle_of_label = {}
-    finite = values.replace([np.inf, -np.inf], np.nan)  # an interval may be unbounded
-    with canvas(PAGE, 2.3 * down + 0.3, down, across, squeeze=False) as (figure, panels):
+    handle_of_label = {}  # for one legend of all panels
+    with canvas(PAGE, 2.3 * n_down + 0.3, n_down, n_across, squeeze=False) as (figure, panels):
         leave_out(panels.flat[n_panels:])
         for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
             quantity = str(table["column"].iloc[0])
-            lowest = np.nanmin(finite.loc[quantity])
-            highest = np.nanmax(finite.loc[quantity])
-            value_range = highest - lowest or 1  # 1 if all values are the same
-            margin = MARGIN * value_range
             _draw_means_by_depth(axes, table)
-            axes.set_ylim(lowest - margin, highest + margin)
+            axes.set_ylim(*_value_limits(all_rows[all_rows["column"] == quantity]))
             axes.set(ylabel=LABELS[quantity], title=title)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handle_of_label[label] = handle
@@ -72,6 +66,17 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
         note = "bars: 95 % intervals over models; panels of one quantity have one scale"
         write_title(figure, panels[0, 0], "Pairs of models within and between groups", note)
         save(figure, folder, "groups")
+
+
+def _value_limits(rows: pd.DataFrame) -> tuple[float, float]:
+    """Return the limits of an axis for means and finite ends of intervals, with a margin."""
+    values = rows[["mean", "low", "high"]]
+    finite = values.replace([np.inf, -np.inf], np.nan)  # an interval may be unbounded
+    lowest = float(np.nanmin(finite))
+    highest = float(np.nanmax(finite))
+    value_range = highest - lowest or 1.0  # 1 if all values are the same
+    margin = MARGIN * value_range
+    return lowest - margin, highest + margin
 
 
 def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
@@ -92,6 +97,8 @@ def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
 
 def draw_distances(table: pd.DataFrame, folder: Path) -> None:
     """Draw the distances of all pairs of models, as a matrix and as box plots by kind of pair.
+
+    The kind of a pair is the groups of its two models.
 
     Args:
         table: A row for each source and target, with their groups and the distance (value).
@@ -117,13 +124,16 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
     image = axes.imshow(lower_half(cells.to_numpy(float)), origin="lower", cmap="viridis")
     axes.spines[:].set_visible(False)
-    groups = table.drop_duplicates("source")["group_of_source"].tolist()
-    for index in range(1, len(groups)):
-        if groups[index] != groups[index - 1]:
-            axes.axhline(index - 0.5, color="white", linewidth=1)
-            axes.axvline(index - 0.5, color="white", linewidth=1)
-    order = f"models: {', then '.join(dict.fromkeys(groups))}"
-    axes.set(xlabel=order, ylabel=order)
+    group_of_models = table.drop_duplicates("source")["group_of_source"].tolist()
+    for index in range(1, len(group_of_models)):
+        is_first_of_group = group_of_models[index] != group_of_models[index - 1]
+        if is_first_of_group:
+            edge = index - 0.5  # between the cells of two models
+            axes.axhline(edge, color="white", linewidth=1)
+            axes.axvline(edge, color="white", linewidth=1)
+    group_names = dict.fromkeys(group_of_models)  # each once, in order
+    label = f"models: {', then '.join(group_names)}"
+    axes.set(xlabel=label, ylabel=label)
     return image
 
 
@@ -132,7 +142,7 @@ def _draw_boxes_by_kind(axes: Axes, table: pd.DataFrame) -> None:
 
     Points are shifted sideways at random so that they do not hide each other.
     """
-    # Each pair once: distances are symmetric.
+    # Each pair once, as distances are symmetric, and no model with itself.
     pairs = table[table["source"] < table["target"]]
     values_of_kind = {str(kind): rows["value"] for kind, rows in pairs.groupby("pair")}
     axes.boxplot(

@@ -19,12 +19,13 @@ STARTS = {
 def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
     """Draw the variance that sparse autoencoders explain against the FLOPs of their training.
 
-    Lines are means over seeds, points single seeds, and colours the starts. At each evaluation,
-    the learning rate is the one that is best there.
+    Lines are means over seeds, points single seeds, and colours the starts: how weights are
+    initialised. At each number of training tokens, the learning rate is the one that is best
+    there.
 
     Args:
-        curves: A row for each start, learning rate, seed and evaluation. With a column `transfer`,
-            there is a panel for each of its values.
+        curves: A row for each start, learning rate, seed and number of training tokens. With a
+            column `transfer`, there is a panel for each of its values.
         folder: Where the figure is written.
     """
     titled_tables = [("", curves)]
@@ -40,17 +41,20 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
         panels[0][0].set_ylabel("explained variance [share]")
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        seeds = "lines: means over seeds; points: seeds"
-        write_title(figure, panels[0][0], "Sparse autoencoders by their start", seeds)
+        note = "lines: means over seeds; points: seeds"
+        write_title(figure, panels[0][0], "Sparse autoencoders by their start", note)
         save(figure, folder, "explained_variance")
 
 
 def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
     """Draw explained variance against FLOPs for each start: a point per seed, a line of means.
 
+    A start is how the weights of an autoencoder are initialised. At each number of tokens, only
+    the best learning rate is drawn.
+
     Args:
         axes: Where it is drawn.
-        table: A row for each start, learning rate, seed and evaluation.
+        table: A row for each start, learning rate, seed and number of training tokens.
     """
     for number, (start, rows) in enumerate(table.groupby("start", sort=False)):
         at_best_rate = _at_best_rate(rows)
@@ -80,7 +84,10 @@ def _at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the best learning rate at each number of tokens.
 
     The best one explains most variance, in the mean over seeds.
+
+    Args:
+        rows: A row for each learning rate (column `rate`), seed and number of training tokens.
     """
     means = rows.groupby(["tokens", "rate"])["explained_variance"].mean()
-    best = list(means.groupby("tokens").idxmax())  # pairs (tokens, rate)
-    return rows.set_index(["tokens", "rate"]).loc[best].reset_index()
+    best_pairs = list(means.groupby("tokens").idxmax())  # of tokens and rate
+    return rows.set_index(["tokens", "rate"]).loc[best_pairs].reset_index()

@@ -37,8 +37,8 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
     width = width_of(len(groups))
     with canvas(width, 3.2, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
         for axes, group in zip(panels[0], groups, strict=True):
-            of_group = table[table["group"] == group]
-            directions = of_group.groupby(["source", "target"], sort=True)
+            rows_of_group = table[table["group"] == group]
+            directions = rows_of_group.groupby(["source", "target"], sort=True)
             for number, ((source, target), rows) in enumerate(directions):
                 line(
                     axes,
@@ -50,7 +50,7 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
                     LINE_STYLES[number // len(COLOURS)],
                 )
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set_xticks(range(of_group["source_layer"].nunique()))
+            axes.set_xticks(range(rows_of_group["source_layer"].nunique()))
             axes.set(xlabel="layer of the stitch", title=group)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         panels[0][0].set_ylabel("penalty [nats per token]")
@@ -65,29 +65,32 @@ def draw_learning_curves(
     """Draw the smoothed training losses of stitches: a row of panels per group, a panel per layer.
 
     Args:
-        curves: The losses of the stitches of all layers at each step, by (group, label).
+        curves: The losses of the stitches of all layers at each step, by (group, label). The label
+            names source and target. Stitches of one group have the same number of layers.
         folder: Where the figure is written.
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     most_layers = max(curve.shape[1] for curve in curves.values())
+    # A row of panels for each group, and below them a legend of two columns.
     height = 1.8 * len(groups) + 0.15 * len(curves) / 2 + 0.4
     grid = (len(groups), most_layers)
-    all_labels = {}
+    handle_of_label = {}
     with canvas(PAGE, height, *grid, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
-            of_group = {label: curve for (name, label), curve in curves.items() if name == group}
-            n_layers = next(iter(of_group.values())).shape[1]
+            curves_of_group = {
+                label: curve for (name, label), curve in curves.items() if name == group
+            }
+            n_layers = next(iter(curves_of_group.values())).shape[1]
             leave_out(row[n_layers:])
             for layer, axes in enumerate(row[:n_layers]):
-                _draw_losses(axes, of_group, layer)
+                _draw_losses(axes, curves_of_group, layer)
                 axes.set_title(f"{group}, layer {layer}")
                 axes.set_xlabel("step")
             row[0].set_ylabel("loss [nats per token]")
-            handles, labels = row[0].get_legend_handles_labels()
-            for label, handle in zip(labels, handles, strict=True):
-                all_labels[f"{group}: {label}"] = handle
-        handles = list(all_labels.values())
-        figure.legend(handles, list(all_labels), loc="outside lower center", ncols=2)
+            for handle, label in zip(*row[0].get_legend_handles_labels(), strict=True):
+                handle_of_label[f"{group}: {label}"] = handle
+        labels = list(handle_of_label)
+        figure.legend(handle_of_label.values(), labels, loc="outside lower center", ncols=2)
         title = f"Training of stitches; mean of {SMOOTHED_STEPS} steps"
         write_title(figure, panels[0][0], title)
         save(figure, folder, "learning_curves")
@@ -97,6 +100,8 @@ def _draw_losses(
     axes: Axes, curves: Mapping[str, Float[np.ndarray, "steps layers"]], layer: int
 ) -> None:
     """Draw the smoothed losses of one layer over training steps, a line for each label.
+
+    A loss is averaged with those of the steps before it, `SMOOTHED_STEPS` in all.
 
     Args:
         axes: Where it is drawn.

@@ -24,8 +24,8 @@ def draw_subject_scores(
 ) -> None:
     """Draw how well each layer of each model explains recordings, a panel for each recorded layer.
 
-    Scores are means over subjects. A grey band is the noise ceiling, which no model is expected to
-    exceed by much.
+    A recorded layer is a region of a brain, for example. Scores are means over subjects (recorded
+    participants). A grey band is the noise ceiling, which no model is expected to exceed by much.
 
     Args:
         table: A row for each recorded layer and layer of a model, with its score and interval.
@@ -33,18 +33,17 @@ def draw_subject_scores(
         folder: Where the figure is written.
         comparator: How distances were compared, such as "spearman"; a label of the axis.
     """
-    recorded = list(ceilings["recorded"])
-    n_panels = len(recorded)
+    recorded_layers = list(ceilings["recorded"])
+    n_panels = len(recorded_layers)
     width = width_of(n_panels)
     with canvas(width, 2.8, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
-        for axes, name in zip(panels[0], recorded, strict=True):
+        for axes, name in zip(panels[0], recorded_layers, strict=True):
             ceiling = ceilings[ceilings["recorded"] == name].iloc[0]
             axes.axhspan(
                 ceiling["lower"], ceiling["upper"], color="0.85", label="noise ceiling", zorder=0
             )
-            of_recorded = table[table["recorded"] == name]
-            by_model = of_recorded.groupby("model", sort=False)
-            for number, (model, rows) in enumerate(by_model):
+            rows_of_panel = table[table["recorded"] == name]
+            for number, (model, rows) in enumerate(rows_of_panel.groupby("model", sort=False)):
                 draw_band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
                 ticks(axes.xaxis, list(rows["layer"]))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)

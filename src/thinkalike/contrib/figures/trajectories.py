@@ -19,15 +19,16 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
     The onset of a feature is the step from which it can be read out of a layer.
 
     Args:
-        runs: By the name of the run, a row for each layer and step.
+        runs: By the name of the run, a row for each layer and step, with the similarity to the
+            last step. All runs have the same layers and steps.
         onsets: A row for each run, feature and layer, with the onset or NaN.
         folder: Where the figure is written.
     """
-    last_run = list(runs.values())[-1]
-    steps = last_run["step"].unique()
+    any_run = list(runs.values())[-1]
+    steps = any_run["step"].unique()
     with canvas(COLUMN, 5.2, 2, 1) as (figure, (curves_axes, onsets_axes)):
         _draw_curves(curves_axes, runs)
-        layers = last_run["layer"].unique()
+        layers = any_run["layer"].unique()
         curves_axes.legend([f"layer {layer}" for layer in layers])
         curves_axes.set_ylabel("CKA")
         _draw_onsets(onsets_axes, onsets)
@@ -42,6 +43,10 @@ def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
 
     Colours are layers. The lines of the first run are drawn first, one for each layer, so that a
     legend with one label for each layer names these.
+
+    Args:
+        axes: Where it is drawn.
+        runs: By the name of the run, a row for each layer and step, with the similarity.
     """
     for table in runs.values():
         positions = step_position(table["step"].unique())
@@ -52,21 +57,26 @@ def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
 
 
 def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
-    """Draw a circle for each feature and onset, with the number of runs in it.
+    """Draw a circle for each feature and step that is its onset in some run, with their number.
 
-    The onset of a run is the earliest one of its layers. Runs without an onset are not drawn.
+    The onset of a feature in a run is the earliest step from which it can be read out of some
+    layer. Runs without an onset are not drawn.
+
+    Args:
+        axes: Where it is drawn.
+        onsets: A row for each run, feature and layer, with the onset of this layer or NaN.
     """
-    features = list(dict.fromkeys(onsets["feature"]))
-    for number, feature in enumerate(features):
-        of_feature = onsets[onsets["feature"] == feature]
-        first_of_run = of_feature.groupby("run")["onset"].min()
-        for step, count in first_of_run.value_counts().items():
+    features = list(dict.fromkeys(onsets["feature"]))  # each once, in order
+    for height, feature in enumerate(features):
+        rows_of_feature = onsets[onsets["feature"] == feature]
+        onset_of_run = rows_of_feature.groupby("run")["onset"].min()
+        for step, n_runs in onset_of_run.value_counts().items():
             (position,) = step_position(np.array([step]))
-            axes.plot(position, number, "o", color=colour_of(number), markersize=8)
+            axes.plot(position, height, "o", color=colour_of(height), markersize=8)
             axes.text(
                 position,
-                number,
-                str(count),
+                height,
+                str(n_runs),
                 ha="center",
                 va="center_baseline",
                 fontsize=SMALL,

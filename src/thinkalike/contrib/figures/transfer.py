@@ -27,9 +27,11 @@ FEATURE_WIDTH = 0.7  # of the distance of two features, which its conditions sha
 
 
 def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None:
-    """Draw the balanced accuracy of each condition by feature, with its interval.
+    """Draw the balanced accuracy of probes of each feature, with its interval.
 
-    There is a panel for each split and layer pair.
+    A condition is where a probe was fitted and which states it reads; each has a marker. There is
+    a row of panels for each split (whether sentences or words are held out), and a column for each
+    layer pair.
 
     Args:
         table: The table of a result of `measure=probes`.
@@ -52,7 +54,8 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
             axes.set_title(f"layer {source_layer} → {target_layer}, held-out {split}s")
             if column == 0:
                 axes.set_ylabel("balanced accuracy")
-            axes.tick_params(labelbottom=row == len(splits) - 1)
+            is_last_row = row == len(splits) - 1
+            axes.tick_params(labelbottom=is_last_row)
         handles, labels = panels[0, 0].get_legend_handles_labels()
         handles.append(Line2D([], [], color="0.6", linestyle="--", linewidth=1))
         labels.append("chance")
@@ -67,6 +70,8 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
 def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> None:
     """Draw the accuracies of all conditions side by side for each feature, with chance.
 
+    A condition is where a probe was fitted and which states it reads. Chance is a dashed line.
+
     Args:
         axes: Where it is drawn.
         table: A row for each condition and feature of one layer pair and split.
@@ -76,8 +81,9 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
     conditions = list(dict.fromkeys(table["condition"]))
     positions = np.arange(len(features))
     for number, condition in enumerate(conditions):
-        of_condition = table[table["condition"] == condition]
-        rows = of_condition.set_index("feature").reindex(features)
+        rows_of_condition = table[table["condition"] == condition]
+        rows = rows_of_condition.set_index("feature").reindex(features)
+        # Conditions are evenly spaced around the position of a feature.
         shift = FEATURE_WIDTH * ((number + 0.5) / len(conditions) - 0.5)
         axes.errorbar(
             positions + shift,
@@ -90,7 +96,14 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
             capsize=1,
             elinewidth=0.7,
         )
-    chance = table.drop_duplicates("feature").set_index("feature")["chance"].reindex(features)
+    chance = table.drop_duplicates("feature").set_index("feature")["chance"]
+    _draw_chance(axes, chance.reindex(features))
+    axes.set_xticks(range(len(features)), features, rotation=30, ha="right")
+    axes.set_ylim(0, 1.03)
+
+
+def _draw_chance(axes: Axes, chance: pd.Series) -> None:
+    """Draw a dashed line at the accuracy of chance of each feature, at positions 0, 1, 2, ..."""
     for position, value in enumerate(chance):
         axes.hlines(
             value,
@@ -100,15 +113,14 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
             linestyles="--",
             linewidth=1,
         )
-    axes.set_xticks(range(len(features)), features, rotation=30, ha="right")
-    axes.set_ylim(0, 1.03)
 
 
 def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
     """Draw the effects of steering vectors against the layer pair.
 
-    There is a panel for each position and strength. Effects are shares of the natural effect, that
-    of the text itself; if no share is known, they are in nats.
+    There is a panel for each position (the tokens to which vectors are added) and strength (what
+    they are multiplied by). Effects are shares of the natural effect, that of the text itself; if
+    no share is known, they are in nats.
 
     Args:
         table: The table of a result of `measure=steering`.
@@ -116,11 +128,11 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
         name: The name of its files.
     """
     has_shares = bool(table["share"].notna().any())
-    panels_of = list(table.groupby(["position", "strength"], sort=False))
-    n_panels = len(panels_of)
+    rows_by_panel = list(table.groupby(["position", "strength"], sort=False))
+    n_panels = len(rows_by_panel)
     width = width_of(n_panels)
     with canvas(width, 2.6, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
-        for axes, ((position, strength), rows) in zip(panels[0], panels_of, strict=True):
+        for axes, ((position, strength), rows) in zip(panels[0], rows_by_panel, strict=True):
             _draw_effects(axes, rows, has_shares)
             axes.set(xlabel="layer → layer", title=f"{position}, strength {strength:g}")
         panels[0, 0].set_ylabel("share of the natural effect" if has_shares else "effect [nats]")
@@ -135,6 +147,8 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
 
 def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
     """Draw the effects of steering vectors against the layer pair, a line for each condition.
+
+    A condition says which vector was added.
 
     Args:
         axes: Where it is drawn.
@@ -157,12 +171,8 @@ def _draw_effects(axes: Axes, table: pd.DataFrame, has_shares: bool) -> None:
             capsize=2,
             elinewidth=0.8,
         )
-    layer_pairs = table.drop_duplicates(["source_layer", "target_layer"])
-    names = []
-    for source, target in zip(
-        layer_pairs["source_layer"], layer_pairs["target_layer"], strict=True
-    ):
-        names.append(f"{source}→{target}")
+    layer_pairs = table[["source_layer", "target_layer"]].drop_duplicates()
+    names = [f"{source}→{target}" for source, target in layer_pairs.itertuples(index=False)]
     axes.set_xticks(range(len(names)), names)
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
 

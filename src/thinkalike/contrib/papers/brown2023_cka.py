@@ -27,7 +27,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     level_of_each,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import reached
@@ -60,8 +60,8 @@ def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0
         level: The probability with which the interval covers the statistic.
     """
     matrices = [torch.from_numpy(result.arrays["value"]) for result in results]
-    matrices_without = [torch.from_numpy(result.arrays["without"]) for result in results]
-    return jackknife(statistic(matrices), statistic(matrices_without), level=level)
+    matrices_without_part = [torch.from_numpy(result.arrays["without"]) for result in results]
+    return jackknife(statistic(matrices), statistic(matrices_without_part), level=level)
 
 
 def early_layers(n_layers: int) -> slice:
@@ -74,17 +74,22 @@ def middle_layers(n_layers: int) -> slice:
     return slice(n_layers // 4, n_layers - n_layers // 4)
 
 
-def off_diagonal(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
-    """Return the mean CKA of two different layers of a model, from its matrix of layers."""
+def mean_of_different_layers(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
+    """Return the mean CKA of two different layers, from the matrix of all layers of a model."""
     n_layers = cells.shape[-1]
     is_different = ~torch.eye(n_layers, dtype=torch.bool)
     return cells[..., is_different].mean(-1)
 
 
 def block_structure(cells: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b"]:
-    """Return the mean CKA of two different layers of one block, minus that across blocks.
+    """Return by how much layers of one block are more similar, by CKA, than layers of two blocks.
 
-    The blocks are the early layers, the last layer, and all others.
+    A block is a group of layers: the early layers (the first eighth), the last layer, and all
+    others. The result is the mean CKA of two different layers of one block, minus the mean CKA of
+    two layers of different blocks.
+
+    Args:
+        cells: The CKA of any two layers of a model.
     """
     n_layers = cells.shape[-1]
     block_of_layer = torch.full((n_layers,), MIDDLE_BLOCK)
@@ -102,39 +107,45 @@ def one_sidedness(cells: Float[Tensor, "*b l m"]) -> Float[Tensor, "*b"]:
 
     It is 0 for a symmetric matrix. Both models have the same number of layers, l = m.
     """
-    upper_rows, upper_columns = torch.triu_indices(cells.shape[-2], cells.shape[-1], 1)
-    return (cells - cells.mT)[..., upper_rows, upper_columns].mean(-1)
+    rows, columns = torch.triu_indices(cells.shape[-2], cells.shape[-1], 1)  # all i < j
+    differences = cells - cells.mT
+    return differences[..., rows, columns].mean(-1)
 
 
 # ---- The jobs.
 
 
-def _jobs_between(case: Case) -> list[InnerJob]:
-    """Return the jobs of all pairs of two models."""
-    return _jobs(case, list(itertools.combinations(case.names, 2)))
+def _jobs_between(experiment: ExperimentRun) -> list[InnerJob]:
+    """Return one job for the CKA of each pair of different models."""
+    return _jobs(experiment, list(itertools.combinations(experiment.names, 2)))
 
 
-def _jobs_within(case: Case) -> list[InnerJob]:
-    """Return the jobs of each model with itself."""
-    return _jobs(case, [(name, name) for name in case.names])
+def _jobs_within(experiment: ExperimentRun) -> list[InnerJob]:
+    """Return one job for the CKA of each model with itself."""
+    return _jobs(experiment, [(name, name) for name in experiment.names])
 
 
-def _jobs_with_largest(case: Case) -> list[InnerJob]:
-    """Return the jobs of each model with the last one, which is the largest."""
-    return _jobs(case, [(name, case.names[-1]) for name in case.names])
+def _jobs_with_largest(experiment: ExperimentRun) -> list[InnerJob]:
+    """Return one job for the CKA of each model with the last one, which is the largest."""
+    return _jobs(experiment, [(name, experiment.names[-1]) for name in experiment.names])
 
 
-def _jobs(case: Case, pairs: Sequence[Names]) -> list[InnerJob]:
-    """Return one job for each pair of a source and a target; its label is "source, target"."""
+def _jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
+    """Return one job for the CKA of each pair; its label is "source, target".
+
+    Args:
+        experiment: The experiment with its models.
+        pairs: The names of the source and the target of each pair.
+    """
     return [
-        InnerJob(f"{source}, {target}", (case.models[source], case.models[target]))
+        InnerJob(f"{source}, {target}", (experiment.models[source], experiment.models[target]))
         for source, target in pairs
     ]
 
 
-def _result_of_pair(case: Case, names: Names) -> Result:
-    """Return the result of the job of a source and a target."""
-    return case.results[", ".join(names)]
+def _result_of_pair(experiment: ExperimentRun, names: Names) -> Result:
+    """Return the result of the job for a source and a target, whose label `_jobs` has made."""
+    return experiment.results[", ".join(names)]
 
 
 # ---- Claims.
@@ -146,7 +157,11 @@ def _interval_units(result: Result) -> str:
 
 
 def _claim_above_zero(
-    claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], statistic_name: str
+    claim: str,
+    statistic: Statistic,
+    experiment: ExperimentRun,
+    pairs: Sequence[Names],
+    statistic_name: str,
 ) -> Claim:
     """Judge the claim that a statistic of some CKA matrices is above 0.
 
@@ -155,14 +170,14 @@ def _claim_above_zero(
     Args:
         claim: The claim in words.
         statistic: Takes the matrices of these pairs, in their order.
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         pairs: The names of the source and the target of each pair.
         statistic_name: What the statistic is, in words.
     """
-    results = [_result_of_pair(case, names) for names in pairs]
+    results = [_result_of_pair(experiment, names) for names in pairs]
     value = jackknifed(statistic, results)
-    numbers = f"{statistic_name}: {value:+.4f}"
-    return judged_claim(claim, [(ABOVE_ZERO, value)], numbers, _interval_units(results[0]))
+    finding = f"{statistic_name}: {value:+.4f}"
+    return judged_claim(claim, [(ABOVE_ZERO, value)], finding, _interval_units(results[0]))
 
 
 def _listed_pairs(pairs: Sequence[Names]) -> str:
@@ -171,18 +186,21 @@ def _listed_pairs(pairs: Sequence[Names]) -> str:
 
 
 def _claim_that_model_is_odd(
-    claim: str, case: Case, pairs_without: Sequence[Names], pairs_with: Sequence[Names]
+    claim: str,
+    experiment: ExperimentRun,
+    pairs_without: Sequence[Names],
+    pairs_with: Sequence[Names],
 ) -> Claim:
-    """Judge the claim that one model's middle layers are less like those of the other models.
+    """Judge the claim that the middle layers of one model, the odd one, are unlike all others.
 
     The statistic is the mean CKA of middle layers over pairs of models without the odd one, minus
-    that over pairs with it.
+    that over pairs with it. It must be above 0.
 
     Args:
         claim: The claim in words.
-        case: The experiment with its results.
-        pairs_without: Pairs of models without the odd one.
-        pairs_with: Pairs of a model and the odd one.
+        experiment: The experiment with its results.
+        pairs_without: The names of pairs of models without the odd one.
+        pairs_with: The names of pairs of a model and the odd one.
     """
 
     def difference(matrices: Sequence[Tensor]) -> Tensor:
@@ -206,10 +224,10 @@ def _claim_that_model_is_odd(
         f"mean CKA of middle layers of {_listed_pairs(pairs_without)} minus that of "
         f"{_listed_pairs(pairs_with)}"
     )
-    return _claim_above_zero(claim, difference, case, pairs, statistic_name)
+    return _claim_above_zero(claim, difference, experiment, pairs, statistic_name)
 
 
-def _claim_that_early_layers_are_alike(case: Case, pairs: Sequence[Names]) -> Claim:
+def _claim_that_early_layers_are_alike(experiment: ExperimentRun, pairs: Sequence[Names]) -> Claim:
     """Judge the claim that early layers of two models are more similar than layers in general."""
 
     def excess(matrices: Sequence[Tensor]) -> Tensor:
@@ -223,24 +241,25 @@ def _claim_that_early_layers_are_alike(case: Case, pairs: Sequence[Names]) -> Cl
 
     claim = "early layers are alike across sizes, more than layers are in general"
     statistic_name = f"mean CKA of early layers minus that of all, {_listed_pairs(pairs)}"
-    return _claim_above_zero(claim, excess, case, pairs, statistic_name)
+    return _claim_above_zero(claim, excess, experiment, pairs, statistic_name)
 
 
-def _claim_of_blocks(case: Case, name: str) -> Claim:
+def _claim_of_blocks(experiment: ExperimentRun, name: str) -> Claim:
     """Judge the claim that the layers of a model form three blocks: early, middle and last.
 
     Layers of one block must be more similar, by CKA, than layers of two blocks.
     """
 
     def structure(matrices: Sequence[Tensor]) -> Tensor:
+        """Return the statistic of the only matrix, that of the model with itself."""
         return block_structure(matrices[0])
 
     statistic_name = "mean CKA of two layers of one block minus that of two blocks"
     claim = f"{name} has blocks: early, middle, last"
-    return _claim_above_zero(claim, structure, case, [(name, name)], statistic_name)
+    return _claim_above_zero(claim, structure, experiment, [(name, name)], statistic_name)
 
 
-def _claim_that_likeness_grows(case: Case) -> Claim:
+def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
     """Judge the claim that the layers of each larger model are more similar to each other.
 
     The models are in order of size. For each one and the next, the mean CKA of two different
@@ -248,28 +267,30 @@ def _claim_that_likeness_grows(case: Case) -> Claim:
     """
 
     def increase(matrices: Sequence[Tensor]) -> Tensor:
+        """Return the mean CKA of two different layers of the larger model minus the smaller."""
         of_smaller, of_larger = matrices
-        return off_diagonal(of_larger) - off_diagonal(of_smaller)
+        return mean_of_different_layers(of_larger) - mean_of_different_layers(of_smaller)
 
-    neighbours = list(itertools.pairwise(case.names))
+    neighbours = list(itertools.pairwise(experiment.names))
     level = level_of_each(len(neighbours))
-    results = {name: _result_of_pair(case, (name, name)) for name in case.names}
-    increases = []
+    results = {name: _result_of_pair(experiment, (name, name)) for name in experiment.names}
+    bounded = []
     listed_increases = []
     for smaller, larger in neighbours:
         estimate = jackknifed(increase, [results[smaller], results[larger]], level)
-        increases.append(estimate)
+        bounded.append((ABOVE_ZERO, estimate))
         listed_increases.append(f"{larger} minus {smaller} {estimate:+.4f}")
+    any_result = results[experiment.names[0]]  # all results have the same documents
     return judged_claim(
         "the likeness of a model's layers grows with scale",
-        [(ABOVE_ZERO, estimate) for estimate in increases],
-        f"mean CKA of two different layers: {'; '.join(listed_increases)}"
+        bounded,
+        finding=f"mean CKA of two different layers: {'; '.join(listed_increases)}"
         f"{bonferroni_note(len(neighbours))}",
-        _interval_units(results[case.names[0]]),
+        units=_interval_units(any_result),
     )
 
 
-def _claim_of_symmetry(case: Case) -> Claim:
+def _claim_of_symmetry(experiment: ExperimentRun) -> Claim:
     """Judge the claim that CKA between a SoLU and a GeLU model is the same in both directions.
 
     The statistic is the mean CKA of an earlier SoLU layer with a later GeLU layer, minus that of
@@ -277,140 +298,168 @@ def _claim_of_symmetry(case: Case) -> Claim:
     """
 
     def direction(matrices: Sequence[Tensor]) -> Tensor:
+        """Return the statistic of the only matrix, from the SoLU to the GeLU model."""
         return one_sidedness(matrices[0])
 
-    solu, gelu = case.names
-    result = _result_of_pair(case, (solu, gelu))
+    solu, gelu = experiment.names
+    result = _result_of_pair(experiment, (solu, gelu))
     asymmetry = jackknifed(direction, [result])
     return judged_claim(
         "CKA between SoLU and GeLU shows no direction",
         [(Bound("within", NO_DIRECTION), asymmetry)],
-        f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: "
+        finding=f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: "
         f"{asymmetry:+.4f}",
-        _interval_units(result),
+        units=_interval_units(result),
     )
 
 
 # ---- Figures.
 
 
-def _conclusion(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
-    """Return the conclusion with the table of all pairs of models, and the function that draws.
+def _conclusion(
+    experiment: ExperimentRun, claims: Sequence[Claim], drawn: Sequence[Names]
+) -> Conclusion:
+    """Return the claims with a table of the CKA of all pairs of layers, and a figure of heatmaps.
 
     Args:
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         claims: The judged claims.
-        drawn: The names of the source and the target of each heatmap of CKA.
+        drawn: The names of the source and the target of each heatmap.
     """
-    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
+    table = pd.concat(
+        [result.details for result in experiment.results.values()], ignore_index=True
+    )
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
-    drawn_tables = []
+    tables_of_heatmaps = []
     for source, target in drawn:
-        drawn_tables.append(table[(table["source"] == source) & (table["target"] == target)])
-    draw = partial(layer_heatmaps, pd.concat(drawn_tables), file="cka", label="CKA")
+        is_of_pair = (table["source"] == source) & (table["target"] == target)
+        tables_of_heatmaps.append(table[is_of_pair])
+    draw = partial(layer_heatmaps, pd.concat(tables_of_heatmaps), file="cka", label="CKA")
     return Conclusion(table, claims, draw)
 
 
-def _conclude_figure3(case: Case) -> Conclusion:
+def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 3 of Brown et al. 2023: CKA of each of four models with the last.
 
     The Pythia models are in order of size, and the largest is also compared with itself. The third
     is the odd one: it has a smaller head dimension, and the paper finds its middle layers less
     similar to those of the others.
     """
-    pairs = [(name, case.names[-1]) for name in case.names]
-    smallest, smaller, odd, itself = pairs  # (name of the model, name of the largest)
-    claim = f"{odd[0]} is less like {odd[1]} in the middle layers than the others are"
+    first, second, odd, largest = experiment.names
+    pair_of_first = (first, largest)
+    pair_of_second = (second, largest)
+    pair_of_odd = (odd, largest)
+    claim = f"{odd} is less like {largest} in the middle layers than the others are"
     claims = [
-        _claim_that_model_is_odd(claim, case, [smallest, smaller], [odd]),
-        _claim_that_early_layers_are_alike(case, [smallest, smaller, odd]),
-        _claim_of_blocks(case, itself[0]),
+        _claim_that_model_is_odd(
+            claim, experiment, [pair_of_first, pair_of_second], [pair_of_odd]
+        ),
+        _claim_that_early_layers_are_alike(
+            experiment, [pair_of_first, pair_of_second, pair_of_odd]
+        ),
+        _claim_of_blocks(experiment, largest),
     ]
-    if case.scale == "mini":
-        # What the paper could not do: 5l and 5l-odd differ in nothing but the head dimension.
+    if experiment.scale == "mini":
+        # What the paper could not do: the second mini and the odd one, neox-5l-mini and
+        # neox-5l-odd-mini, differ in nothing but the head dimension.
         controlled = "controlled: a smaller head dimension alone makes it so"
-        claims.append(_claim_that_model_is_odd(controlled, case, [smaller], [odd]))
-    return _conclusion(case, claims, pairs)
+        claims.append(
+            _claim_that_model_is_odd(controlled, experiment, [pair_of_second], [pair_of_odd])
+        )
+    drawn = [pair_of_first, pair_of_second, pair_of_odd, (largest, largest)]
+    return _conclusion(experiment, claims, drawn)
 
 
-def _conclude_figure9(case: Case) -> Conclusion:
+def _conclude_figure9(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 9 of Brown et al. 2023: CKA of all pairs of three Pythia models.
 
-    The last of them is the odd one, which has a smaller head dimension.
+    The last of them is the odd one, which has a smaller head dimension. The paper finds its middle
+    layers less similar to those of the others.
     """
-    odd = case.names[2]
-    pairs = list(itertools.combinations(case.names, 2))
+    odd = experiment.names[2]
+    pairs = list(itertools.combinations(experiment.names, 2))
     pairs_with = [pair for pair in pairs if odd in pair]
     pairs_without = [pair for pair in pairs if odd not in pair]
     claim = f"{odd} is less like the others than they are alike in the middle layers"
     claims = [
-        _claim_that_model_is_odd(claim, case, pairs_without, pairs_with),
-        _claim_that_early_layers_are_alike(case, pairs),
+        _claim_that_model_is_odd(claim, experiment, pairs_without, pairs_with),
+        _claim_that_early_layers_are_alike(experiment, pairs),
     ]
-    return _conclusion(case, claims, list(itertools.combinations_with_replacement(case.names, 2)))
-
-
-def _conclude_figure10(case: Case) -> Conclusion:
-    """Judge the claims of figure 10 of Brown et al. 2023: CKA within models of increasing size.
-
-    That layers form blocks of similar layers is claimed of all models but the smallest.
-    """
-    claims = [_claim_that_likeness_grows(case)]
-    for name in case.names[1:]:
-        claims.append(_claim_of_blocks(case, name))
-    return _conclusion(case, claims, [(name, name) for name in case.names])
-
-
-def _conclude_figures_4_and_5(case: Case) -> Conclusion:
-    """Judge the claim of figure 4 or 5 of Brown et al. 2023: CKA of a SoLU and a GeLU model."""
-    solu, gelu = case.names
     return _conclusion(
-        case, [_claim_of_symmetry(case)], [(gelu, gelu), (solu, solu), (solu, gelu)]
+        experiment, claims, list(itertools.combinations_with_replacement(experiment.names, 2))
     )
 
 
-def _head_dimensions(config: ModelConfig) -> dict[str, int]:
-    """Read the sizes of a Hugging Face model from its configuration, without its weights.
+def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:
+    """Judge the claims of figure 10 of Brown et al. 2023: CKA within models of increasing size.
 
-    The entry "rotary" is the number of dimensions of a head that rotary embeddings rotate. It is
-    0 if the configuration does not mention rotary embeddings.
+    The layers of a larger model are claimed to be more similar to each other, and the layers of
+    all models but the smallest to form blocks of similar layers.
+    """
+    claims = [_claim_that_likeness_grows(experiment)]
+    all_but_smallest = experiment.names[1:]
+    claims += [_claim_of_blocks(experiment, name) for name in all_but_smallest]
+    return _conclusion(experiment, claims, [(name, name) for name in experiment.names])
+
+
+def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
+    """Judge the claim of figure 4 or 5 of Brown et al. 2023: CKA of a SoLU and a GeLU model.
+
+    The figures differ only in the depth of these models: 3 layers or 4.
+    """
+    solu, gelu = experiment.names
+    drawn = [(gelu, gelu), (solu, solu), (solu, gelu)]
+    return _conclusion(experiment, [_claim_of_symmetry(experiment)], drawn)
+
+
+def _head_dimensions(config: ModelConfig) -> dict[str, int]:
+    """Read the sizes of a Hugging Face model from its config.json, without its weights.
+
+    These are the number of layers, the width, the number of heads, and the dimensions of a head.
+    The entry "rotary" is the number of dimensions of a head that rotary embeddings rotate; it is 0
+    if config.json does not say which share they rotate.
     """
     from transformers import AutoConfig
 
+    # `place` is a folder or the name of a repository, of which `commit` is the version.
     with explaining_loading_errors(config), reached(config) as (place, commit):
         revision = None if named_folder(config) else commit
-        shape = AutoConfig.from_pretrained(**path_arguments(place), revision=revision)
-    d_head = shape.hidden_size // shape.num_attention_heads
-    rope_parameters = getattr(shape, "rope_parameters", None) or {}
+        hf_config = AutoConfig.from_pretrained(**path_arguments(place), revision=revision)
+    d_head = hf_config.hidden_size // hf_config.num_attention_heads
+    rope_parameters = getattr(hf_config, "rope_parameters", None) or {}
+    rotary_share = rope_parameters.get("partial_rotary_factor", 0)
     return {
-        "layers": shape.num_hidden_layers,
-        "d_model": shape.hidden_size,
-        "heads": shape.num_attention_heads,
+        "layers": hf_config.num_hidden_layers,
+        "d_model": hf_config.hidden_size,
+        "heads": hf_config.num_attention_heads,
         "d_head": d_head,
-        "rotary": int(d_head * rope_parameters.get("partial_rotary_factor", 0)),
+        "rotary": int(d_head * rotary_share),
     }
 
 
-def _conclude_table1(case: Case) -> Conclusion:
-    """Judge the claim of table 1 of Brown et al. 2023: one Pythia model has smaller heads.
+def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
+    """Judge the claim of table 1 of Brown et al. 2023: one model has smaller attention heads.
 
-    It is compared with all larger models, and with models that are at most two sizes smaller.
+    Among the published models it is pythia-2.8b. It is compared with the two next smaller models
+    and with all larger ones. The table has the sizes of all models.
     """
-    rows = [{"model": name, **_head_dimensions(model)} for name, model in case.models.items()]
-    table = pd.DataFrame(rows)
-    name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
-    row = table.index[table["model"] == name][0]
-    about_its_size = table[row - 2 :]  # rows are in order of size
-    odd = table.loc[row]
-    others = about_its_size[about_its_size["model"] != name]
+    rows = [
+        {"model": name, **_head_dimensions(model)} for name, model in experiment.models.items()
+    ]
+    table = pd.DataFrame(rows)  # in order of size
+    odd_name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"
+    odd_index = table.index[table["model"] == odd_name][0]
+    odd = table.loc[odd_index]
+    about_its_size = table[odd_index - 2 :]
+    others = about_its_size[about_its_size["model"] != odd_name]
     has_smaller_heads = (odd["d_head"] < others["d_head"]).all()
     has_smaller_rotary = (odd["rotary"] < others["rotary"]).all()
     claim = exact_claim(
-        f"{name} has smaller heads and rotary dimensions than models of about its size",
+        f"{odd_name} has smaller heads and rotary dimensions than models of about its size",
         bool(has_smaller_heads and has_smaller_rotary),
-        f"head dimension {odd['d_head']} against {sorted(others['d_head'])}, rotary "
+        finding=f"head dimension {odd['d_head']} against {sorted(others['d_head'])}, rotary "
         f"{odd['rotary']} against {sorted(others['rotary'])}",
-        f"{len(about_its_size)} models",
+        units=f"{len(about_its_size)} models",
     )
     return Conclusion(table, [claim])
 

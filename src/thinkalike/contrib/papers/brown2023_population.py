@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import NamedTuple
 
 import pandas as pd
 from jaxtyping import Float
@@ -34,7 +34,7 @@ from thinkalike.contrib.papers.claims import (
     over_models,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.population_result import PopulationResult, Side, population_parts
 from thinkalike.contrib.populations.clusters import (
     adjusted_rand_index,
@@ -70,55 +70,80 @@ FIRST_CUT = -1
 FIRST_LAYER = 0
 
 
-def _inner_jobs(case: Case, side: Side) -> list[InnerJob]:
-    """Return the one job of a figure: the comparison of its population on one set of texts."""
-    return [InnerJob(side, changes={**population_parts(case, side)})]
+def _inner_jobs(experiment: ExperimentRun, side: Side) -> list[InnerJob]:
+    """Return the one job of a figure: the comparison of its classifiers on one set of texts.
+
+    The set is called "report" for held-out texts, and "challenge" for texts that a heuristic gets
+    wrong.
+    """
+    return [InnerJob(side, changes={**population_parts(experiment, side)})]
 
 
 # ---- Figures.
 
 
-def _conclude_figure2(case: Case) -> Conclusion:
+def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 2 of Brown et al. 2023, about groups of classifiers.
 
     On held-out texts, identity stitches (early blocks of one classifier in front of late blocks of
     another, without a map) and CKA are compared within and between the groups. A population may
     also have a null: two groups whose parents differ only in the seed. The null then gets panels
-    and a claim of its own.
+    (subplots) and a claim of its own.
     """
-    population = PopulationResult.of(case, "report")  # "report" is the set of held-out texts
+    population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
     claims = stitching_claims(population, "on held-out pairs")
     claims.append(claim_that_late_layers_differ(population))
     claims += cluster_claims(population)
-    tables = {**_stitch_panel_tables(population, ""), **_cka_panel_table(population, "")}
+    panels = _stitch_panel_tables(population, "") | _cka_panel_table(population, "")
     if population.config.null:
         null = population.null
-        tables |= {**_stitch_panel_tables(null, ", null"), **_cka_panel_table(null, ", null")}
+        panels |= _stitch_panel_tables(null, ", null") | _cka_panel_table(null, ", null")
         claims.append(_claim_that_null_groups_are_alike(null))
-    return _conclusion_with_panels(tables, claims)
+    return _conclusion_with_panels(panels, claims)
 
 
-def _conclude_figure7(case: Case) -> Conclusion:
+def _conclude_figure7(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 7 of Brown et al. 2023: identity stitches on challenge texts.
 
     The challenge is a set of pairs of texts that a classifier gets wrong if it uses a heuristic.
-    An identity stitch puts early blocks of one classifier in front of late blocks of another.
+    An identity stitch puts early blocks of one classifier in front of late blocks of another. If
+    the population has a null (two groups whose parents differ only in the seed), it gets panels
+    and a claim of its own.
     """
-    population = PopulationResult.of(case, "challenge")
-    claims = [gap_claim(population), *stitching_claims(population, "on the challenge")]
-    tables = _stitch_panel_tables(population, ", challenge")
+    population = PopulationResult.of(experiment, "challenge")
+    claims = [accuracy_gap_claim(population), *stitching_claims(population, "on the challenge")]
+    panels = _stitch_panel_tables(population, ", challenge")
     if population.config.null:
-        tables |= _stitch_panel_tables(population.null, ", challenge, null")
+        panels |= _stitch_panel_tables(population.null, ", challenge, null")
         claims.append(claim_that_null_flips_less(population))
-    return _conclusion_with_panels(tables, claims)
+    return _conclusion_with_panels(panels, claims)
 
 
-def _conclude_figure8(case: Case) -> Conclusion:
+def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 8 of Brown et al. 2023: distances between classifiers, from CKA.
 
-    The table has one row for each source and target; the distance is √Σ arccos²(CKA) over layers.
+    The distance of two classifiers is √Σ arccos²(CKA) over layers. It is claimed that classifiers
+    of one group are nearer to each other, and that clusters by distance are the groups.
     """
-    population = PopulationResult.of(case, "report")  # "report" is the set of held-out texts
+    population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
+    # A last axis for `grouped`, which keeps all axes but the first two.
+    difference = population.grouped(population.distances[..., None]).difference
+    nearer = judged_claim(
+        "models of one group are nearer to each other than models of two",
+        [(BELOW_ZERO, difference)],
+        finding=f"mean distance within minus between {difference[0]:+.3f}",
+        units=population.units,
+    )
+    claims = [nearer, *cluster_claims(population)]
+    table = _distance_table(population)
+    return Conclusion(table, claims, partial(draw_distances, table))
+
+
+def _distance_table(population: PopulationResult) -> pd.DataFrame:
+    """Return a row for each source and target with their groups and their distance.
+
+    The column `pair` has the names of both groups in alphabetical order, and `value` the distance.
+    """
     rows = []
     for source, target in itertools.product(population.group_of.items(), repeat=2):
         source_name, source_group = source
@@ -126,18 +151,8 @@ def _conclude_figure8(case: Case) -> Conclusion:
         pair = " and ".join(sorted((source_group, target_group)))
         rows.append((source_name, target_name, source_group, target_group, pair))
     columns = ["source", "target", "group_of_source", "group_of_target", "pair"]
-    table = pd.DataFrame(rows, columns=columns)
-    table = table.assign(value=population.distances.flatten().numpy())
-
-    difference = population.grouped(population.distances[..., None]).difference
-    nearer = judged_claim(
-        "models of one group are nearer to each other than models of two",
-        [(BELOW_ZERO, difference)],
-        f"mean distance within minus between {difference[0]:+.3f}",
-        population.units,
-    )
-    claims = [nearer, *cluster_claims(population)]
-    return Conclusion(table, claims, partial(draw_distances, table))
+    # The rows are in the order of the flattened matrix of distances.
+    return pd.DataFrame(rows, columns=columns).assign(value=population.distances.flatten().numpy())
 
 
 def _conclusion_with_panels(panels: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
@@ -175,8 +190,13 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
 
 
 def _cka_panel_table(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return a table of the mean CKA of each two groups by layer, by the title of its panel."""
-    means = population.grouped(population.likeness)
+    """Return {title of a panel: the mean CKA of each two groups at each layer}.
+
+    Args:
+        population: The result of a population.
+        ending: The end of the title, such as ", null".
+    """
+    means = population.grouped(population.cka)
     return {f"CKA{ending}": _panel_table(means, population, FIRST_LAYER, "value", "layer")}
 
 
@@ -184,6 +204,8 @@ def _panel_table(
     means: Grouped, population: PopulationResult, first: int, column: str, axis: str
 ) -> pd.DataFrame:
     """Return the table of one panel: a row for each source group, target group and depth.
+
+    The column `place` is the depth. `column` and `axis` are the same in all rows.
 
     Args:
         means: Means over pairs of models; their last axis is the depth.
@@ -194,11 +216,11 @@ def _panel_table(
     """
     rows = []
     groups = list(enumerate(population.group_names))
-    n_depths = means.cells.value.shape[-1]
+    cells = means.cells  # (source group, target group, depth)
+    n_depths = cells.value.shape[-1]
     for (source, source_name), (target, target_name) in itertools.product(groups, repeat=2):
         for index in range(n_depths):
-            estimate = means.cells[source, target, index]
-            mean, low, high = (float(number) for number in estimate)
+            mean, low, high = (float(number) for number in cells[source, target, index])
             rows.append((f"{source_name} into {target_name}", index + first, mean, low, high))
     table = pd.DataFrame(rows, columns=["pair", "place", "mean", "low", "high"])
     return table.assign(column=column, axis=axis)
@@ -206,152 +228,178 @@ def _panel_table(
 
 # ---- Claims about identity stitches.
 
-Kind = Literal["cells", "directed"]
-LateClaim = tuple[str, Bound, Tensor, Kind, list[tuple[int, int]]]
-"""The claim, its bound, its values, the kind of means, and directions between groups."""
+
+class StitchClaim(NamedTuple):
+    """A claim about identity stitches: early blocks of one model in front of late ones of another.
+
+    Attributes:
+        text: The claim in words.
+        bound: Where each mean must be for the claim to hold.
+        values: A value of each pair of m models, at each of c cuts, for each of n examples.
+        directions: Pairs of the index of the source's group and that of the target's group. There
+            is a mean for each direction and cut.
+        is_beyond_own_group: Whether the mean over sources from the target's own group is
+            subtracted from each mean.
+    """
+
+    text: str
+    bound: Bound
+    values: Float[Tensor, "m m c n"]
+    directions: Sequence[tuple[int, int]]
+    is_beyond_own_group: bool = False
 
 
 def stitching_claims(population: PopulationResult, where: str) -> list[Claim]:
     """Judge the claims about identity stitches.
 
     Such a stitch runs the embedding and the first blocks of one model, up to a cut, and then the
-    later blocks of another. Each direction between two groups is judged by itself, as signed
-    accuracies may cancel. In models of fewer than 5 blocks no cut is late, and the claims about
+    later blocks of another. In models of fewer than 5 blocks no cut is late, and the claims about
     late cuts are untestable.
 
     Args:
         population: The result of a population.
-        where: The end of each claim: on which pairs.
+        where: The end of each claim: on which pairs of texts.
     """
     n_blocks = population.penalties.shape[2] - 1
+    # A cut is the number of blocks of the source. At the last one, all blocks are the source's.
     cuts = range(n_blocks + 1)
-    early = [cut for cut in cuts if cut <= EARLY_SHARE * n_blocks]
-    late = [cut for cut in cuts if LATE_SHARE * n_blocks < cut < n_blocks]
+    early_cuts = [cut for cut in cuts if cut <= EARLY_SHARE * n_blocks]
+    late_cuts = [cut for cut in cuts if LATE_SHARE * n_blocks < cut < n_blocks]
 
-    groups = range(len(population.group_names))
-    directions = [(source, target) for source in groups for target in groups]
-    within = [direction for direction in directions if direction[0] == direction[1]]
-    between = [direction for direction in directions if direction[0] != direction[1]]
-    is_small = Bound("below", SMALL_PENALTY)
-    is_positive = ABOVE_ZERO
-    penalties = population.penalties
-
-    claims = [
-        _claim_about_directions(
-            f"stitches at early cuts cost almost nothing {where}",
-            population,
-            is_small,
-            penalties,
-            "cells",
-            directions,
-            early,
-        )
-    ]
-    late_claims: tuple[LateClaim, ...] = (
-        (
-            "late stitches between the groups cost more than within",
-            is_positive,
-            penalties,
-            "directed",
-            between,
-        ),
-        (
-            "late stitches between the groups flip more predictions than within",
-            is_positive,
-            population.flips,
-            "directed",
-            between,
-        ),
-        (
-            "late stitches within a group cost almost nothing",
-            is_small,
-            penalties,
-            "cells",
-            within,
-        ),
-    )
-    for claim, bound, values, kind, some_directions in late_claims:
-        if late:
-            claims.append(
-                _claim_about_directions(
-                    f"{claim} {where}", population, bound, values, kind, some_directions, late
-                )
-            )
+    early_claim = _claim_about_early_stitches(population, where)
+    claims = [_judged_stitch_claim(early_claim, population, early_cuts)]
+    for late_claim in _claims_about_late_stitches(population, where):
+        if late_cuts:
+            claims.append(_judged_stitch_claim(late_claim, population, late_cuts))
         else:
             reason = "no cut is late in models of fewer than 5 blocks"
-            claims.append(untestable_claim(f"{claim} {where}", reason))
+            claims.append(untestable_claim(late_claim.text, reason))
     return claims
 
 
-def _claim_about_directions(
-    claim: str,
-    population: PopulationResult,
-    bound: Bound,
-    values: Float[Tensor, "m m c n"],
-    kind: Kind,
-    directions: Sequence[tuple[int, int]],
-    cuts: Sequence[int],
-) -> Claim:
-    """Judge a claim about identity stitches in some directions between groups, at some cuts.
+def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
+    """Return all pairs of the index of a source's group and that of a target's group."""
+    groups = range(len(population.group_names))
+    return list(itertools.product(groups, groups))
 
-    A cut is the number of early blocks that come from the source; the target's late blocks follow.
+
+def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:
+    """Return the claim about stitches of which at most half of the blocks are the source's.
+
+    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
 
     Args:
-        claim: The claim in words.
-        population: The population from which the values come.
-        bound: Where each number must be for the claim to hold.
-        values: A value of each pair of m models, at each of c cuts, for each of n examples.
-        kind: "cells" for mean values of a direction, "directed" for these means minus the means
-            over sources from the target's own group.
-        directions: Pairs of the indices of the source's group and the target's group.
-        cuts: The indices of the cuts.
+        population: The result of a population.
+        where: The end of the claim: on which pairs of texts.
     """
-    count = len(directions) * len(cuts)
-    names = population.group_names
-    all_means = population.grouped(values, examples=True, level=level_of_each(count))
-    means = all_means.cells if kind == "cells" else all_means.directed
-    listed = []
-    for source, target in directions:
-        by_cut = _listed_depths(means[source, target], cuts, FIRST_CUT)
-        listed.append(f"{names[source]} into {names[target]} {by_cut}")
-    numbers = "; ".join(listed)
-    if kind == "directed":
-        # The function takes similarities, and models are similar if penalties are low.
-        numbers += (
-            f"; {_depths_of_first_difference(-values.mean(-1), population, 'cut', FIRST_CUT)}"
-        )
-    bounded = [(bound, means[source, target][list(cuts)]) for source, target in directions]
-    return judged_claim(
-        claim, bounded, f"{numbers}{bonferroni_note(count)}", population.units_with_examples
+    return StitchClaim(
+        f"stitches at early cuts cost almost nothing {where}",
+        Bound("below", SMALL_PENALTY),
+        population.penalties,
+        _group_directions(population),
     )
 
 
-def gap_claim(population: PopulationResult) -> Claim:
-    """Judge the claim that the first group is right more often than the second.
+def _claims_about_late_stitches(population: PopulationResult, where: str) -> list[StitchClaim]:
+    """Return the claims about stitches of which nearly all blocks are the source's.
 
-    The interval is Welch's, over models and pairs of texts.
+    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
+    A flip is a prediction that changes. Between two groups, both are compared with those of
+    sources from the target's own group. Each direction between two groups is judged by itself, as
+    signed penalties may cancel.
+
+    Args:
+        population: The result of a population.
+        where: The end of each claim: on which pairs of texts.
     """
-    group_of = list(population.group_of.values())
+    directions = _group_directions(population)
+    within = [(source, target) for source, target in directions if source == target]
+    between = [(source, target) for source, target in directions if source != target]
+    return [
+        StitchClaim(
+            f"late stitches between the groups cost more than within {where}",
+            ABOVE_ZERO,
+            population.penalties,
+            between,
+            is_beyond_own_group=True,
+        ),
+        StitchClaim(
+            f"late stitches between the groups flip more predictions than within {where}",
+            ABOVE_ZERO,
+            population.flips,
+            between,
+            is_beyond_own_group=True,
+        ),
+        StitchClaim(
+            f"late stitches within a group cost almost nothing {where}",
+            Bound("below", SMALL_PENALTY),
+            population.penalties,
+            within,
+        ),
+    ]
+
+
+def _judged_stitch_claim(
+    claim: StitchClaim, population: PopulationResult, cuts: Sequence[int]
+) -> Claim:
+    """Judge a claim about identity stitches in some directions between groups, at some cuts.
+
+    The intervals hold for all directions and cuts together.
+
+    Args:
+        claim: The claim with its values and directions.
+        population: The population from which the values come.
+        cuts: For each cut, the number of early blocks that come from the source; the target's late
+            blocks follow.
+    """
+    count = len(claim.directions) * len(cuts)
+    all_means = population.grouped(claim.values, examples=True, level=level_of_each(count))
+    # (source group, target group, cut)
+    means = all_means.directed if claim.is_beyond_own_group else all_means.cells
+
+    names = population.group_names
+    bounded = []
+    listed = []
+    for source, target in claim.directions:
+        bounded.append((claim.bound, means[source, target][list(cuts)]))
+        # A cut is listed by the last layer of the source: -1, the embedding, for no block.
+        by_cut = _listed_depths(means[source, target], cuts, FIRST_CUT)
+        listed.append(f"{names[source]} into {names[target]} {by_cut}")
+    if claim.is_beyond_own_group:
+        # The function takes similarities, and models are similar if penalties are low.
+        similarities = -claim.values.mean(-1)
+        listed.append(_depths_of_first_difference(similarities, population, "cut", FIRST_CUT))
+    finding = f"{'; '.join(listed)}{bonferroni_note(count)}"
+    return judged_claim(claim.text, bounded, finding, population.units_with_examples)
+
+
+def accuracy_gap_claim(population: PopulationResult) -> Claim:
+    """Judge the claim that the first group of classifiers is right more often than the second.
+
+    The difference of their mean accuracies must be above `LEAST_ACCURACY_GAP`. Its interval is
+    Welch's, over models and pairs of texts.
+    """
+    group_of_models = list(population.group_of.values())
     # For each of the first two groups, (models, n): 1 if a model is right about a pair of texts.
     correct = []
     for name in population.group_names[:2]:
-        is_member = [group == name for group in group_of]
-        correct.append(population.correct_alone[is_member])
+        is_in_group = [group == name for group in group_of_models]
+        correct.append(population.correct_alone[is_in_group])
     first, second = correct
 
     # The variances of the difference of means, over models and over pairs of texts, add up.
-    over_models_variance = sum(group.mean(1).var() / len(group) for group in correct)
-    over_texts_variance = (first.mean(0) - second.mean(0)).var() / first.shape[1]
+    variance_over_models = sum(group.mean(1).var() / len(group) for group in correct)
+    variance_over_texts = (first.mean(0) - second.mean(0)).var() / first.shape[1]
+    standard_error = (variance_over_models + variance_over_texts).sqrt()
     degrees_of_freedom = min(len(group) for group in correct) - 1
-    standard_error = (over_models_variance + over_texts_variance).sqrt()
     half_width = student_t(0.95, degrees_of_freedom) * standard_error
     gap = interval_around(first.mean() - second.mean(), half_width)
     means = " and ".join(f"{float(group.mean()):.3f}" for group in correct)
     return judged_claim(
         "the two groups differ on the challenge",
         [(Bound("above", LEAST_ACCURACY_GAP), gap)],
-        f"mean accuracy {means}, difference {gap:+.3f}",
-        population.units_with_examples,
+        finding=f"mean accuracy {means}, difference {gap:+.3f}",
+        units=population.units_with_examples,
     )
 
 
@@ -360,8 +408,9 @@ def claim_that_null_flips_less(population: PopulationResult) -> Claim:
 
     A flip is a pair of texts for which a stitched model predicts a different class than its
     target. The null is two groups whose parents differ in nothing but the seed. The share of flips
-    between them must be under a third of that between two groups with different strategies, at
-    the last cut but one. The claim is untestable with fewer than three models in a group.
+    between them must be under a third of that between two groups with different strategies, for
+    stitches of which all blocks but one are the source's. The claim is untestable with fewer than
+    three models in a group.
     """
     claim = (
         "the null: parents of one strategy flip under a third of what two strategies flip on the "
@@ -373,27 +422,49 @@ def claim_that_null_flips_less(population: PopulationResult) -> Claim:
         reason = "an interval leaves out a model at a time, so groups must have three"
         return untestable_claim(claim, reason)
 
-    strategy = population.group_names[0]
-    null_groups = list(population.config.null or [])
-    flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m)
+    other_strategy = population.group_names[0]
+    assert population.config.null is not None
+    first_null, second_null = population.config.null
+    flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m), at the last cut but one
 
     def excess(models: list[int]) -> float:
-        """Return the null's share of flips minus `CHANCE_SHARE` times that of two strategies."""
+        """Return the null's share of flips minus a third of that between two strategies.
+
+        Args:
+            models: The indices of the models that are compared.
+        """
         groups = [group_of[model] for model in models]
-        cells = grouped(flips[models][:, models, None], groups).cells.value[..., 0]
-        means = symmetric(cells)
-        names = list(dict.fromkeys(groups))
-        first, second = (names.index(name) for name in null_groups)
-        flips_of_null = means[first, second]
-        flips_of_strategies = means[names.index(strategy), first]
-        return float(flips_of_null - CHANCE_SHARE * flips_of_strategies)
+        flips_between = _mean_between_groups(flips[models][:, models], groups)
+        flips_of_null = flips_between[first_null, second_null]
+        flips_of_strategies = flips_between[other_strategy, first_null]
+        return flips_of_null - CHANCE_SHARE * flips_of_strategies
 
     value = over_models(excess, range(len(group_of)))
-    numbers = (
-        f"flips between {' and '.join(null_groups)} minus a third of those between {strategy} and "
-        f"{null_groups[0]}: {value:+.3f}"
+    finding = (
+        f"flips between {first_null} and {second_null} minus a third of those between "
+        f"{other_strategy} and {first_null}: {value:+.3f}"
     )
-    return judged_claim(claim, [(BELOW_ZERO, value)], numbers, all_groups.units_with_examples)
+    return judged_claim(claim, [(BELOW_ZERO, value)], finding, all_groups.units_with_examples)
+
+
+def _mean_between_groups(
+    values: Float[Tensor, "m m"], groups: Sequence[str]
+) -> dict[tuple[str, str], float]:
+    """Return the mean value of models of any two groups, over both directions, by their names.
+
+    Args:
+        values: A value for each source and target.
+        groups: The group of each of the m models.
+    """
+    # `grouped` keeps all axes but the first two; here there is none, so one is added.
+    cells = grouped(values[..., None], list(groups)).cells.value[..., 0]
+    means = symmetric(cells)  # (group, group)
+    names = list(dict.fromkeys(groups))  # in the order of both axes
+    return {
+        (first, second): float(means[row, column])
+        for row, first in enumerate(names)
+        for column, second in enumerate(names)
+    }
 
 
 # ---- Claims about CKA.
@@ -403,21 +474,21 @@ def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
     """Judge the claim that CKA tells groups apart in late layers, but not in early ones.
 
     The gap is the mean CKA within groups minus that between groups. It must be above 0 in the
-    last quarter of the layers, and nearly 0 in the first half.
+    last quarter of the layers (at least one), and nearly 0 in the first half.
     """
-    n_layers = population.likeness.shape[-1]
-    n_late = max(n_layers // 4, 1)
-    early = list(range(n_layers // 2))
-    late = list(range(n_layers - n_late, n_layers))
-    count = len(early) + len(late)
-    gap = population.grouped(population.likeness, level=level_of_each(count)).difference
+    n_layers = population.cka.shape[-1]
+    n_late_layers = max(n_layers // 4, 1)
+    early_layers = list(range(n_layers // 2))
+    late_layers = list(range(n_layers - n_late_layers, n_layers))
+    count = len(early_layers) + len(late_layers)
+    gap = population.grouped(population.cka, level=level_of_each(count)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
-    onsets = _depths_of_first_difference(population.likeness, population, "layer", FIRST_LAYER)
+    onsets = _depths_of_first_difference(population.cka, population, "layer", FIRST_LAYER)
     return judged_claim(
         "CKA tells the groups apart in late layers, and not in early ones",
-        [(ABOVE_ZERO, gap[late]), (Bound("within", SMALL_CKA_GAP), gap[early])],
-        f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
-        population.units,
+        [(ABOVE_ZERO, gap[late_layers]), (Bound("within", SMALL_CKA_GAP), gap[early_layers])],
+        finding=f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
+        units=population.units,
     )
 
 
@@ -426,14 +497,17 @@ def _claim_that_null_groups_are_alike(null: PopulationResult) -> Claim:
 
     The parents of these groups differ in nothing but the seed. The gap is the mean CKA within
     groups minus that between them; it must be nearly 0.
+
+    Args:
+        null: The result of the population, with the models of these two groups alone.
     """
-    gap = null.grouped(null.likeness[..., -1:]).difference
-    onsets = _depths_of_first_difference(null.likeness, null, "layer", FIRST_LAYER)
+    gap = null.grouped(null.cka[..., -1:]).difference
+    onsets = _depths_of_first_difference(null.cka, null, "layer", FIRST_LAYER)
     return judged_claim(
         "the null: CKA in the last layer does not tell two parents of one strategy apart",
         [(Bound("within", SMALL_CKA_GAP), gap)],
-        f"within minus between {gap[0]:+.3f}; {onsets}",
-        null.units,
+        finding=f"within minus between {gap[0]:+.3f}; {onsets}",
+        units=null.units,
     )
 
 
@@ -451,10 +525,11 @@ def _listed_depths(estimate: Estimate, indices: Sequence[int], first: int) -> st
 def _depths_of_first_difference(
     values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first: int
 ) -> str:
-    """Return in words at which depth the groups first differ, and first differ clearly.
+    """Return in words at which depth groups of models first differ, and first differ clearly.
 
     They differ where the interval of (mean within groups - mean between groups) excludes 0, and
-    clearly where it excludes all values up to ±`CLEAR_DIFFERENCE`.
+    clearly where it excludes all values up to ±`CLEAR_DIFFERENCE`. The word "none" stands for a
+    depth if they differ nowhere.
 
     Args:
         values: A similarity of each pair of m models at each of l depths.
@@ -464,10 +539,13 @@ def _depths_of_first_difference(
     """
     n_depths = values.shape[-1]
     gap = population.grouped(values, level=level_of_each(n_depths)).difference
-    onsets = []
-    for index in (onset_of_difference(gap), onset_of_difference(gap, CLEAR_DIFFERENCE)):
-        onsets.append("none" if index is None else str(index + first))
-    any_onset, clear_onset = onsets
+
+    def in_words(index: int | None) -> str:
+        """Return the depth at an index, or "none"."""
+        return "none" if index is None else str(index + first)
+
+    any_onset = in_words(onset_of_difference(gap))
+    clear_onset = in_words(onset_of_difference(gap, CLEAR_DIFFERENCE))
     return (
         f"the first {depth} that shows a difference is {any_onset}, "
         f"one of more than {CLEAR_DIFFERENCE} {clear_onset}"
@@ -478,14 +556,15 @@ def _depths_of_first_difference(
 
 
 def cluster_claims(population: PopulationResult) -> list[Claim]:
-    """Judge whether a clustering of the models finds their groups.
+    """Judge the claims that two clusterings of the models find their groups.
 
-    One clustering uses the predictions that late identity stitches change, the other one uses
+    One clustering uses how many predictions change in late identity stitches (the source's early
+    blocks, about three quarters or more, in front of the target's late blocks). The other one uses
     distances from CKA.
     """
-    flips = population.flips.mean(-1)  # (m, m, cuts)
+    flips = population.flips.mean(-1)  # (source, target, cut): the share of changed predictions
     n_blocks = flips.shape[-1] - 1
-    first_late_cut = max(int(LATE_SHARE * n_blocks), 0)
+    first_late_cut = int(LATE_SHARE * n_blocks)  # the number of blocks of the source
     # At the last cut, all blocks are those of the source; it is left out.
     directed_flips = flips[..., first_late_cut:-1].mean(-1)  # (source, target)
     late_flips = symmetric(directed_flips).fill_diagonal_(0)  # a distance between two models
@@ -508,29 +587,39 @@ def _cluster_claim(
         source: What the distances come from, in words.
         distances: The distance between any two of the m models.
     """
-    partitions: dict[str, list[Hashable]] = {"the groups": list(population.group_of.values())}
-    if population.config.cluster:
-        prefix = "" if population.config.members == "local" else f"{population.config.members}-"
-        in_cluster = {f"{prefix}{number}" for number in population.config.cluster}
-        partitions["the published cluster"] = [name in in_cluster for name in population.group_of]
-
     n_clusters = len(population.group_names)
     labels = cluster(distances, n_clusters)
-    indices = {}
+    rand_indices = {}
     listed = []
-    for name, partition in partitions.items():
-        index = over_models(
+    for name, partition in _known_partitions(population).items():
+        rand_index = over_models(
             partial(_rand_index, distances, n_clusters, partition), range(len(partition))
         )
         p = adjusted_rand_index_p(labels, partition)
-        listed.append(f"adjusted Rand index with {name} {index:.2f}, p = {p:.4f}")
-        indices[name] = index
+        listed.append(f"adjusted Rand index with {name} {rand_index:.2f}, p = {p:.4f}")
+        rand_indices[name] = rand_index
     return judged_claim(
         f"clusters from {source} alone are the groups",
-        [(Bound("above", LEAST_RAND_INDEX), indices["the groups"])],
-        ", ".join(listed),
-        population.units,
+        [(Bound("above", LEAST_RAND_INDEX), rand_indices["the groups"])],
+        finding=", ".join(listed),
+        units=population.units,
     )
+
+
+def _known_partitions(population: PopulationResult) -> dict[str, list[Hashable]]:
+    """Return the partitions of the models that clusters are compared with, by name.
+
+    A partition has a label for each model: its group, or whether it is in the cluster that a paper
+    has published (if there is one).
+    """
+    partitions: dict[str, list[Hashable]] = {"the groups": list(population.group_of.values())}
+    if population.config.cluster:
+        # The configuration has the numbers of models. In the names of models, these follow a
+        # common prefix; folders ("local") have none.
+        prefix = "" if population.config.members == "local" else f"{population.config.members}-"
+        in_cluster = {f"{prefix}{number}" for number in population.config.cluster}
+        partitions["the published cluster"] = [name in in_cluster for name in population.group_of]
+    return partitions
 
 
 def _rand_index(

@@ -22,7 +22,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.errors import StoreError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.measures.bootstrap import bootstrap_interval
@@ -58,7 +58,7 @@ class FigureDirection(NamedTuple):
 
 
 def _directions_at_depth(depth: int, ending: str = "") -> list[FigureDirection]:
-    """Return the four stitching directions of a depth: a SoLU and a GeLU model into either.
+    """Return four stitching directions: from a SoLU and a GeLU model into each of the two.
 
     Args:
         depth: The number of layers of the models.
@@ -89,42 +89,54 @@ DIRECTIONS = {
 
 
 def _models_of_directions(directions: Sequence[FigureDirection]) -> list[str]:
-    """Return the names of all models of some directions, each once, in order."""
-    names: dict[str, None] = {}
+    """Return the names of all sources and targets, each once, in the order of the directions."""
+    names: list[str] = []
     for direction in directions:
-        names |= dict.fromkeys((direction.source, direction.target))
-    return list(names)
+        for name in (direction.source, direction.target):
+            if name not in names:
+                names.append(name)
+    return names
 
 
 MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRECTIONS.items()}
 
 
-def _stitching_jobs(case: Case) -> list[InnerJob]:
+def _stitching_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one stitching job for each pair of a source and a target of the experiment."""
-    # The floor, what the target loses when it is stitched into itself, is not computed here: the
-    # directions of a model into itself are jobs of their own.
+    # The floor is the loss of a target that is stitched into itself. It is not computed here,
+    # since stitches of each model into itself are jobs of their own.
     arguments = ["stitch.floor=false"]
-    if case.config.recipe == "paper":
+    if experiment.config.recipe == "paper":
         arguments.append("stitch=affine")
-    if case.scale == "mini":
+    if experiment.scale == "mini":
         arguments += MINI_ARGUMENTS
     return [
         InnerJob(direction.label, (direction.source, direction.target), tuple(arguments), "train")
-        for direction in DIRECTIONS[case.scale]
+        for direction in DIRECTIONS[experiment.scale]
     ]
 
 
-def _joined_penalty_tables(case: Case, directions: Sequence[FigureDirection]) -> pd.DataFrame:
-    """Return one table with the penalties of some stitching jobs, and a column `group`."""
+def _joined_penalty_tables(
+    experiment: ExperimentRun, directions: Sequence[FigureDirection]
+) -> pd.DataFrame:
+    """Return one table with the penalties of some stitching jobs.
+
+    Its column `group` says which jobs are compared with each other, such as "3 layers".
+    """
     tables = []
     for direction in directions:
-        tables.append(case.results[direction.label].tables["table"].assign(group=direction.group))
+        table = experiment.results[direction.label].tables["table"]
+        tables.append(table.assign(group=direction.group))
     return pd.concat(tables, ignore_index=True)
 
 
 def _rows_of_same_layers(result: Result) -> pd.DataFrame:
-    """Return the rows of stitches between layers of the same number, with their indices."""
-    return result.details[result.details["source_layer"] == result.details["target_layer"]]
+    """Return the rows of a stitching result whose source and target layer have the same number.
+
+    They keep their index, which is that of the result's arrays.
+    """
+    table = result.details
+    return table[table["source_layer"] == table["target_layer"]]
 
 
 class PenaltyDifferences(NamedTuple):
@@ -144,9 +156,9 @@ def penalty_differences(
 ) -> PenaltyDifferences:
     """Return the penalty of the first result minus that of the second, for each pair and layer.
 
-    The penalty of a stitch is its loss minus the target's own loss on the same tokens. Stitches
-    are between layers of the same number. The differences have the shape (pairs, layers), with
-    bootstrap intervals over documents.
+    The penalty of a stitch is its loss minus the target's own loss on the same tokens, in nats per
+    token. Stitches are between layers of the same number. The differences have the shape (pairs,
+    layers), with bootstrap intervals over documents.
 
     Args:
         pairs: Pairs of results of stitching jobs. All models share a tokenizer, and all jobs are
@@ -156,74 +168,108 @@ def penalty_differences(
     Raises:
         StoreError: Two results are evaluated on different documents.
     """
-    first = pairs[0][0]
-    for pair in pairs:
-        for result in pair:
-            if not np.array_equal(result.arrays["tokens"], first.arrays["tokens"]):
-                raise StoreError(
-                    f"{first.folder} and {result.folder} report on different documents; "
-                    "force=true computes them anew"
-                )
-    token_counts = torch.from_numpy(first.arrays["tokens"]).double()
-    per_document = []
+    all_results = [result for pair in pairs for result in pair]
+    _check_same_documents(all_results)
+    token_counts = torch.from_numpy(all_results[0].arrays["tokens"]).double()
+    differences_by_document = []
     for minuend, subtrahend in pairs:
-        per_document.append(_document_penalties(minuend) - _document_penalties(subtrahend))
-    stacked = torch.from_numpy(np.stack(per_document))  # (p, l, documents)
+        difference = _document_penalties(minuend) - _document_penalties(subtrahend)
+        differences_by_document.append(difference)
+    stacked = torch.from_numpy(np.stack(differences_by_document))  # (pairs, layers, documents)
     differences = bootstrap_interval(stacked, token_counts, together=together)
     return PenaltyDifferences(differences, token_counts)
 
 
+def _check_same_documents(results: Sequence[Result]) -> None:
+    """Raise `StoreError` if two results are evaluated on documents of different lengths."""
+    first = results[0]
+    for result in results:
+        # The number of tokens of each document.
+        if not np.array_equal(result.arrays["tokens"], first.arrays["tokens"]):
+            raise StoreError(
+                f"{first.folder} and {result.folder} report on different documents; "
+                "force=true computes them anew"
+            )
+
+
 def _document_penalties(result: Result) -> Float[np.ndarray, "l documents"]:
-    """Return the stitch's loss minus the target's, summed over the tokens of each document."""
-    rows = _rows_of_same_layers(result).index
-    return result.arrays["stitch"][rows] - result.arrays["target"]
+    """Return the loss of stitches minus the target's, summed over the tokens of each document.
+
+    The l stitches are those between layers of the same number.
+    """
+    stitch_indices = _rows_of_same_layers(result).index
+    return result.arrays["stitch"][stitch_indices] - result.arrays["target"]
 
 
 def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
-    """Return the penalty of one direction minus that of the reverse at each layer, in nats.
+    """Return the penalty of stitches in one direction minus that in the reverse, at each layer.
 
-    `low` and `high` are the ends of the interval of each layer by itself.
+    The penalty is the loss minus the target's own, in nats per token. The table has the columns
+    source, target, layer and asymmetry; `low` and `high` are the ends of the interval of each
+    layer by itself.
+
+    Args:
+        forward: The result of stitches from a first model to a second one.
+        back: The result of stitches from the second model to the first one.
     """
     columns = ["source", "target", "source_layer"]
     table = _rows_of_same_layers(forward)[columns].rename(columns={"source_layer": "layer"})
     differences = penalty_differences([(forward, back)], together=False).differences
-    value, low, high = differences[0]
-    return table.assign(asymmetry=value.numpy(), low=low.numpy(), high=high.numpy())
+    asymmetry, low, high = differences[0]  # of the only pair
+    return table.assign(asymmetry=asymmetry.numpy(), low=low.numpy(), high=high.numpy())
 
 
-def _conclude_figure1(case: Case) -> Conclusion:
+def _conclude_figure1(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 1 of Brown et al. 2023: stitches between SoLU and GeLU models.
 
-    A further table has the asymmetry: the penalty from SoLU to GeLU minus that from GeLU to SoLU.
+    The claims are judged for each group of stitches, such as those of models of 3 layers. The
+    table has the penalties of all stitches, and a further table their asymmetries.
     """
-    directions = DIRECTIONS[case.scale]
-    claims = []
+    directions = DIRECTIONS[experiment.scale]
     groups = dict.fromkeys(direction.group for direction in directions)  # each once, in order
+    claims = []
     for group in groups:
-        claims += _claims_about_activations(case, group)
+        claims += _claims_about_activations(experiment, group)
+    table = _joined_penalty_tables(experiment, directions)
+    further_tables = {"asymmetry": _asymmetry_table(experiment, directions)}
+    return Conclusion(table, claims, partial(draw_directions, table), further_tables)
 
+
+def _asymmetry_table(
+    experiment: ExperimentRun, directions: Sequence[FigureDirection]
+) -> pd.DataFrame:
+    """Return the asymmetry at each layer: the penalty from a SoLU model minus that back to it.
+
+    There are rows for each stitching direction from a SoLU model to a different model whose
+    reverse is among the directions as well.
+    """
     by_models = {(direction.source, direction.target): direction for direction in directions}
-    asymmetry_tables = []
+    tables = []
     for forward in directions:
+        source_activation, _ = forward.activations
         back = by_models.get((forward.target, forward.source))
-        if forward.activations[0] == "solu" and back is not None and back is not forward:
-            of_pair = asymmetry_by_layer(case.results[forward.label], case.results[back.label])
-            asymmetry_tables.append(of_pair.assign(group=forward.group))
-    table = _joined_penalty_tables(case, directions)
-    draw = partial(draw_directions, table)
-    return Conclusion(table, claims, draw, {"asymmetry": pd.concat(asymmetry_tables)})
+        if source_activation == "solu" and back is not None and back is not forward:
+            forward_result = experiment.results[forward.label]
+            back_result = experiment.results[back.label]
+            table = asymmetry_by_layer(forward_result, back_result)
+            tables.append(table.assign(group=forward.group))
+    return pd.concat(tables)
 
 
-def _claims_about_activations(case: Case, group: str) -> list[Claim]:
+def _claims_about_activations(experiment: ExperimentRun, group: str) -> list[Claim]:
     """Judge the claims of section 3 of Brown et al. 2023 on one group of four directions.
 
     The directions are from a SoLU or GeLU model to a SoLU or GeLU model. The claim that stitches
     between models of the same activation cost least is untestable if such a source and target are
     one model.
+
+    Args:
+        experiment: The experiment with its results.
+        group: The name of the group, such as "3 layers".
     """
     by_activations = {
         direction.activations: direction
-        for direction in DIRECTIONS[case.scale]
+        for direction in DIRECTIONS[experiment.scale]
         if direction.group == group
     }
     into_gelu = by_activations["solu", "gelu"]
@@ -240,17 +286,18 @@ def _claims_about_activations(case: Case, group: str) -> list[Claim]:
             "only one into an independent seed can tell",
         )
     else:
+        # Each stitch between activations costs more than each stitch within one.
         pairs = [(across, same) for across in (into_gelu, into_solu) for same in within]
-        cheapest = _claim_that_first_costs_more(case, costs_least, pairs)
+        cheapest = _claim_that_first_costs_more(experiment, costs_least, pairs)
     return [
         _claim_that_first_costs_more(
-            case,
+            experiment,
             f"{group}: SoLU into GeLU costs more than GeLU into SoLU at every layer",
             [(into_gelu, into_solu)],
         ),
         cheapest,
         _claim_that_first_costs_more(
-            case,
+            experiment,
             f"{group}: SoLU into SoLU stitches better than GeLU into GeLU",
             [(within_gelu, within_solu)],
         ),
@@ -258,49 +305,51 @@ def _claims_about_activations(case: Case, group: str) -> list[Claim]:
 
 
 def _claim_that_first_costs_more(
-    case: Case, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
+    experiment: ExperimentRun, claim: str, pairs: Sequence[tuple[FigureDirection, FigureDirection]]
 ) -> Claim:
     """Judge the claim that stitches cost more in one direction than in another, at every layer.
 
+    The intervals of the differences hold for all pairs and layers together.
+
     Args:
-        case: The experiment, with its results.
+        experiment: The experiment, with its results.
         claim: What the paper says.
         pairs: Pairs of stitching directions; the first one should have the larger penalty.
     """
-    results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
-    differences, token_counts = penalty_differences(results)
+    results = []
+    for more, less in pairs:
+        results.append((experiment.results[more.label], experiment.results[less.label]))
+    differences, token_counts = penalty_differences(results)  # (pairs, layers)
+    n_layers = differences.value.shape[1]
     listed_pairs = []
-    for row, (more, less) in enumerate(pairs):
-        n_layers = differences.value.shape[1]
-        by_layer = ", ".join(f"{differences[row][layer]:+.3f}" for layer in range(n_layers))
+    for index, (more, less) in enumerate(pairs):
+        by_layer = ", ".join(f"{differences[index][layer]:+.3f}" for layer in range(n_layers))
         listed_pairs.append(f"{more.label} minus {less.label} by layer: {by_layer}")
-    numbers = f"{'; '.join(listed_pairs)}; intervals hold for all together (max-t)"
+    finding = f"{'; '.join(listed_pairs)}; intervals hold for all together (max-t)"
     units = number_of_documents(document_counts(token_counts))
-    return judged_claim(claim, [(ABOVE_ZERO, differences)], numbers, units)
+    return judged_claim(claim, [(ABOVE_ZERO, differences)], finding, units)
 
 
-def _conclude_figure6(case: Case) -> Conclusion:
-    """Judge the claim of figure 6 of Brown et al. 2023: the learning curves of all stitches.
+def _conclude_figure6(experiment: ExperimentRun) -> Conclusion:
+    """Judge the claim of figure 6 of Brown et al. 2023, and draw learning curves of all stitches.
 
     Stitches between independent seeds, which the paper does not have, are left out. Stitches of a
     model into itself start at their solution, so the claim is about stitches between two models.
     """
-    directions = []
-    for direction in DIRECTIONS[case.scale]:
-        if direction not in OTHER_SEED:
-            directions.append(direction)
-    curves = {direction: case.results[direction.label].arrays["curve"] for direction in directions}
-    between_models = {
-        direction: curve
-        for direction, curve in curves.items()
-        if direction.source != direction.target
-    }
-    by_panel = {(direction.group, direction.label): curve for direction, curve in curves.items()}
-    draw = partial(draw_learning_curves, by_panel)
+    directions = [
+        direction for direction in DIRECTIONS[experiment.scale] if direction not in OTHER_SEED
+    ]
+    curves_between_models = {}
+    curves_by_panel = {}
+    for direction in directions:
+        curve = experiment.results[direction.label].arrays["curve"]  # (steps, layers)
+        curves_by_panel[direction.group, direction.label] = curve
+        if direction.source != direction.target:
+            curves_between_models[direction] = curve
     return Conclusion(
-        _joined_penalty_tables(case, directions),
-        [_claim_that_stitches_learn(between_models)],
-        draw,
+        _joined_penalty_tables(experiment, directions),
+        [_claim_that_stitches_learn(curves_between_models)],
+        partial(draw_learning_curves, curves_by_panel),
     )
 
 
@@ -310,26 +359,29 @@ def _claim_that_stitches_learn(
     """Judge the claim that the training loss of every stitch falls.
 
     The change is the mean loss of the last steps minus that of the first steps. Its interval is
-    Welch's, over steps; the intervals hold for all stitches together.
+    Welch's, over steps, and infinite if there is only one step; the intervals hold for all
+    stitches together.
 
     Args:
         curves: The training losses of each direction, with one stitch for each layer.
     """
     losses = [torch.from_numpy(curve).double() for curve in curves.values()]
-    first = torch.cat([curve[:FIRST_STEPS] for curve in losses], -1)  # (steps, all stitches)
-    last = torch.cat([curve[-LAST_STEPS:] for curve in losses], -1)
-    squared_error = first.var(0) / len(first) + last.var(0) / len(last)
-    error = squared_error.sqrt().nan_to_num(torch.inf)  # NaN if there is a single step
-    degrees_of_freedom = max(min(len(first), len(last)) - 1, 1)
-    n_stitches = error.numel()
+    first_losses = torch.cat([curve[:FIRST_STEPS] for curve in losses], -1)  # (steps, stitches)
+    last_losses = torch.cat([curve[-LAST_STEPS:] for curve in losses], -1)
+    n_first = len(first_losses)
+    n_last = len(last_losses)
+    variance_of_change = first_losses.var(0) / n_first + last_losses.var(0) / n_last
+    standard_error = variance_of_change.sqrt().nan_to_num(torch.inf)  # NaN for a single step
+    degrees_of_freedom = max(min(n_first, n_last) - 1, 1)
+    n_stitches = standard_error.numel()
     t = student_t(level_of_each(n_stitches), degrees_of_freedom)
-    change = interval_around(last.mean(0) - first.mean(0), t * error)
+    change = interval_around(last_losses.mean(0) - first_losses.mean(0), t * standard_error)
     largest = change[int(change.value.argmax())]
     return judged_claim(
         "every stitch between two models learns",
         [(BELOW_ZERO, change)],
-        f"largest change of the loss {largest:+.3f} nats{bonferroni_note(n_stitches)}",
-        f"{len(first)} first and {len(last)} last steps",
+        finding=f"largest change of the loss {largest:+.3f} nats{bonferroni_note(n_stitches)}",
+        units=f"{n_first} first and {n_last} last steps",
     )
 
 

@@ -24,7 +24,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, layers_argument, pairs_of
 from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.probes import BLANK
@@ -67,26 +67,34 @@ class ProbedLayers:
                 "source to target".
             split: What was held out together: all words of a sentence, or all uses of a word.
         """
-        selection = pd.Series({"feature": feature, "condition": condition, "split": split})
-        has_selected_cells = (self.rows[list(selection.index)] == selection).all(axis=1)
-        matches = self.rows[has_selected_cells]
+        is_match = (
+            (self.rows["feature"] == feature)
+            & (self.rows["condition"] == condition)
+            & (self.rows["split"] == split)
+        )
+        matches = self.rows[is_match]
         if matches.empty:
             return None
-        row = matches.iloc[0]
+        row = matches.iloc[0]  # there is only one
         replicates = torch.from_numpy(self.result.arrays["replicates"][matches.index[0]])
         return Accuracy(
-            torch.tensor(float(row["accuracy"])).double(),
-            replicates[~replicates.isnan()],  # rows with fewer parts are filled with NaN
-            float(row["effective_parts"]),
-            int(row["levels"]),
+            value=torch.tensor(float(row["accuracy"])).double(),
+            replicates=replicates[~replicates.isnan()],  # rows with fewer parts end in NaN
+            effective_parts=float(row["effective_parts"]),
+            levels=int(row["levels"]),
         )
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
-        """Return (accuracy - chance) / (native accuracy - chance) of a feature.
+        """Return (accuracy - chance) / (native accuracy - chance) for probes of a feature.
 
-        The accuracy is that of a condition: where the probe was fitted and which states it reads.
-        The native probe was fitted on the target model itself. Returns None if one of the
-        accuracies was not measured, or if the native accuracy is not above chance.
+        Returns None if one of the accuracies was not measured, or if the native accuracy is not
+        above chance.
+
+        Args:
+            feature: The feature that is probed.
+            condition: Where the probe was fitted and which states it reads. The native probe was
+                fitted on the target model and reads its states.
+            level: The level of the interval of the share.
         """
         accuracy = self.accuracy(feature, condition)
         native = self.accuracy(feature, probing.NATIVE)
@@ -108,18 +116,22 @@ class ProbedLayers:
         return f"{self.rows['sentences'].max()} sentences"
 
 
-def _probing_jobs(case: Case) -> list[InnerJob]:
+def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each pair of models, with probes of their middle layers."""
     return [
-        InnerJob(pair.label, pair, (layers_argument(case, pair, [PROBED_DEPTH]),))
-        for pair in pairs_of(case)
+        InnerJob(pair.label, pair, (layers_argument(experiment, pair, [PROBED_DEPTH]),))
+        for pair in pairs_of(experiment)
     ]
 
 
-def _conclude(case: Case) -> Conclusion:
-    """Judge all claims about each layer pair, and return them with the table of all jobs."""
+def _conclude(experiment: ExperimentRun) -> Conclusion:
+    """Judge all claims about probes that are carried from one model to another.
+
+    A carried probe was fitted on the source's states, and reads the target's states through a map.
+    Claims are judged for each pair of layers; the table has the accuracies of all probes.
+    """
     claims: list[Claim] = []
-    for label, result in case.results.items():
+    for label, result in experiment.results.items():  # one for each pair of models
         by_layers = result.details.groupby(["source_layer", "target_layer"], sort=False)
         for (source_layer, target_layer), rows in by_layers:
             probed = ProbedLayers(f"{label}, layer {source_layer} → {target_layer}", result, rows)
@@ -129,12 +141,14 @@ def _conclude(case: Case) -> Conclusion:
                 _claim_about_random_maps(probed),
                 _claim_about_refitted_probes(probed),
             ]
-    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
+    table = pd.concat(
+        [result.details for result in experiment.results.values()], ignore_index=True
+    )
 
     def draw(folder: Path) -> None:
         """Draw one figure for each pair of models."""
-        for label, result in case.results.items():
-            name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
+        for label, result in experiment.results.items():
+            name = "probes" if len(experiment.results) == 1 else label.replace(" ", "-")
             draw_probes(result.details, folder, name)
 
     return Conclusion(table, claims, draw, blank=BLANK)
@@ -145,22 +159,23 @@ def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:
 
     A carried probe was fitted on the source and reads the target's states through the map ψ from
     target to source. A native probe was fitted on the target. The features belong to a word in its
-    context, unlike features of the word alone.
+    context, such as its position, unlike features of the word alone.
     """
-    for feature, least in LEAST_SHARE.items():
+    for feature, smallest_share in LEAST_SHARE.items():
         claim = (
-            f"{probed.label}: a carried probe of {feature} keeps {least:g} of what a native one "
-            "has above chance"
+            f"{probed.label}: a carried probe of {feature} keeps {smallest_share:g} of what a "
+            "native one has above chance"
         )
-        yield _share_claim(probed, claim, feature, Bound("above", least))
+        yield _share_claim(probed, claim, feature, Bound("above", smallest_share))
 
 
 def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
     """Judge two claims about each feature that is a property of single words, such as gender.
 
-    A native probe (fitted on the target) cannot know the feature of words on which it was not
-    fitted. A carried probe (fitted on the source, and applied to the target through a map) keeps
-    less than half of the native accuracy above chance.
+    The first is that a native probe (fitted on the target) cannot know the feature of words on
+    which it was not fitted: its accuracy on such words is near chance. The second is that a
+    carried probe (fitted on the source, and applied to the target through a map) keeps less than
+    half of the native accuracy above chance.
     """
     for feature in LEXICAL:
         claim = (
@@ -172,9 +187,9 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
             yield untestable_claim(claim, f"{feature} is not judged on held-out words")
         else:
             excess = _excess_over_chance(native)
-            numbers = f"native accuracy on held-out words minus chance {excess:+.3f}"
+            finding = f"native accuracy on held-out words minus chance {excess:+.3f}"
             bounded = [(Bound("within", NEAR_CHANCE), excess)]
-            yield judged_claim(claim, bounded, numbers, probed.units)
+            yield judged_claim(claim, bounded, finding, probed.units)
         claim = (
             f"{probed.label}: a carried probe of {feature} keeps less than half of what a native "
             "one has"
@@ -185,7 +200,8 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
 def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -> Claim:
     """Judge a claim about (carried accuracy - chance) / (native accuracy - chance).
 
-    It is untestable if the feature was not probed, or if the native probe is not above chance.
+    A carried probe was fitted on the source model, a native one on the target. The claim is
+    untestable if the feature was not probed, or if the native probe is not above chance.
 
     Args:
         probed: The accuracies at one layer pair.
@@ -203,9 +219,10 @@ def _share_claim(probed: ProbedLayers, claim: str, feature: str, bound: Bound) -
 
 
 def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
-    """Judge the claim that probes of the source are near chance through random maps.
+    """Judge the claim that probes of the source are near chance if they read through random maps.
 
-    The random maps have the spectrum of the fitted map, but random directions.
+    Such a probe reads the target's states, mapped to the source. The random maps have the singular
+    values of the fitted map, but random directions. The claim is about all features together.
     """
     level = level_of_each(len(probed.features))
     excesses = {}
@@ -214,21 +231,23 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
         if accuracy is not None:
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
-    numbers = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
+    listed = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
     return _claim_about_all(
         probed,
         claim,
         Bound("within", NEAR_CHANCE),
         excesses,
-        f"accuracy minus chance: {numbers}",
+        f"accuracy minus chance: {listed}",
     )
 
 
 def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     """Judge the claim that mapped states still have the information that probes read.
 
-    Probes that are fitted on the mapped states must have at least `REFITTED_SHARE` of the native
-    accuracy above chance. Features whose native probe is not above chance are left out.
+    The target's states are mapped to the source by ψ. For every feature, a probe that is fitted on
+    the mapped states must have at least `REFITTED_SHARE` of the accuracy above chance of a native
+    probe, which is fitted on the target's states. Features whose native probe is not above chance
+    are left out.
     """
     level = level_of_each(len(probed.features))
     shares = {}
@@ -239,9 +258,9 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     claim = (
         "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
     )
-    numbers = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+    listed = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return _claim_about_all(
-        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {numbers}"
+        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {listed}"
     )
 
 
@@ -250,29 +269,30 @@ def _claim_about_all(
     claim: str,
     bound: Bound,
     estimates: Mapping[str, Estimate],
-    numbers: str,
+    finding: str,
 ) -> Claim:
-    """Judge a claim that must hold for every feature.
+    """Judge a claim that must hold for every feature; without any feature it is untestable.
 
     Args:
         probed: The accuracies at one layer pair.
         claim: The claim in words.
         bound: Where the estimate of each feature must be.
         estimates: The estimate of each feature, with intervals that hold for all together.
-        numbers: What was found, in words.
+        finding: What was found, in words.
     """
     return judged_claim(
         f"{probed.label}: {claim}",
         [(bound, estimate) for estimate in estimates.values()],
-        f"{numbers}{bonferroni_note(len(estimates))}",
-        probed.units,
+        finding=f"{finding}{bonferroni_note(len(estimates))}",
+        units=probed.units,
     )
 
 
 def _excess_over_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
-    """Return how far an accuracy is above chance, with its interval."""
-    interval = accuracy.interval(level)
-    return Estimate(*(end - accuracy.chance for end in interval))
+    """Return accuracy - chance, with its interval."""
+    value, low, high = accuracy.interval(level)
+    chance = accuracy.chance
+    return Estimate(value - chance, low - chance, high - chance)
 
 
 EXPERIMENTS = [

@@ -24,7 +24,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     level_of_each,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.sae.tables import BLANK
 from thinkalike.contrib.subjects.random_effects import random_effects
 
@@ -111,24 +111,26 @@ TRANSFERS = {
 
 
 def _models_of_transfers(transfers: list[Transfer]) -> list[str]:
-    """Return the names of all models of some transfers, each once, in order."""
-    names: dict[str, None] = {}
+    """Return the names of all sources and targets, each once, in the order of the transfers."""
+    names: list[str] = []
     for transfer in transfers:
-        names |= dict.fromkeys((transfer.source, transfer.target))
-    return list(names)
+        for name in (transfer.source, transfer.target):
+            if name not in names:
+                names.append(name)
+    return names
 
 
 MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFERS.items()}
 
 
-def _training_jobs(case: Case) -> list[InnerJob]:
+def _training_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one training job for each transfer of sparse autoencoders from source to target.
 
     A job trains from every start (transferred, random, least squares). It also trains the
     source's autoencoders, if they are not stored yet.
     """
     jobs = []
-    for transfer in TRANSFERS[case.scale]:
+    for transfer in TRANSFERS[experiment.scale]:
         arguments = [
             f"sae.layer={transfer.layer}",
             f"sae.source={transfer.source}",
@@ -136,64 +138,69 @@ def _training_jobs(case: Case) -> list[InnerJob]:
             *transfer.settings,
             *ARGUMENTS,
         ]
-        if case.scale == "mini":
+        if experiment.scale == "mini":
             arguments += MINI_ARGUMENTS
         jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(arguments), "train"))
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
-    """Judge two claims about each transfer of a sparse autoencoder: that it saves training FLOPs.
+def _conclude(experiment: ExperimentRun) -> Conclusion:
+    """Judge two claims about each transfer of sparse autoencoders: how many FLOPs it saves.
 
     A transferred autoencoder starts training with the weights of another model's autoencoder. It
     is compared with a random start, and with a better one: a random encoder with a decoder that is
     fitted by least squares.
     """
-    transfers = TRANSFERS[case.scale]
-    joined = {}
-    for name in ("table", "savings", "curves"):
-        tables = []
-        for transfer in transfers:
-            table = case.results[transfer.label].tables[name]
-            tables.append(table.assign(transfer=transfer.label))
-        joined[name] = pd.concat(tables, ignore_index=True)
-
     claims = []
-    for transfer in transfers:
+    for transfer in TRANSFERS[experiment.scale]:
         claim = transfer.claim.format(limit=transfer.bound.limit)
-        claims.append(_claim_that_start_saves(case, transfer, "random", claim, transfer.bound))
+        claims.append(
+            _claim_that_start_saves(experiment, transfer, "random", claim, transfer.bound)
+        )
         claim = "it saves FLOPs of a random start with a fitted decoder"
-        claims.append(_claim_that_start_saves(case, transfer, "least_squares", claim, ABOVE_ZERO))
+        claims.append(
+            _claim_that_start_saves(experiment, transfer, "least_squares", claim, ABOVE_ZERO)
+        )
+    curves = _joined_tables(experiment, "curves")
     return Conclusion(
-        joined["table"],
+        _joined_tables(experiment, "table"),
         claims,
-        partial(draw_sae_curves, joined["curves"]),
-        {"savings": joined["savings"], "curves": joined["curves"]},
-        blank=BLANK,
+        partial(draw_sae_curves, curves),
+        {"savings": _joined_tables(experiment, "savings"), "curves": curves},
+        blank=BLANK,  # columns with empty cells
     )
 
 
-def _claim_that_start_saves(
-    case: Case, transfer: Transfer, against: str, claim: str, bound: Bound
-) -> Claim:
-    """Judge the claim that training from a transferred start needs fewer FLOPs than another start.
+def _joined_tables(experiment: ExperimentRun, name: str) -> pd.DataFrame:
+    """Return the tables of this name of all transfers, with a column `transfer`."""
+    tables = []
+    for transfer in TRANSFERS[experiment.scale]:
+        table = experiment.results[transfer.label].tables[name]
+        tables.append(table.assign(transfer=transfer.label))
+    return pd.concat(tables, ignore_index=True)
 
-    The FLOPs are counted until as much variance is explained as the other start explains after
-    each of `SHARES_OF_TOKENS` of its training tokens. Intervals are over seeds.
+
+def _claim_that_start_saves(
+    experiment: ExperimentRun, transfer: Transfer, against: str, claim: str, bound: Bound
+) -> Claim:
+    """Judge a claim about the share of FLOPs that a transferred start saves against another start.
+
+    The other start trains on half of its tokens, or on all of them. The FLOPs of the transferred
+    start are counted until it explains as much variance. Intervals are over seeds.
 
     Args:
-        case: The experiment with its results.
+        experiment: The experiment with its results.
         transfer: The source, the target and their layers.
         against: The other start: "random" or "least_squares".
         claim: The claim in words.
         bound: Where the share of FLOPs that is saved must be.
     """
-    result = case.results[transfer.label]
-    table = result.tables["savings"].reset_index()
+    result = experiment.results[transfer.label]
+    table = result.tables["savings"].reset_index()  # its index is that of the array "saved"
     is_compared = (table["start"] == "transferred") & (table["against"] == against)
     rows = table[is_compared]
-    budgets = [rows["tokens"].max() * share for share in SHARES_OF_TOKENS]
-    rows = rows[rows["tokens"].isin(budgets)]
+    token_budgets = [rows["tokens"].max() * share for share in SHARES_OF_TOKENS]
+    rows = rows[rows["tokens"].isin(token_budgets)]  # one for each budget
     count = len(rows)
 
     saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]
@@ -202,14 +209,14 @@ def _claim_that_start_saves(
     for index, tokens in enumerate(rows["tokens"]):
         value, low, high = (100 * float(number) for number in saved[index])
         listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
-    numbers = "; ".join(listed)
+    finding = "; ".join(listed)
     if (rows["reached"] < 1).any():
-        numbers += " (some seeds never get there)"
+        finding += " (some seeds never get there)"
     return judged_claim(
         f"{transfer.label}: {claim}",
         [(bound, saved)],
-        f"{numbers}{bonferroni_note(count)}",
-        f"{N_SEEDS} seeds",
+        finding=f"{finding}{bonferroni_note(count)}",
+        units=f"{N_SEEDS} seeds",
     )
 
 

@@ -25,7 +25,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_argument, pairs_of
 from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
 from thinkalike.contrib.transfer.steering_trial import (
@@ -57,8 +57,8 @@ class Effects(NamedTuple):
     """Effects with their jackknife replicates.
 
     Attributes:
-        steered: The effect of the vector in each condition.
-        natural: The effect of the contrast itself.
+        steered: The effect of each vector. A condition says which vector was added.
+        natural: The effect of the text itself, such as a plural noun.
     """
 
     steered: Jackknifed
@@ -66,12 +66,15 @@ class Effects(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Steered:
-    """The effects of one contrast between two models, from the result of its job.
+class SteeringEffects:
+    """The effects of the steering vectors of one contrast, from the result of a job.
+
+    Vectors are computed in the target, or in the source and mapped to the target. Their effect is
+    how far they move the target's predictions.
 
     Attributes:
-        pair: The two models.
-        result: The result.
+        pair: The source and the target.
+        result: The result of the job.
     """
 
     pair: Pair
@@ -98,33 +101,36 @@ class Steered:
         }
         table = self.result.details
         has_selected_cells = (table[list(selection)] == pd.Series(selection)).all(axis=1)
-        rows = table[has_selected_cells]
+        rows = table[has_selected_cells]  # one for each condition, that is, for each vector
+        # A share is NaN if the natural effect, its divisor, is not above 0.
         if rows.empty or rows["share"].isna().any():
             return None
         arrays = self.result.arrays
         steered, natural = effects_of(
             torch.from_numpy(arrays["effects"])[rows.index.tolist()],
             torch.from_numpy(arrays["natural"]),
-            torch.from_numpy(arrays["groups"]),
+            torch.from_numpy(arrays["groups"]),  # pairs of texts with the same word are a group
         )
         return Effects(steered, natural)
 
     def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
-        """Return the effect of each condition as a share of the natural effect.
+        """Return the effect of each vector as a share of the natural effect, by its condition.
 
-        The natural effect is that of the text itself, such as a plural noun. A condition is which
-        vector was added. The last entry, `BEYOND_RANDOM`, is a difference: the share of the
+        The natural effect is that of the text itself, such as a plural noun. A condition says
+        which vector was added. The last entry, `BEYOND_RANDOM`, is a difference: the share of the
         carried vector (computed in the source, and mapped to the target) with the norm of the
         native one (computed in the target), minus the share of a random vector.
         """
         conditions = list(self.result.details["condition"].unique())
-        matched = conditions.index(MATCHED)
+        matched = conditions.index(MATCHED)  # the carried vector, with the norm of the native one
         random = conditions.index(RANDOM)
         value = effects.steered.value  # (conditions,)
         replicates = effects.steered.replicates  # (conditions, groups)
+        value_beyond_random = value[[matched]] - value[[random]]
+        replicates_beyond_random = replicates[[matched]] - replicates[[random]]
         with_difference = Jackknifed(
-            torch.cat([value, value[[matched]] - value[[random]]]),
-            torch.cat([replicates, replicates[[matched]] - replicates[[random]]]),
+            torch.cat([value, value_beyond_random]),
+            torch.cat([replicates, replicates_beyond_random]),
             effects.steered.effective_parts,
         )
         shares = with_difference.share_of(effects.natural, level=level)
@@ -138,13 +144,14 @@ class Steered:
         return f"{self.result.scalars['pairs']:.0f} pairs of texts with {n_words} words"
 
 
-def _steering_jobs(case: Case) -> list[InnerJob]:
-    """Return two jobs for each pair of models: steering of number, and of questions.
+def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
+    """Return two jobs for each pair of models: one for each contrast that steering vectors make.
 
-    Vectors of questions are added at the word and all later tokens only, and also at the strength
-    `QUESTION_STRENGTH`.
+    The contrasts are singular against plural ("number"), and statement against question
+    ("question"). Vectors of questions are only added at the word and all later tokens together,
+    and also at the strength `QUESTION_STRENGTH`.
     """
-    number = case.config.measure_as(SteeringConfig)
+    number = experiment.config.measure_as(SteeringConfig)
     question = replace(
         number,
         contrast="question",
@@ -152,41 +159,37 @@ def _steering_jobs(case: Case) -> list[InnerJob]:
         strengths=[*number.strengths, QUESTION_STRENGTH],
     )
     jobs = []
-    for pair in pairs_of(case):
-        for name, measure in (("number", number), ("question", question)):
-            jobs.append(
-                InnerJob(
-                    f"{name}, {pair.label}",
-                    pair,
-                    (layers_argument(case, pair),),
-                    changes={"measure": measure},
-                )
-            )
+    for pair in pairs_of(experiment):
+        for contrast, measure in (("number", number), ("question", question)):
+            label = f"{contrast}, {pair.label}"
+            arguments = (layers_argument(experiment, pair),)
+            jobs.append(InnerJob(label, pair, arguments, changes={"measure": measure}))
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
-    """Judge all claims about each pair of models; the table has the results of both contrasts.
+def _conclude(experiment: ExperimentRun) -> Conclusion:
+    """Judge all claims about steering vectors that are carried from one model to another.
 
-    The contrasts are singular against plural, and statement against question.
+    The vectors stand for two contrasts: singular against plural, and statement against question.
+    The table has the effects of all vectors, with a column `contrast`.
     """
     claims: list[Claim] = []
-    for pair in pairs_of(case):
-        number = Steered(pair, case.results[f"number, {pair.label}"])
-        question = Steered(pair, case.results[f"question, {pair.label}"])
+    for pair in pairs_of(experiment):
+        number = SteeringEffects(pair, experiment.results[f"number, {pair.label}"])
+        question = SteeringEffects(pair, experiment.results[f"question, {pair.label}"])
         claims += [
             *_claims_about_number(number),
             _claim_about_late_layers(number),
             *_claims_about_questions(question),
         ]
     tables = []
-    for label, result in case.results.items():
-        contrast = label.partition(",")[0]
+    for label, result in experiment.results.items():
+        contrast = label.partition(",")[0]  # a label is "number, GPT-2 into BERT"
         tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
         """Draw one figure for each pair of models and contrast."""
-        for label, result in case.results.items():
+        for label, result in experiment.results.items():
             name = label.replace(", ", "-").replace(" ", "-")
             draw_steering(result.details, folder, name)
 
@@ -194,57 +197,61 @@ def _conclude(case: Case) -> Conclusion:
     return Conclusion(table, claims, draw, blank=BLANK)
 
 
-def _claims_about_number(steered: Steered) -> Iterator[Claim]:
+class ShareClaim(NamedTuple):
+    """A claim about the effect of one vector, as a share of the natural effect.
+
+    Attributes:
+        text: The claim in words.
+        condition: Which vector is added, or `BEYOND_RANDOM`.
+        strength: What the vector is multiplied by.
+        bound: Where the share must be for the claim to hold.
+    """
+
+    text: str
+    condition: str
+    strength: float
+    bound: Bound
+
+
+def _claims_about_number(steering: SteeringEffects) -> Iterator[Claim]:
     """Judge the claims about adding the direction from singular to plural at the noun.
 
-    The carried direction was computed in the source, and mapped to the target.
+    A claim is about the effect of a vector as a share of the natural effect, that of a plural noun
+    in the text. The carried direction was computed in the source, and mapped to the target.
     """
-    # Each entry: the claim in words, the strength of the vector, which vector it is, and where its
-    # share of the natural effect must be.
-    for text, strength, condition, bound in (
-        (
+    for claim in (
+        ShareClaim(
             "the carried direction of number does .65 of what the plural does",
-            1.0,
             CARRIED,
+            1.0,
             Bound("above", 0.65),
         ),
-        (
+        ShareClaim(
             "twice the carried direction of number does .9 of what the plural does",
-            2.0,
             CARRIED,
+            2.0,
             Bound("above", 0.9),
         ),
-        (
-            "a random vector of the same norm does next to nothing",
-            1.0,
-            RANDOM,
-            NOTHING,
-        ),
-        ("twice a random vector does next to nothing", 2.0, RANDOM, NOTHING),
-        (
-            "the negated carried direction does next to nothing",
-            1.0,
-            NEGATED,
-            NOTHING,
-        ),
-        (
+        ShareClaim("a random vector of the same norm does next to nothing", RANDOM, 1.0, NOTHING),
+        ShareClaim("twice a random vector does next to nothing", RANDOM, 2.0, NOTHING),
+        ShareClaim("the negated carried direction does next to nothing", NEGATED, 1.0, NOTHING),
+        ShareClaim(
             "of one norm the carried direction does more than a random one",
-            1.0,
             BEYOND_RANDOM,
+            1.0,
             ABOVE_ZERO,
         ),
     ):
-        yield _claim_about_share(steered, text, NUMBER_DEPTH, "word", strength, condition, bound)
+        yield _judged_share_claim(claim, steering, NUMBER_DEPTH, "word")
 
 
-def _claims_about_questions(steered: Steered) -> Iterator[Claim]:
+def _claims_about_questions(steering: SteeringEffects) -> Iterator[Claim]:
     """Judge the claims about adding the direction from statement to question.
 
-    It is added at the word and all later tokens. The native direction was computed in the target;
-    the carried one in the source, and mapped to the target.
+    A claim is about the effect of a vector as a share of the natural effect, that of a question in
+    the text. The vector is added at the word and all later tokens. The native direction was
+    computed in the target; the carried one in the source, and mapped to the target.
     """
-    # Each entry: the claim in words, which vector is added, and where its share of the natural
-    # effect must be.
     for text, condition, bound in (
         (
             "the native direction of questions does half of what the question does",
@@ -263,78 +270,71 @@ def _claims_about_questions(steered: Steered) -> Iterator[Claim]:
             ABOVE_ZERO,
         ),
     ):
-        yield _claim_about_share(
-            steered, text, QUESTION_DEPTH, LATER, QUESTION_STRENGTH, condition, bound
-        )
+        claim = ShareClaim(text, condition, QUESTION_STRENGTH, bound)
+        yield _judged_share_claim(claim, steering, QUESTION_DEPTH, LATER)
 
 
-def _claim_about_share(
-    steered: Steered,
-    text: str,
-    depth: Fraction,
-    position: str,
-    strength: float,
-    condition: str,
-    bound: Bound,
+def _judged_share_claim(
+    claim: ShareClaim, steering: SteeringEffects, depth: Fraction, position: str
 ) -> Claim:
     """Judge a claim about the effect of one vector, as a share of the effect of the text itself.
 
     It is untestable if these layers, this strength or a natural effect were not measured.
 
     Args:
-        steered: The effects of one contrast.
-        text: The claim in words.
+        claim: The claim, with its vector and strength.
+        steering: The effects of one contrast.
         depth: The relative depth of the layer after which vectors are added.
-        position: Where they are added: "word" or "later".
-        strength: What they are multiplied by.
-        condition: Which vector is added, or `BEYOND_RANDOM`.
-        bound: Where the share must be for the claim to hold.
+        position: Where they are added: "word" or "later" (the word and all later tokens).
     """
-    where = f"strength {strength:g}"
+    where = f"strength {claim.strength:g}"
     effects = None
-    layer_pairs = steered.pair.layers([depth])
-    if layer_pairs:
-        (layers,) = layer_pairs
-        where = f"layer {layers[0]} → {layers[1]}, {where}"
-        effects = steered.effects(layers, position, strength)
-    claim = f"{steered.pair.label}, {where}: {text}"
+    layer_pairs = steering.pair.layers([depth])
+    if layer_pairs:  # empty if the number of a model's layers is unknown
+        ((source_layer, target_layer),) = layer_pairs
+        where = f"layer {source_layer} → {target_layer}, {where}"
+        effects = steering.effects((source_layer, target_layer), position, claim.strength)
+    claim_in_words = f"{steering.pair.label}, {where}: {claim.text}"
     if effects is None:
         reason = "these layers, this strength or a natural effect are not there"
-        return untestable_claim(claim, reason)
-    share = steered.shares(effects)[condition]
-    numbers = f"share of the natural effect {share:.2f}"
-    return judged_claim(claim, [(bound, share)], numbers, steered.units)
+        return untestable_claim(claim_in_words, reason)
+    share = steering.shares(effects)[claim.condition]
+    finding = f"share of the natural effect {share:.2f}"
+    return judged_claim(claim_in_words, [(claim.bound, share)], finding, steering.units)
 
 
-def _claim_about_late_layers(steered: Steered) -> Claim:
+def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     """Judge the claim that in late layers not even the target's own direction works at the noun.
 
-    If so, the cause is not a bad map between the models, but that later tokens have already read
-    the noun. Layer pairs without results are left out; if none is left, the claim is untestable.
+    The native direction, from singular to plural, must have less than a tenth of the effect of a
+    plural noun. If so, the cause is not a bad map between the models, but that later tokens have
+    already read the noun. Layer pairs without results are left out; if none is left, the claim is
+    untestable.
     """
     claim = (
-        f"{steered.pair.label}: beyond half of the blocks not even the native direction does a "
+        f"{steering.pair.label}: beyond half of the blocks not even the native direction does a "
         "tenth at the noun"
     )
-    layer_pairs = steered.pair.layers()
-    effects_of_pair = {}
-    for layers in layer_pairs[len(layer_pairs) // 2 :]:
-        effects = steered.effects(layers, "word", 1.0)
+    layer_pairs = steering.pair.layers()  # at equal relative depth
+    late_layer_pairs = layer_pairs[len(layer_pairs) // 2 :]
+    effects_by_layers = {}
+    for source_layer, target_layer in late_layer_pairs:
+        effects = steering.effects((source_layer, target_layer), "word", strength=1.0)
         if effects is not None:
-            effects_of_pair[tuple(layers)] = effects
-    if not effects_of_pair:
+            effects_by_layers[source_layer, target_layer] = effects
+    if not effects_by_layers:
         return untestable_claim(claim, "these layers are not there")
 
-    count = len(effects_of_pair)
+    count = len(effects_by_layers)
     level = level_of_each(count)
     bounded = []
     listed = []
-    for (source_layer, target_layer), effects in effects_of_pair.items():
-        share = steered.shares(effects, level)[NATIVE]
+    for (source_layer, target_layer), effects in effects_by_layers.items():
+        share = steering.shares(effects, level)[NATIVE]
         bounded.append((Bound("below", NEXT_TO_NOTHING), share))
         listed.append(f"{source_layer}→{target_layer} {share:.2f}")
-    numbers = f"share: {', '.join(listed)}{bonferroni_note(count)}"
-    return judged_claim(claim, bounded, numbers, steered.units)
+    finding = f"share: {', '.join(listed)}{bonferroni_note(count)}"
+    return judged_claim(claim, bounded, finding, steering.units)
 
 
 EXPERIMENTS = [

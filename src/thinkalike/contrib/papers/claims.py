@@ -68,7 +68,8 @@ class Bound:
         """Return the verdict on a number whose interval is [low, high].
 
         It is HOLDS if the whole interval satisfies the bound, FAILS if no number of the interval
-        does, and UNDECIDED otherwise.
+        does, and UNDECIDED otherwise. An end that rounding alone separates from the limit counts
+        as at the limit, so that it decides nothing.
         """
         if self.kind == "within":
             # |x| < limit is x > -limit and x < limit together.
@@ -95,15 +96,15 @@ def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
     It fails if one of them fails. Otherwise it is untestable if one is, then undecided if one is,
     and it holds if all hold (or if there are none).
     """
-    distinct = set(verdicts)
+    distinct_verdicts = set(verdicts)
     for verdict in (FAILS, UNTESTABLE, UNDECIDED):
-        if verdict in distinct:
+        if verdict in distinct_verdicts:
             return verdict
     return HOLDS
 
 
 def judged_claim(
-    claim: str, bounded: Sequence[tuple[Bound, Estimate]], numbers: str, units: str
+    claim: str, bounded: Sequence[tuple[Bound, Estimate]], finding: str, units: str
 ) -> Claim:
     """Judge the claim that every number of some estimates lies within its bound.
 
@@ -114,7 +115,7 @@ def judged_claim(
         claim: The claim in words.
         bounded: Pairs of a bound and an estimate. An estimate may have several numbers, each with
             an interval; the caller makes the intervals wide enough to hold all together.
-        numbers: What was found, in words.
+        finding: What was found, in words.
         units: What was sampled for the intervals, in words, such as "5 seeds".
     """
     verdicts: list[Verdict] = []
@@ -126,35 +127,36 @@ def judged_claim(
             verdicts.append(bound.verdict(low, high))
             half_widths.append((high - low) / 2)
 
+    # An effect that is smaller than half of an interval cannot be told from none.
     smallest_effect = None
     if half_widths and math.isfinite(max(half_widths)):
         smallest_effect = max(half_widths)
-    tolerances = dict.fromkeys(str(bound) for bound, _ in bounded)
+    distinct_bounds = dict.fromkeys(str(bound) for bound, _ in bounded)  # in order, each once
     return Claim(
         claim,
-        verdict_on_all(verdicts) if verdicts else UNTESTABLE,
-        numbers,
-        units,
-        ", ".join(tolerances),
-        smallest_effect,
+        verdict=verdict_on_all(verdicts) if verdicts else UNTESTABLE,
+        numbers=finding,
+        units=units,
+        tolerance=", ".join(distinct_bounds),
+        smallest_effect=smallest_effect,
     )
 
 
-def exact_claim(claim: str, holds: bool, numbers: str, units: str) -> Claim:
+def exact_claim(claim: str, holds: bool, finding: str, units: str) -> Claim:
     """Return a claim that is decided by counting, without an interval: it holds or it fails.
 
     Args:
         claim: What the paper says.
         holds: Whether it is true of the results.
-        numbers: What was counted, in words.
+        finding: What was counted, in words.
         units: What it was counted over, in words.
     """
-    return Claim(claim, HOLDS if holds else FAILS, numbers, units, "exact")
+    return Claim(claim, HOLDS if holds else FAILS, finding, units, tolerance="exact")
 
 
 def untestable_claim(claim: str, reason: str) -> Claim:
     """Return a claim that these models or these data cannot test."""
-    return Claim(claim, UNTESTABLE, reason, "none", "none")
+    return Claim(claim, UNTESTABLE, numbers=reason, units="none", tolerance="none")
 
 
 def level_of_each(count: int, level: float = 0.95) -> float:
@@ -163,7 +165,7 @@ def level_of_each(count: int, level: float = 0.95) -> float:
 
 
 def bonferroni_note(count: int) -> str:
-    """Return what is said beside intervals that hold together; "" for a single one."""
+    """Return the note beside `count` intervals that they hold together; "" for a single one."""
     if count <= 1:
         return ""
     return f"; intervals hold for all {count} together (Bonferroni)"
@@ -194,28 +196,29 @@ def over_models(
     """Return a statistic of a set of items, with a jackknife interval over their models.
 
     The items are models, or layers of models. The jackknife computes the statistic again without
-    all items of each model in turn.
+    all items of each model in turn. If one of these values cannot be computed, since too few items
+    remain, the interval is (-∞, ∞).
 
     Args:
-        statistic: Returns the statistic of the items at some indices. If it raises a ValueError
-            because a subset is too small, or returns NaN, the interval is (-∞, ∞).
+        statistic: Returns the statistic of the items at some indices. It raises a ValueError or
+            returns NaN if they are too few.
         models: The model of each item.
         level: The probability with which the interval covers the statistic of all such models.
     """
     indices = list(range(len(models)))
-    all_models = torch.as_tensor(statistic(indices)).double()
-    n_distinct = len(set(models))
+    value = torch.as_tensor(statistic(indices)).double()
+    distinct_models = list(dict.fromkeys(models))
     try:
-        without_each = []
-        for model in dict.fromkeys(models):
+        values_without_model = []
+        for model in distinct_models:
             remaining = [index for index in indices if models[index] != model]
-            without_each.append(torch.as_tensor(statistic(remaining)).double())
-        replicates = torch.stack(without_each)
+            values_without_model.append(torch.as_tensor(statistic(remaining)).double())
+        replicates = torch.stack(values_without_model)
     except ValueError:
         # Replicates of NaN make both ends NaN, which become -∞ and ∞ below.
-        replicates = all_models[None].expand(n_distinct, *all_models.shape) * torch.nan
+        replicates = torch.full((len(distinct_models), *value.shape), torch.nan).double()
 
-    _, low, high = jackknife(all_models, replicates, level=level)
+    _, low, high = jackknife(value, replicates, level=level)
     low = low.where(~low.isnan(), -torch.inf)
     high = high.where(~high.isnan(), torch.inf)
-    return Estimate(all_models, low, high)
+    return Estimate(value, low, high)

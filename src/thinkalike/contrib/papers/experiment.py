@@ -53,6 +53,9 @@ PARTS_OF_ANALYSES = (
 )
 PARTS_OF_TRAININGS = ("store", "seed", "force", "threads")
 
+# The name of what `Experiment.prepare` returns. It is part of the keys of stored results.
+PREPARED = "case"
+
 Job = JobConfig
 
 
@@ -76,8 +79,8 @@ class InnerJob:
 
 
 @dataclass(frozen=True)
-class Case:
-    """An experiment with its configuration and its models.
+class ExperimentRun:
+    """One run of an experiment: its configuration, its models, and the results of its inner jobs.
 
     Attributes:
         config: The configuration of the experiment.
@@ -100,8 +103,12 @@ class Case:
         return list(self.models)
 
     def fingerprint(self) -> str:
-        """Return a text that identifies the models and the results; a result's key is a hash."""
-        return repr([*self.names, *(result.key for result in self.results.values())])
+        """Return a text that identifies the run: the names of its models, and its results' keys.
+
+        The key of a result is a hash of all that the result depends on.
+        """
+        result_keys = [result.key for result in self.results.values()]
+        return repr([*self.names, *result_keys])
 
 
 @dataclass(frozen=True)
@@ -138,16 +145,17 @@ class Experiment(
         models: The names of the models that it is about, by scale.
         inner_jobs: Returns the jobs that it rests on; None: it rests on none.
         measure: The kind of measure whose settings its jobs take; None: it has none.
-        takes: How many models `model=` and `model@target=` may put in place of its own.
+        takes: How many models the user may give by `model=` and `model@target=` in place of the
+            experiment's own.
         tabulates: Whether its table is short enough to be printed above the claims.
     """
 
     def __init__(
         self,
         name: str,
-        conclude: Callable[[Case], Conclusion],
+        conclude: Callable[[ExperimentRun], Conclusion],
         models: Mapping[str, Sequence[str]],
-        inner_jobs: Callable[[Case], Sequence[InnerJob]] | None = None,
+        inner_jobs: Callable[[ExperimentRun], Sequence[InnerJob]] | None = None,
         measure: str | None = None,
         takes: Sequence[int] = (),
         tabulates: bool = False,
@@ -168,15 +176,15 @@ class Experiment(
         self.kind = name.replace("/", "-")
         self.conclude = conclude
         self.models = models
-        self.inner_jobs = inner_jobs or (lambda case: ())
+        self.inner_jobs = inner_jobs or (lambda experiment: ())
         self.measure = measure
         self.takes = takes
         self.tabulates = tabulates
         # Whether the settings of the measure change anything.
         self.measures = inner_jobs is not None and measure is not None
 
-    def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Job]]]:
-        """Return the case (configuration and models) without results, and its labelled inner jobs.
+    def jobs(self, config: AnalyzeConfig) -> tuple[ExperimentRun, list[tuple[str, Job]]]:
+        """Return the run of the experiment before it has results, and its inner jobs with labels.
 
         The experiment draws its conclusion from the results of the inner jobs.
 
@@ -184,41 +192,50 @@ class Experiment(
             ConfigError: The command line names a measure that the experiment is not about, or
                 models that it does not take.
         """
-        if config.measure.kind != (self.measure or "loss"):  # loss: the default of analyze.py
-            fact = "has no measure"
-            if self.measure:
-                fact = f"is about measure={self.measure}"
-            raise ConfigError(f"experiment={config.experiment} {fact}; leave measure= out")
+        self._check_measure(config)
         config = self.completed(config)
-        case = self.case(config)
+        experiment = self.experiment_run(config)
         labelled_jobs = [
-            (inner.label, inner_job_config(config, inner)) for inner in self.inner_jobs(case)
+            (inner.label, inner_job_config(config, inner)) for inner in self.inner_jobs(experiment)
         ]
-        return case, labelled_jobs
+        return experiment, labelled_jobs
+
+    def _check_measure(self, config: AnalyzeConfig) -> None:
+        """Raise `ConfigError` if the user has chosen a measure, unless it is the experiment's own.
+
+        A user who chooses none has the default of analyze.py, "loss".
+        """
+        own_measure = self.measure or "loss"
+        if config.measure.kind == own_measure:
+            return
+        fact = "has no measure"
+        if self.measure:
+            fact = f"is about measure={self.measure}"
+        raise ConfigError(f"experiment={config.experiment} {fact}; leave measure= out")
 
     def labelled_jobs(self, config: AnalyzeConfig) -> list[tuple[str, Job]]:
         """Return the inner jobs, whose results the experiment reads, each with its label."""
-        return self.jobs(config)[1]
+        _, labelled_jobs = self.jobs(config)
+        return labelled_jobs
 
-    def case(self, config: AnalyzeConfig) -> Case:
-        """Return the configuration together with the models of the experiment.
+    def experiment_run(self, config: AnalyzeConfig) -> ExperimentRun:
+        """Return the configuration together with the models of the experiment, without results.
 
-        These are the models of the command line if it names any, and otherwise the experiment's
+        The models are those of the command line if it names any, and otherwise the experiment's
         own. If source and target are the same, they count as one model.
 
         Raises:
-            ConfigError: The command line names another number of models than the experiment
-                takes, or changes settings of the experiment's own models.
+            ConfigError: The command line names a number of models that the experiment does not
+                take, or it changes settings of the experiment's own models.
         """
         own_names = self.models["mini" if config.scale == "mini" else "paper"]
         models = [model for model in (config.model, config.target) if model.name is not None]
         if len(models) == 2 and models[0] == models[1]:
             models = models[:1]
 
-        # Settings of how models run, such as their precision, do not choose a model; `RUNS` names
-        # them.
         set_by_user = {*settings_of(config.model), *settings_of(config.target)}
-        if not models and set_by_user <= set(RUNS):
+        chooses_no_model = set_by_user <= set(RUNS)  # only how models run, such as the precision
+        if not models and chooses_no_model:
             models = [model_named(name, {}) for name in own_names]
         elif len(models) not in self.takes:
             own = ", ".join(own_names) or "the models of population="
@@ -227,7 +244,7 @@ class Experiment(
             if counts:
                 instead = f"it takes {counts} by model= and model@target="
             raise ConfigError(f"experiment={config.experiment} is about {own}; {instead}")
-        return Case(config, {label(model): model for model in models})
+        return ExperimentRun(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Return the configuration with the recipe's defaults for stimuli and population.
@@ -238,62 +255,72 @@ class Experiment(
         return with_defaults
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the parts of the configuration that this experiment ignores."""
+        """Return the parts of the configuration that this experiment ignores, by name.
+
+        The value of each is None, which enters the key of the result in place of its settings.
+        """
         unread: dict[str, None] = {}
-        if not self.measures:
+        if not self.measures:  # no inner job takes the settings of the measure
             unread["measure"] = None
         if self.measure != "population":
             unread["population"] = None
         return unread
 
     def as_read(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return the configuration that the conclusion depends on, for the key of its result.
+        """Return the configuration as it enters the key (a hash) of the experiment's result.
 
-        Settings that are None get the recipe's defaults. For an experiment about a population (a
-        set of classifiers), the population is that of the first inner job, since at the paper's
-        scale this job replaces the default population by the published one.
+        Settings that the experiment ignores have fixed values, and settings that are None get the
+        recipe's defaults. For an experiment about a population (a set of classifiers), the
+        population is that of the first inner job, since at the paper's scale this job replaces the
+        default population by the published one.
         """
         read = super().as_read(completed(config, self.reads))
         if self.measure != "population":
             return read
-        first_job = inner_job_config(config, self.inner_jobs(self.case(config))[0])
+        first_job = inner_job_config(config, self.inner_jobs(self.experiment_run(config))[0])
         assert isinstance(first_job, PopulationJob)
         return with_settings(read, {"population": first_job.population})
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
-        """Return nothing: `prepare` returns all that the experiment reads."""
+        """Return no inputs: `prepare` returns all that the experiment reads."""
         return {}
 
-    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Case]:
-        """Run all inner jobs, and return {"case": the configuration and models with all results}.
+    def prepare(self, config: AnalyzeConfig) -> Mapping[str, ExperimentRun]:
+        """Run all inner jobs, and return the run of the experiment with their results.
 
-        A job whose result is in the store is not computed again. Jobs that read the same models
-        and text run together, in one pass.
+        It is the only entry of the mapping, whose keys are names of inputs of `run`. A job whose
+        result is in the store is not computed again. Jobs that read the same models and text run
+        together, in one pass.
         """
-        case, labelled_jobs = self.jobs(config)
+        experiment, labelled_jobs = self.jobs(config)
         labels = [label for label, _ in labelled_jobs]
         jobs = [job for _, job in labelled_jobs]
         results: dict[str, Result] = {}
-        for indices in jobs_by_pass(jobs):
+        for indices in jobs_by_pass(jobs):  # the indices of the jobs that run together
             labels_of_pass = [labels[index] for index in indices]
-            n_done = len(results) + len(indices)
-            with doing(f"{listed(labels_of_pass)}, up to job {n_done} of {len(jobs)}"):
+            n_when_done = len(results) + len(indices)
+            with doing(f"{listed(labels_of_pass)}, up to job {n_when_done} of {len(jobs)}"):
                 results_of_pass = _results([jobs[index] for index in indices])
             results.update(zip(labels_of_pass, results_of_pass, strict=True))
         in_order = {label: results[label] for label in labels}
-        return {"case": replace(case, results=in_order)}
+        return {PREPARED: replace(experiment, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Judge the claims from the results of the inner jobs, and return them as a table."""
-        case = work.input("case", Case)
-        conclusion = self.conclude(case)
+        """Judge the paper's claims from the results of the inner jobs.
+
+        The outcome has the table of the figure, a table of the claims with their verdicts, further
+        tables, and how many claims have each verdict.
+        """
+        experiment = work.input(PREPARED, ExperimentRun)
+        conclusion = self.conclude(experiment)
+        folders = {label: result.folder.name for label, result in experiment.results.items()}
         return Outcome(
             conclusion.table,
             counts_of(conclusion.claims),
             tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
-            facts={"parts": {label: result.folder.name for label, result in case.results.items()}},
+            facts={"parts": folders},  # the results that the conclusion rests on
             draw=conclusion.draw,
-            blank=("smallest_effect", *conclusion.blank),
+            blank=("smallest_effect", *conclusion.blank),  # columns that may have empty cells
         )
 
     def headlines(self, result: Result) -> list[Headline]:
@@ -303,8 +330,8 @@ class Experiment(
         return [Headline("claims_that_hold", n_holding, of=n_claims)]
 
     def show(self, result: Result) -> None:
-        """Print the claims with their verdicts; a short table of numbers is printed above them."""
-        if self.tabulates:  # the table is short
+        """Print the claims with their verdicts, below the table of numbers if that is short."""
+        if self.tabulates:
             columns = [_column(result.details[name]) for name in result.details]
             show_table(Table(self.name, columns))
         claims = result.tables["claims"]
@@ -319,6 +346,7 @@ def _column(cells: pd.Series) -> Column:
     """Return a column for the screen from a column of a data frame; missing values are empty."""
     name = str(cells.name)
     if pd.api.types.is_numeric_dtype(cells):
+        # As many digits as the table has, but no noise of rounding such as 0.30000000000000004.
         return number_column(name, ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
     return text_column(name, ["" if pd.isna(cell) else cell for cell in cells])
 
@@ -345,25 +373,19 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     """Return the complete configuration of an inner job.
 
     It has the inner job's own arguments and changes, and the settings of the experiment that apply
-    to all of its jobs, such as the seed, the store, and how models run.
+    to all of its jobs, such as the seed, the store, the text, and how models run.
 
     Args:
         config: The configuration of the experiment.
         inner: The models of the job, the arguments of its command line and further changes.
     """
-    arguments = [*inner.arguments, f"scale={Case(config, {}).scale}"]
-    # Settings of how models run, such as the precision. If the user names no model, they are meant
-    # for all models of the experiment.
-    run_settings = {}
-    if not config.model.name:
-        for key in RUNS:
-            value = getattr(config.model, key)
-            if value is not None:
-                run_settings[key] = value
+    arguments = [*inner.arguments, f"scale={ExperimentRun(config, {}).scale}"]
+    run_settings = _settings_of_how_models_run(config)
     models = [model_named(model, run_settings) for model in inner.models]
     source = models[0] if models else config.model
-    target = models[-1] if models else config.model
+    target = models[-1] if models else config.model  # one model is source and target
 
+    # Parts of the configuration that are given as objects, beside the arguments, which are texts.
     parts: dict[str, object] = {"model": source, "target": target}
     if inner.entry_point == "train":
         parts |= {name: getattr(config, name) for name in PARTS_OF_TRAININGS}
@@ -377,6 +399,17 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         measure = parts["measure"]
         assert isinstance(measure, MeasureConfig)
         job = compose_inner_job("analyze", [f"measure={measure.kind}", *arguments], **parts)
-    if config.data.name is None:
+    if config.data.name is None:  # the user has chosen no text
         return job
     return completed_for_instrument(replace(job, data=config.data))
+
+
+def _settings_of_how_models_run(config: AnalyzeConfig) -> dict[str, object]:
+    """Return the settings, such as the precision, that the user gave for all models.
+
+    If the user names a model, these settings are for that model only, and the result is empty.
+    """
+    if config.model.name:
+        return {}
+    settings = {name: getattr(config.model, name) for name in RUNS}
+    return {name: value for name, value in settings.items() if value is not None}

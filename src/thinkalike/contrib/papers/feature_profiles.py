@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.contrib.papers.claims import ABOVE_ZERO, Claim, judged_claim
-from thinkalike.contrib.papers.experiment import Case, InnerJob
+from thinkalike.contrib.papers.experiment import ExperimentRun, InnerJob
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.measures.mlem.importance import fold_interval
@@ -71,22 +71,24 @@ class Profiles:
 
     @property
     def turn(self) -> int:
-        """The layer from which a recurrent model's profiles are different."""
+        """The layer, at 0.4 of the depth, where the profiles of a recurrent model change."""
         return round(TURN * self.n_layers)
 
     @property
     def scores(self) -> Float[Tensor, "k l"]:
-        """Spearman's ρ of the held-out distances of every layer on every fold."""
+        """Spearman's ρ of predicted and measured held-out distances, by fold and layer."""
         return torch.from_numpy(self.result.arrays["scores"]).T
 
     @property
     def reference_note(self) -> str:
-        """The mean score as a share of its split-half reference, in words.
+        """The mean score of all layers as a share of its split-half reference, in words.
 
-        The reference is how well mean distances in one half of the sentences agree with those in
-        the other half. The text is empty if it was not computed.
+        The score of a layer is Spearman's ρ of predicted and measured distances. The reference is
+        how well mean distances in one half of the sentences agree with those in the other half.
+        The text is empty if the reference was not computed.
         """
-        shares = self.result.tables["scores"].get("share_of_reference", pd.Series(dtype=float))
+        scores = self.result.tables["scores"]
+        shares = scores.get("share_of_reference", pd.Series(dtype=float))
         if not shares.notna().any():
             return ""
         return f" ({shares.mean():.0%} of its split-half reference)"
@@ -106,7 +108,7 @@ class Profiles:
 
 
 def feature_index(feature: str, features: Sequence[str]) -> int:
-    """Return the index of a feature in the list of the stimuli's features.
+    """Return the index of a feature in the list of all features of the stimuli.
 
     Raises:
         DataError: The stimuli do not have the feature, so that the paper's claims cannot be
@@ -119,19 +121,19 @@ def feature_index(feature: str, features: Sequence[str]) -> int:
     return list(features).index(feature)
 
 
-def profile_jobs(case: Case) -> list[InnerJob]:
+def profile_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each model, which computes its feature profile in every layer."""
     # Massive activations (huge states of a few words) are kept: the paper leaves out no word.
-    measure = replace(case.config.measure_as(MLEMConfig), massive="keep")
+    measure = replace(experiment.config.measure_as(MLEMConfig), massive="keep")
     return [
         InnerJob(name, (model,), changes={"measure": measure})
-        for name, model in case.models.items()
+        for name, model in experiment.models.items()
     ]
 
 
-def profiles_of(case: Case) -> list[Profiles]:
+def profiles_of(experiment: ExperimentRun) -> list[Profiles]:
     """Return the profiles of each model of an experiment, in order."""
-    return [Profiles(name, case.results[name]) for name in case.names]
+    return [Profiles(name, experiment.results[name]) for name in experiment.names]
 
 
 def lead_over_others(
@@ -139,7 +141,8 @@ def lead_over_others(
 ) -> Float[Tensor, " k *l"]:
     """Return, for each fold, the importance of part of speech (PoS) minus that of the runner-up.
 
-    The runner-up is the feature, other than PoS, with the largest mean importance over folds.
+    The runner-up is the feature, other than PoS, with the largest mean importance over folds. It
+    is the same feature on all folds, but may differ between layers.
 
     Args:
         importances: The importance of each of f features on each of k folds.
@@ -151,8 +154,9 @@ def lead_over_others(
     pos_index = feature_index("PoS", features)
     other_indices = [index for index in range(len(features)) if index != pos_index]
     others = importances[..., other_indices]
-    runner_up_index = others.mean(0, keepdim=True).argmax(-1, keepdim=True)  # (1, *l, 1)
-    index_on_each_fold = runner_up_index.expand(*others.shape[:-1], 1)
+    mean_over_folds = others.mean(0, keepdim=True)
+    runner_up_index = mean_over_folds.argmax(-1, keepdim=True)  # (1, *l, 1)
+    index_on_each_fold = runner_up_index.expand(*others.shape[:-1], 1)  # (k, *l, 1)
     runner_up_importance = others.gather(-1, index_on_each_fold)[..., 0]
     return importances[..., pos_index] - runner_up_importance
 
@@ -166,8 +170,8 @@ def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], statistic_name:
         statistic_name: The statistic in words.
     """
     mean = fold_interval(statistic)
-    numbers = f"{statistic_name} {mean:+.3f}"
-    return judged_claim(claim, [(ABOVE_ZERO, mean)], numbers, units_of_folds(statistic))
+    finding = f"{statistic_name} {mean:+.3f}"
+    return judged_claim(claim, [(ABOVE_ZERO, mean)], finding, units_of_folds(statistic))
 
 
 def units_of_folds(statistic: Tensor) -> str:

@@ -13,12 +13,13 @@ SMALLEST_GAIN = 1e-14  # relative; with less SMACOF stops
 def mds(
     dissimilarity: Float[Tensor, "l l"], dimensions: int = 2
 ) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
-    """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij, and a stress.
+    """Return points whose Euclidean distances d_ij approximate dissimilarities, and the error.
 
-    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977). It
-    starts from the classical solution (Torgerson 1952), so it is deterministic. The points are
-    centred and rotated to their principal axes, and the coordinate of largest magnitude on each
-    axis is positive. The stress is Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+    Metric multidimensional scaling minimises Σ_{i<j} (d_ij - δ_ij)², for dissimilarities δ_ij, by
+    SMACOF (de Leeuw 1977). It starts from the classical solution (Torgerson 1952), so it is
+    deterministic. The points are centred and rotated to their principal axes, and the coordinate
+    of largest magnitude on each axis is positive. The error is Kruskal's stress-1,
+    sqrt(Σ (d - δ)² / Σ d²), at least 0.
 
     >>> points, stress = mds(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
     >>> points.shape, round(stress.item(), 3)
@@ -61,9 +62,10 @@ def _classical_solution(delta: Float[Tensor, "l l"], dimensions: int) -> Float[T
     squared = delta.square()
     column_means = squared.mean(0)
     row_means = squared.mean(1, keepdim=True)
-    inner_products = -(squared - row_means - column_means + squared.mean()) / 2
-    eigenvalues, eigenvectors = torch.linalg.eigh(inner_products)  # in ascending order
-    return (eigenvectors * eigenvalues.clamp(min=0).sqrt())[:, -dimensions:]
+    centred = squared - row_means - column_means + squared.mean()  # J δ² J
+    eigenvalues, eigenvectors = torch.linalg.eigh(-centred / 2)  # in ascending order
+    coordinates = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return coordinates[:, -dimensions:]  # the leading ones
 
 
 def _on_principal_axes(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
@@ -74,5 +76,6 @@ def _on_principal_axes(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
     centred = points - points.mean(0)
     principal_axes = torch.linalg.svd(centred, full_matrices=False).Vh
     rotated = centred @ principal_axes.T
-    largest_index = rotated.abs().argmax(0, keepdim=True)
-    return rotated * rotated.gather(0, largest_index).sign()
+    index_of_largest = rotated.abs().argmax(0, keepdim=True)  # (1, k): a point for each axis
+    largest_coordinates = rotated.gather(0, index_of_largest)
+    return rotated * largest_coordinates.sign()

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.papers.experiment import Case
+from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.models import labels
 from thinkalike.models.shapes import shape_of
 
@@ -37,40 +37,51 @@ class Pair(NamedTuple):
             depths: Relative depths as shares of the blocks, such as 1/2: layers are compared after
                 this share. If empty, there is a depth for each layer of the shallower model.
         """
-        n_blocks = []
-        for model in self:
-            shape = shape_of(model)
-            if shape is None:
-                return []
-            n_blocks.append(shape.layers)
+        source_shape = shape_of(self.source)
+        target_shape = shape_of(self.target)
+        if source_shape is None or target_shape is None:
+            return []
+        n_source_blocks = source_shape.layers
+        n_target_blocks = target_shape.layers
         if not depths:
-            shallower = min(n_blocks)
-            depths = [Fraction(number, shallower) for number in range(1, shallower + 1)]
-        layer_pairs = []
-        for depth in depths:
-            # The layer after n blocks has index n - 1.
-            layer_pairs.append([max(round(depth * count), 1) - 1 for count in n_blocks])
-        return layer_pairs
+            n_depths = min(n_source_blocks, n_target_blocks)
+            depths = [Fraction(number, n_depths) for number in range(1, n_depths + 1)]
+        return [
+            [_layer_at(depth, n_source_blocks), _layer_at(depth, n_target_blocks)]
+            for depth in depths
+        ]
 
 
-def pairs_of(case: Case) -> list[Pair]:
-    """Return the models of a case two by two."""
-    models = list(case.models.values())
-    return [Pair(*pair) for pair in zip(models[::2], models[1::2], strict=False)]
+def _layer_at(depth: Fraction, n_blocks: int) -> int:
+    """Return the index of the layer after a share of a model's blocks, and at least one block."""
+    n_blocks_before = max(round(depth * n_blocks), 1)
+    return n_blocks_before - 1
 
 
-def layers_argument(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
+def pairs_of(experiment: ExperimentRun) -> list[Pair]:
+    """Return the models of an experiment in pairs: the first and second, the third and fourth...
+
+    The last one of an odd number of models is left out.
+    """
+    models = list(experiment.models.values())
+    sources = models[::2]
+    targets = models[1::2]
+    return [Pair(source, target) for source, target in zip(sources, targets, strict=False)]
+
+
+def layers_argument(experiment: ExperimentRun, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
     """Return the argument layers=... of the command line that compares a pair of models.
 
     It holds the layers that the user asked for, or else the pairs of layers at equal relative
-    depth. If the number of blocks is unknown before a model is loaded, it is "layers=same".
+    depth. If the number of blocks is unknown before a model is loaded, it is "layers=same", which
+    stands for layers of equal number.
 
     Args:
-        case: The experiment, whose configuration may name layers.
+        experiment: The experiment, whose configuration may name layers.
         pair: The source and the target.
         depths: Shares of the blocks of both models; empty: the depths of all layers.
     """
-    layers: object = case.config.layers
+    layers: object = experiment.config.layers
     if layers in (None, "same"):
         layers = pair.layers(depths) or "same"
     return f"layers={layers}".replace(" ", "")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config.compose import compose_inner_job
-from thinkalike.contrib.papers.experiment import Case
+from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.contrib.populations.config import (
     PairsConfig,
     PopulationConfig,
@@ -39,8 +39,8 @@ class PopulationParts(TypedDict, total=False):
     population: PopulationConfig
 
 
-def population_parts(case: Case, side: Side) -> PopulationParts:
-    """Return the settings of a comparison of a population that differ from the experiment's.
+def population_parts(experiment: ExperimentRun, side: Side) -> PopulationParts:
+    """Return the parts of the configuration of a population's job that replace the experiment's.
 
     A population is a set of classifiers that differ in their seeds or in their parents (the models
     they were fine-tuned from). At the paper's scale, the default texts and classifiers are
@@ -48,34 +48,34 @@ def population_parts(case: Case, side: Side) -> PopulationParts:
     asked otherwise, as a classifier does not read the other tokens of the last block.
 
     Args:
-        case: The experiment.
+        experiment: The experiment, whose configuration has the user's settings.
         side: Which pairs of texts are read: "report" for held-out pairs, and "challenge" for pairs
             that a heuristic gets wrong.
     """
-    config = _population_job(case)
+    config = _population_job(experiment)
     measure = replace(config.measure_as(PopulationMeasureConfig), side=side)
     if config.scale == "mini":
         if measure.tokens is None:  # the user did not set it
             measure = replace(measure, tokens="cls")
         return PopulationParts(measure=measure)
 
-    job_of_paper = compose_inner_job(
+    published = compose_inner_job(
         "analyze", ["measure=population", "pairs=mnli", "population=feather-berts"]
     )
-    assert isinstance(job_of_paper, PopulationJob)
+    assert isinstance(published, PopulationJob)
     pairs = config.pairs
     if pairs.source == "templates":  # the default
-        pairs = job_of_paper.pairs
+        pairs = published.pairs
     population = config.population
     if population.name == "planted":  # the default
-        population = job_of_paper.population
+        population = published.population
     return PopulationParts(measure=measure, pairs=pairs, population=population)
 
 
-def _population_job(case: Case) -> PopulationJob:
-    """Return the configuration of an experiment about a population."""
-    assert isinstance(case.config, PopulationJob)
-    return case.config
+def _population_job(experiment: ExperimentRun) -> PopulationJob:
+    """Return the configuration of an experiment about a population, with its static type."""
+    assert isinstance(experiment.config, PopulationJob)
+    return experiment.config
 
 
 @dataclass(frozen=True)
@@ -93,22 +93,24 @@ class PopulationResult:
     chosen_groups: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, case: Case, side: Side) -> PopulationResult:
-        """Return the result of an experiment for held-out pairs ("report") or the "challenge".
+    def of(cls, experiment: ExperimentRun, side: Side) -> PopulationResult:
+        """Return the result of an experiment for one set of pairs of texts.
 
-        The challenge is pairs of texts that a heuristic gets wrong. A population may have a null:
-        two groups of classifiers whose parents differ in nothing but the seed. Only the first of
-        them is compared with the other groups, so the second one is left out here.
+        The set is called "report" for held-out pairs, and "challenge" for pairs that a heuristic
+        gets wrong. A population may have a null: two groups of classifiers whose parents differ in
+        nothing but the seed. Only the first of these groups is compared with all others, so the
+        second one is left out here.
         """
-        config = population_parts(case, side).get("population", _population_job(case).population)
-        all_groups = cls(case.results[side], config)
-        left_out = config.null[1:] if config.null else []
+        parts = population_parts(experiment, side)
+        config = parts.get("population", _population_job(experiment).population)
+        all_groups = cls(experiment.results[side], config)
+        left_out = config.null[1:] if config.null else []  # the names of groups
         chosen = [name for name in all_groups.group_names if name not in left_out]
         return replace(all_groups, chosen_groups=tuple(chosen))
 
     @property
     def null(self) -> PopulationResult:
-        """The population of the two groups of the null."""
+        """The result for the two groups whose parents differ in nothing but the seed."""
         return replace(self, chosen_groups=tuple(self.config.null or ()))
 
     @cached_property
@@ -135,28 +137,29 @@ class PopulationResult:
 
     @property
     def units(self) -> str:
-        """The sizes of the groups of models, over which intervals are, in words."""
+        """What intervals are over, in words: the number of models, and the sizes of groups."""
         groups = list(self.group_of.values())
         sizes = [str(groups.count(group)) for group in self.group_names]
         return f"{len(groups)} models in groups of {' and '.join(sizes)}"
 
     @property
     def units_with_examples(self) -> str:
-        """What intervals over models and pairs of texts are over, in words."""
+        """The numbers of models and of pairs of texts, in words, where intervals are over both."""
         return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
 
     def _array(self, name: str) -> Tensor:
         """Return an array (source, target, ...) of the result, for models of chosen groups."""
         is_chosen = [model in self.group_of for model in self._group_of_all]
         indices = torch.tensor(is_chosen).nonzero()[:, 0]
-        return torch.from_numpy(self.result.arrays[name])[indices[:, None], indices]
+        all_models = torch.from_numpy(self.result.arrays[name])
+        return all_models[indices[:, None], indices]
 
     @cached_property
     def correct_alone(self) -> Float[Tensor, "m n"]:
         """1 where a model alone classifies a pair of texts correctly, else 0."""
         correct = self._array("correct").double()  # (m, m, cuts, n)
         # A model stitched into itself is the model itself at every cut; the first cut is taken.
-        own_answers = correct.diagonal()  # (cuts, n, m)
+        own_answers = correct.diagonal()  # (cuts, n, m): the diagonal is now the last axis
         return own_answers[0].T
 
     @cached_property
@@ -170,7 +173,7 @@ class PopulationResult:
         return flips(self._array("predicted"))
 
     @cached_property
-    def likeness(self) -> Float[Tensor, "m m l"]:
+    def cka(self) -> Float[Tensor, "m m l"]:
         """CKA of every two models at each layer."""
         return self._array("cka")
 
@@ -180,12 +183,13 @@ class PopulationResult:
 
         It is exactly 0 for a model with itself.
         """
-        return symmetric(arc_length(self.likeness)).fill_diagonal_(0)
+        directed = arc_length(self.cka)
+        return symmetric(directed).fill_diagonal_(0)
 
     def grouped(
         self, values: Float[Tensor, "m m *s"], *, examples: bool = False, level: float = 0.95
     ) -> Grouped:
-        """Return means over pairs of models within and between groups, with intervals.
+        """Return means over pairs of models within and between groups, with intervals over models.
 
         Args:
             values: A value of each pair (source, target) of m models.

@@ -28,7 +28,7 @@ from thinkalike.contrib.papers.claims import (
     level_of_each,
     over_models,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.feature_profiles import (
     MODELS,
     RECURRENT,
@@ -61,33 +61,42 @@ WORDS_SHOWN = 300
 
 @dataclass(frozen=True)
 class Layers:
-    """All layers of all models of a case, with their profiles.
+    """All layers of all models of an experiment, with their profiles.
 
     Attributes:
         rows: The columns model and layer of each of l layers.
         by_fold: The importance of each of f features in each layer, on each of k folds.
-        one_family: Which two layers are of models of one architecture.
+        is_one_family: Which two layers are of models of one architecture.
     """
 
     rows: pd.DataFrame
     by_fold: Float[Tensor, "k l f"]
-    one_family: Bool[Tensor, "l l"]
+    is_one_family: Bool[Tensor, "l l"]
 
     @classmethod
     def of(cls, profiles: Sequence[Profiles]) -> Layers:
-        """Return the layers of some models, concatenated in the order of the models."""
+        """Return the layers of some models, concatenated in the order of the models.
+
+        Args:
+            profiles: For each model, the importance of features in each of its layers.
+        """
         tables = [model.result.tables["scores"][["model", "layer"]] for model in profiles]
-        families = np.concatenate([[model.family] * model.n_layers for model in profiles])
+        families = np.concatenate([[model.family] * model.n_layers for model in profiles])  # (l,)
         return cls(
             rows=pd.concat(tables, ignore_index=True),
-            by_fold=torch.cat([model.importances for model in profiles], 1),
-            one_family=torch.from_numpy(families[:, None] == families),
+            by_fold=torch.cat([model.importances for model in profiles], 1),  # (k, l, f)
+            is_one_family=torch.from_numpy(families[:, None] == families),
         )
 
     @property
     def profiles(self) -> Float[Tensor, "l f"]:
         """The mean importance of each feature in each layer over folds."""
         return self.by_fold.mean(0)
+
+    def layer_at(self, index: int) -> LayerOfModel:
+        """Return the model and the number of one of the layers."""
+        row = self.rows.iloc[index]
+        return LayerOfModel(str(row["model"]), int(row["layer"]))
 
 
 class LayerOfModel(NamedTuple):
@@ -104,22 +113,23 @@ class LayerOfModel(NamedTuple):
 # ---- Figure 2.
 
 
-def _jobs_with_distances(case: Case) -> list[InnerJob]:
+def _jobs_with_distances(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of figure 2 of Salle et al. 2024: feature profiles of models, and RSA.
 
-    There is a job with the feature profiles of each model, and a job with the RSA of each two
-    models, which compares layers by the distances between words. RSA has the same settings as the
-    profiles, and like them keeps massive activations (huge states of a few words).
+    There is one job for each model, with the feature profiles of its layers, and one for each pair
+    of models, with the RSA of their layers, which compares distances between words. RSA has the
+    same settings as the profiles, and like them keeps massive activations (huge states of a few
+    words).
     """
-    measure = case.config.measure_as(MLEMConfig)
+    measure = experiment.config.measure_as(MLEMConfig)
     rsa_settings = RSAConfig(
         distance=measure.distance,
         embed=measure.embed,
         massive="keep",
         skip_first=measure.skip_first,
     )
-    jobs = profile_jobs(case)
-    for source, target in itertools.combinations(case.models.items(), 2):
+    jobs = profile_jobs(experiment)
+    for source, target in itertools.combinations(experiment.models.items(), 2):
         source_name, source_model = source
         target_name, target_model = target
         jobs.append(
@@ -132,26 +142,22 @@ def _jobs_with_distances(case: Case) -> list[InnerJob]:
     return jobs
 
 
-def _conclude_figure2(case: Case) -> Conclusion:
+def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 2 of Salle et al. 2024: the similarity of all pairs of layers.
 
     Matrix A compares their feature profiles, and matrix B the distances between words (RSA). The
     claim that seeds of one architecture are alike is judged only if there are several
-    architectures and one of them has two models.
+    architectures and one of them has two models. The figure shows both matrices, and below each
+    one the layers as points of a plane.
     """
-    profiles = profiles_of(case)
+    profiles = profiles_of(experiment)
     layers = Layers.of(profiles)
     feature_based = weighted_tau(layers.profiles)
-    agnostic = _rsa_matrix(case, layers.rows)
+    agnostic = _rsa_matrix(experiment, layers.rows)  # it knows no features
     matrices = {
         "A: weighted τ of feature profiles": feature_based,
         "B: Spearman's ρ of distances": agnostic,
     }
-    tables = {
-        title: matrix_rows(layers.rows, layers.rows, value=values)
-        for title, values in matrices.items()
-    }
-    planes = {title: _layers_as_points(values, layers.rows) for title, values in matrices.items()}
 
     claims = [_claim_that_matrices_agree(feature_based, agnostic, layers.rows["model"].tolist())]
     claims += [_claim_of_blocks(model) for model in profiles if model.family == RECURRENT]
@@ -159,46 +165,53 @@ def _conclude_figure2(case: Case) -> Conclusion:
     if 1 < n_families < len(profiles):
         claims.append(_claim_that_seeds_are_alike(matrices, layers))
 
+    tables = {
+        title: matrix_rows(layers.rows, layers.rows, value=values)
+        for title, values in matrices.items()
+    }
+    planes = {title: _layers_as_points(values, layers.rows) for title, values in matrices.items()}
+
     def draw_below(axes: Axes, title: str) -> None:
         """Draw the layers as points of a plane below the matrix of this title."""
         draw_plane(axes, planes[title])
 
-    with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]
+    with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]  # A or B
     table = pd.concat(with_letters, ignore_index=True)
     return Conclusion(table, claims, partial(draw_similarity, tables, below=draw_below))
 
 
-def _layers_as_points(likeness: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the layers as points of a plane whose distances approximate 1 - likeness (MDS).
+def _layers_as_points(similarity: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the layers as points of a plane whose distances approximate 1 - similarity (MDS).
 
     The result is `rows` with the columns x, y and stress. The stress, the error of the
     approximation, is the same in all rows.
+
+    Args:
+        similarity: The similarity of any two of l layers; its two directions are averaged.
+        rows: The model and the layer of each of these layers.
     """
-    symmetric_likeness = (likeness + likeness.T) / 2
-    points, stress = mds(_dissimilarity(symmetric_likeness))
+    mean_of_directions = (similarity + similarity.T) / 2
+    points, stress = mds(_dissimilarity(mean_of_directions))
     return rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
 
 
-def _dissimilarity(likeness: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
-    """Return 1 - likeness, with zeros on the diagonal."""
-    return (1 - likeness).clamp(min=0).fill_diagonal_(0)
+def _dissimilarity(similarity: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
+    """Return 1 - similarity, at least 0, with zeros on the diagonal."""
+    return (1 - similarity).clamp(min=0).fill_diagonal_(0)
 
 
-def _rsa_matrix(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
+def _rsa_matrix(experiment: ExperimentRun, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     """Return the RSA of every two layers, from the results of all pairs of models.
 
-    Only cells (layer of an earlier model, layer of a later one) are filled; all others are NaN.
-
     Args:
-        case: The experiment with the results of its jobs.
+        experiment: The experiment with the results of its jobs.
         rows: The model and the layer of each of l layers.
     """
-    index_of = {
-        layer: index for index, layer in enumerate(rows.itertuples(index=False, name=None))
-    }
+    layers = rows.itertuples(index=False, name=None)  # (model, layer)
+    index_of = {layer: index for index, layer in enumerate(layers)}
     values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
-    for source, target in itertools.combinations(case.models, 2):
-        for cell in case.results[f"{source}, {target}"].details.to_dict("records"):
+    for source, target in itertools.combinations(experiment.models, 2):
+        for cell in experiment.results[f"{source}, {target}"].details.to_dict("records"):
             row = index_of[cell["source"], cell["source_layer"]]
             column = index_of[cell["target"], cell["target_layer"]]
             values[row, column] = cell["value"]
@@ -211,11 +224,11 @@ def _claim_that_matrices_agree(
     """Judge the claim that two similarity matrices rank pairs of layers alike.
 
     The statistic is Spearman's ρ of the cells above the diagonal, with a jackknife interval over
-    models.
+    models. The p-value of Mantel's test, which permutes layers, is reported beside it.
 
     Args:
-        feature_based: The likeness of any two layers by their feature profiles.
-        agnostic: Their likeness by RSA, without knowledge of features.
+        feature_based: The similarity of any two layers by their feature profiles.
+        agnostic: Their similarity by RSA, without knowledge of features.
         models: The model of each layer.
     """
 
@@ -227,23 +240,24 @@ def _claim_that_matrices_agree(
         return spearman(feature_based_cells[rows, columns], agnostic_cells[rows, columns])
 
     rho = over_models(agreement, models)
-    distances = _dissimilarity(feature_based)
+    feature_based_distances = _dissimilarity(feature_based)
     agnostic_distances = _dissimilarity((agnostic + agnostic.T) / 2)
-    p = mantel([distances], [agnostic_distances], "precomputed")[1]
+    p = mantel([feature_based_distances], [agnostic_distances], "precomputed").p
     return judged_claim(
         "feature-based and feature-agnostic likeness agree",
         [(ABOVE_ZERO, rho)],
-        f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
+        finding=f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
         f"p {float(p):.3f} by Mantel's test of layers",
-        f"{len(set(models))} models",
+        units=f"{len(set(models))} models",
     )
 
 
 def _claim_of_blocks(model: Profiles) -> Claim:
     """Judge the claim that the layers of a recurrent model form two blocks of similar profiles.
 
-    The blocks are the layers before `model.turn` and those from it on. The statistic is the mean
-    weighted Kendall's τ of two different layers of one block, minus that of layers of two blocks.
+    A profile is the importance of each feature in a layer. The blocks are the layers before
+    `model.turn` (at 0.4 of the depth) and those from it on. The statistic is the mean weighted
+    Kendall's τ of two different layers of one block, minus that of layers of two blocks.
     """
     is_late = torch.arange(model.n_layers) >= model.turn
     is_one_block = is_late[:, None] == is_late
@@ -261,27 +275,31 @@ def _claim_that_seeds_are_alike(
 ) -> Claim:
     """Judge the claim that two seeds of one architecture are more alike than two architectures.
 
-    Only the small bundled models can test it, as they have two seeds. The statistic, for each
-    matrix, is the mean likeness of layers of two seeds minus that of two architectures; the
-    jackknife interval is over models.
+    Two models of one architecture differ in their seed. The statistic, for each matrix, is the
+    mean similarity of layers of two such models minus that of two architectures; the jackknife
+    interval is over models.
 
     Args:
-        matrices: Matrices of the likeness of any two layers, by their titles.
+        matrices: Matrices of the similarity of any two layers, by titles such as "A: ...".
         layers: The model of each layer, and which layers are of one architecture.
     """
     models = np.array(layers.rows["model"].tolist())
-    is_other_model = torch.from_numpy(models[:, None] != models)
-    is_other_seed = layers.one_family & is_other_model
-    is_other_family = ~layers.one_family
+    is_two_models = torch.from_numpy(models[:, None] != models)
+    is_two_seeds = layers.is_one_family & is_two_models
+    is_two_families = ~layers.is_one_family
 
     def gain(indices: list[int]) -> Tensor:
-        """Return for each matrix the mean likeness of two seeds minus that of architectures."""
-        other_seed = is_other_seed[indices][:, indices]
-        other_family = is_other_family[indices][:, indices]
+        """Return for each matrix the mean of two seeds minus that of two architectures.
+
+        Args:
+            indices: The layers whose cells are averaged.
+        """
+        two_seeds = is_two_seeds[indices][:, indices]
+        two_families = is_two_families[indices][:, indices]
         gains = []
         for matrix in matrices.values():
             cells = matrix[indices][:, indices]
-            gains.append(cells[other_seed].mean() - cells[other_family].mean())
+            gains.append(cells[two_seeds].mean() - cells[two_families].mean())
         return torch.stack(gains)
 
     gains = over_models(gain, models.tolist(), level_of_each(len(matrices)))
@@ -292,123 +310,146 @@ def _claim_that_seeds_are_alike(
     return judged_claim(
         "two seeds of one architecture are more alike than two architectures",
         [(ABOVE_ZERO, gains)],
-        f"mean likeness of their layers, one architecture minus two: {listed}"
+        finding=f"mean likeness of their layers, one architecture minus two: {listed}"
         f"{bonferroni_note(len(matrices))}",
-        f"{len(set(models))} models",
+        units=f"{len(set(models))} models",
     )
 
 
 # ---- Figure 4.
 
 
-def _conclude_figure4(case: Case) -> Conclusion:
-    """The two layers of different architectures that are most alike, and the two least alike."""
-    profiles = profiles_of(case)
+def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
+    """Judge the claims of figure 4 of Salle et al. 2024, about two pairs of layers.
+
+    They are the layers of different architectures whose feature profiles are most alike, and those
+    whose profiles are least alike. The figure shows the words in these layers as points.
+
+    Raises:
+        ConfigError: All models have one architecture.
+    """
+    profiles = profiles_of(experiment)
     layers = Layers.of(profiles)
-    if layers.one_family.all():
+    if layers.is_one_family.all():
         names = " and ".join(model.name for model in profiles)
         raise ConfigError(
             f"experiment=salle2024/figure4 needs two architectures, and {names} are "
             f"{profiles[0].family}"
         )
-    stimuli = read_stimuli(case.config.stimuli)
-    likeness = weighted_tau(layers.profiles)
-    is_eligible = ~layers.one_family & torch.ones_like(layers.one_family).triu()
-    most_alike = likeness.where(is_eligible, -torch.inf).argmax()
-    least_alike = likeness.where(is_eligible, torch.inf).argmin()
-    n_layers = len(layers.rows)
-    alike_pair = divmod(int(most_alike), n_layers)
-    unlike_pair = divmod(int(least_alike), n_layers)
+    stimuli = read_stimuli(experiment.config.stimuli)
+    taus = weighted_tau(layers.profiles)  # (l, l)
+    alike_pair, unlike_pair = _most_and_least_alike(taus, ~layers.is_one_family)
 
-    # What decides is the feature that is important in both layers, or whose importance differs
-    # most.
-    profile_of = layers.profiles
-    alike = _layer_contrast(
-        case,
-        stimuli,
-        f"most alike, τ = {float(likeness[alike_pair]):+.2f}",
-        alike_pair,
-        layers,
-        profile_of[alike_pair[0]] + profile_of[alike_pair[1]],
-    )
+    # Words are coloured by the feature that is important in both layers, or by the one whose
+    # importance differs most.
+    first, second = layers.profiles[list(alike_pair)]
+    title = f"most alike, τ = {float(taus[alike_pair]):+.2f}"
+    alike = _layer_contrast(experiment, stimuli, title, alike_pair, layers, first + second)
+    first, second = layers.profiles[list(unlike_pair)]
+    title = f"least alike, τ = {float(taus[unlike_pair]):+.2f}"
     unlike = _layer_contrast(
-        case,
-        stimuli,
-        f"least alike, τ = {float(likeness[unlike_pair]):+.2f}",
-        unlike_pair,
-        layers,
-        (profile_of[unlike_pair[0]] - profile_of[unlike_pair[1]]).abs(),
+        experiment, stimuli, title, unlike_pair, layers, (first - second).abs()
     )
-    tables = []
-    for pair, contrast in (("most alike", alike), ("least alike", unlike)):
-        first, second = contrast.names
-        tables.append(contrast.importance.assign(pair=pair, first=first, second=second))
 
-    difference = layers.by_fold[:, list(unlike_pair)].diff(dim=1)[:, 0]  # (k, f)
-    # The sign of the mean, and not the size on each fold, to which noise would add.
-    signed_difference = difference * difference.mean(0).sign()
     recurrent = [model.name for model in profiles if model.family == RECURRENT]
+    lead_in_both = lead_over_others(layers.by_fold[:, list(alike_pair)], stimuli.names)
+    differences = _differences_on_folds(layers, unlike_pair)
     claims = [
-        _claim_that_leader_is_shared(
-            alike, lead_over_others(layers.by_fold[:, list(alike_pair)], stimuli.names)
-        ),
+        _claim_that_leader_is_shared(alike, lead_in_both),
         _claim_that_leader_differs(
-            unlike, lead_over_others(signed_difference, stimuli.names), recurrent
+            unlike, lead_over_others(differences, stimuli.names), recurrent
         ),
     ]
+    tables = []
+    for pair, contrast in (("most alike", alike), ("least alike", unlike)):
+        first_name, second_name = contrast.names
+        tables.append(contrast.importance.assign(pair=pair, first=first_name, second=second_name))
     table = pd.concat(tables, ignore_index=True)
     return Conclusion(table, claims, partial(draw_contrasts, [alike, unlike]))
 
 
+def _differences_on_folds(layers: Layers, pair: tuple[int, int]) -> Float[Tensor, "k f"]:
+    """Return how much two layers differ in the importance of each feature, on each of k folds.
+
+    The sign is chosen for each feature so that the mean over folds is not negative. With absolute
+    values on each fold, noise would add to the difference.
+    """
+    first, second = layers.by_fold[:, list(pair)].unbind(1)  # (k, f) each
+    difference = second - first
+    return difference * difference.mean(0).sign()
+
+
+def _most_and_least_alike(
+    similarity: Float[Tensor, "l l"], is_eligible: Bool[Tensor, "l l"]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the indices of the two most similar layers, and of the two least similar ones.
+
+    Args:
+        similarity: The similarity of any two of l layers; it is symmetric.
+        is_eligible: Which pairs are considered.
+    """
+    n_layers = len(similarity)
+    is_considered = is_eligible & torch.ones_like(is_eligible).triu()  # each pair once
+    # Indices into the flattened matrix.
+    most_similar = similarity.where(is_considered, -torch.inf).argmax()
+    least_similar = similarity.where(is_considered, torch.inf).argmin()
+    return divmod(int(most_similar), n_layers), divmod(int(least_similar), n_layers)
+
+
 def _layer_contrast(
-    case: Case,
+    experiment: ExperimentRun,
     stimuli: Stimuli,
     title: str,
     pair: tuple[int, int],
     layers: Layers,
-    decisive: Float[Tensor, " f"],
+    score_of_feature: Float[Tensor, " f"],
 ) -> Contrast:
-    """Return two layers for a figure that shows them side by side, with their words as points.
+    """Return what a figure needs to show two layers side by side: profiles, and words as points.
 
     Args:
-        case: The experiment, whose models are loaded to get the states of the words.
+        experiment: The experiment, whose models are loaded to get the states of the words.
         stimuli: The words with their features.
         title: The title of the panel.
         pair: The indices of the two layers in `layers`.
         layers: All layers with their profiles.
-        decisive: A score of each feature; the levels of the feature with the largest score
-            colour the words.
+        score_of_feature: A score of each feature. Words are coloured by their level of the feature
+            with the largest score.
     """
-    feature = stimuli.names[int(decisive.argmax())]
-    first, second = (
-        LayerOfModel(str(layers.rows["model"][index]), int(layers.rows["layer"][index]))
-        for index in pair
-    )
+    feature = stimuli.names[int(score_of_feature.argmax())]
+    first_index, second_index = pair
+    first = layers.layer_at(first_index)
+    second = layers.layer_at(second_index)
     importance = pd.DataFrame(
         {
             "feature": stimuli.names,
-            "x": layers.profiles[pair[0]].numpy(),
-            "y": layers.profiles[pair[1]].numpy(),
+            "x": layers.profiles[first_index].numpy(),
+            "y": layers.profiles[second_index].numpy(),
         }
     )
     words = (
-        _words_as_points(case, stimuli, first, feature),
-        _words_as_points(case, stimuli, second, feature),
+        _words_as_points(experiment, stimuli, first, feature),
+        _words_as_points(experiment, stimuli, second, feature),
     )
     return Contrast(title, (str(first), str(second)), importance, words, feature)
 
 
 def _words_as_points(
-    case: Case, stimuli: Stimuli, where: LayerOfModel, feature: str
+    experiment: ExperimentRun, stimuli: Stimuli, where: LayerOfModel, feature: str
 ) -> pd.DataFrame:
-    """Return at most `WORDS_SHOWN` words as points of a plane, by their states in a layer (MDS).
+    """Return a sample of words as points of a plane, by the distances of their states (MDS).
 
     The columns are x, y, the level of the feature that each word has, and the stress (the error
     of the plane's distances), which is the same in all rows.
+
+    Args:
+        experiment: The experiment, whose model is loaded.
+        stimuli: The words with their features, of which at most `WORDS_SHOWN` are drawn.
+        where: The layer whose states are compared.
+        feature: The name of the feature.
     """
-    sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), case.config.seed)
-    model = load_model(case.models[where.model])
-    states = stimulus_states(model, sample)[where.layer].double()
+    sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), experiment.config.seed)
+    model = load_model(experiment.models[where.model])
+    states = stimulus_states(model, sample)[where.layer].double()  # (words, d)
     distances = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist")
     points, stress = mds(distances.fill_diagonal_(0))
     levels = sample.features[feature].astype(object).map(printed)
@@ -431,17 +472,17 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
             the two layers. Its mean over folds must be above 0 in both layers.
     """
     importance = contrast.importance.set_index("feature")
-    first = str(importance["x"].idxmax())
-    second = str(importance["y"].idxmax())
-    lead = fold_interval(leads.T, level_of_each(2))
+    first_leader = str(importance["x"].idxmax())
+    second_leader = str(importance["y"].idxmax())
+    mean_lead = fold_interval(leads.T, level_of_each(2))  # one estimate for each layer
     tau = _tau_of_title(contrast)
     return judged_claim(
         "the most alike layers of two models share their most important feature, PoS",
-        [(ABOVE_ZERO, lead)],
-        f"{' and '.join(contrast.names)}, {tau} (paper: GPT-2 layer 8 and BERT "
-        f"layer 4, 0.77): {first} and {second}; PoS leads the next by {lead[0]:+.3f} and "
-        f"{lead[1]:+.3f}{bonferroni_note(2)}",
-        units_of_folds(leads),
+        [(ABOVE_ZERO, mean_lead)],
+        finding=f"{' and '.join(contrast.names)}, {tau} (paper: GPT-2 layer 8 and BERT "
+        f"layer 4, 0.77): {first_leader} and {second_leader}; PoS leads the next by "
+        f"{mean_lead[0]:+.3f} and {mean_lead[1]:+.3f}{bonferroni_note(2)}",
+        units=units_of_folds(leads),
     )
 
 
@@ -455,22 +496,24 @@ def _claim_that_leader_differs(
 
     Args:
         contrast: The two layers with the importance of each feature.
-        lead: By how much the layers differ more in the importance of PoS than in that of any
-            other feature, on each of k folds. Its mean must be above 0.
-        recurrent: The names of recurrent models.
+        lead: The difference of the layers in the importance of PoS, minus their difference in that
+            of the feature with the next largest difference, on each of k folds. Its mean must be
+            above 0.
+        recurrent: The names of recurrent models, such as Mamba.
     """
+    # Of the feature in whose importance the layers differ most, which need not be PoS.
     importance = contrast.importance.set_index("feature").loc[contrast.feature]
     mean_lead = fold_interval(lead)
     tau = _tau_of_title(contrast)
     claim = judged_claim(
         "the least alike layers differ most in PoS, and one is of Mamba",
         [(ABOVE_ZERO, mean_lead)],
-        f"{' and '.join(contrast.names)}, {tau} (paper: Mamba layer 8 and BERT "
+        finding=f"{' and '.join(contrast.names)}, {tau} (paper: Mamba layer 8 and BERT "
         f"layer 4, -0.24): {contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}; "
         f"they differ in PoS by more than in the next by {mean_lead:+.3f}",
-        units_of_folds(lead),
+        units=units_of_folds(lead),
     )
-    models = [name.rpartition(" layer ")[0] for name in contrast.names]
+    models = [name.rpartition(" layer ")[0] for name in contrast.names]  # "Mamba layer 8"
     if any(model in recurrent for model in models):
         return claim
     return replace(claim, verdict=FAILS)

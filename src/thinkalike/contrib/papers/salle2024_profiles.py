@@ -20,7 +20,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     level_of_each,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun
 from thinkalike.contrib.papers.feature_profiles import (
     MODELS,
     RECURRENT,
@@ -35,21 +35,19 @@ from thinkalike.figures.layers import profiles as draw_profiles
 from thinkalike.measures.mlem.importance import fold_interval
 
 
-def _conclude_figure3(case: Case) -> Conclusion:
-    """Draw figure 3 of Salle et al. 2024, feature profiles over layers, and judge its claims.
+def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
+    """Judge the claims of figure 3 of Salle et al. 2024: feature profiles over layers.
 
     A profile is the importance of each feature of words in one layer. Some claims are about
     Mamba, the recurrent model, alone.
     """
-    profiles = profiles_of(case)
-    claims = []
-    for model in profiles:
-        if model.family != RECURRENT:
-            claims.append(_claim_that_part_of_speech_leads(model))
-    for model in profiles:
-        if model.family == RECURRENT:
-            claims.append(_claim_that_part_of_speech_leads_at_ends(model))
-            claims.append(_claim_that_position_rises(model))
+    profiles = profiles_of(experiment)  # of each model
+    recurrent = [model for model in profiles if model.family == RECURRENT]
+    transformers = [model for model in profiles if model.family != RECURRENT]
+    claims = [_claim_that_part_of_speech_leads(model) for model in transformers]
+    for model in recurrent:
+        claims.append(_claim_that_part_of_speech_leads_at_ends(model))
+        claims.append(_claim_that_position_rises(model))
     claims += [_claim_that_number_fades(model) for model in profiles]
     claims.append(_claim_that_distances_are_predicted(profiles))
 
@@ -77,9 +75,9 @@ def _claim_that_part_of_speech_leads(model: Profiles) -> Claim:
 def _claim_that_part_of_speech_leads_at_ends(model: Profiles) -> Claim:
     """Judge the claim that part of speech (PoS) dominates only in the first and the last layer.
 
-    The lead is the importance of PoS minus that of the runner-up, with an interval over folds in
-    each layer. It must be above 0 in these two layers and below 0 in all others; the intervals
-    hold for all layers together.
+    The lead is the importance of PoS minus that of the most important other feature, with an
+    interval over folds in each layer. It must be above 0 in these two layers and below 0 in all
+    others; the intervals hold for all layers together.
     """
     lead = lead_over_others(model.importances, model.features)  # (folds, layers)
     n_layers = lead.shape[1]
@@ -91,9 +89,9 @@ def _claim_that_part_of_speech_leads_at_ends(model: Profiles) -> Claim:
             (ABOVE_ZERO, mean_lead[[0, n_layers - 1]]),
             (BELOW_ZERO, mean_lead[1:-1]),
         ],
-        f"first by layer: {', '.join(model.leading)}; PoS leads the next by {by_layer}"
+        finding=f"first by layer: {', '.join(model.leading)}; PoS leads the next by {by_layer}"
         f"{bonferroni_note(n_layers)}",
-        units_of_folds(lead),
+        units=units_of_folds(lead),
     )
 
 
@@ -101,7 +99,8 @@ def _claim_that_position_rises(model: Profiles) -> Claim:
     """Judge the claim that the importance of word position is higher after the turn than before.
 
     The turn is the layer, at 0.4 of a recurrent model's depth, where the paper sees its profile
-    change.
+    change. The statistic is the mean importance in all layers from the turn on, minus that in all
+    layers before it.
     """
     position = model.of("Word position")  # (folds, layers)
     rise = position[:, model.turn :].mean(1) - position[:, : model.turn].mean(1)
@@ -114,7 +113,8 @@ def _claim_that_position_rises(model: Profiles) -> Claim:
 def _claim_that_number_fades(model: Profiles) -> Claim:
     """Judge the claim that grammatical number matters less in the last third of the layers.
 
-    The statistic is the mean importance in the first third minus that in the last third.
+    The statistic is the mean importance in the first third minus that in the last third (of at
+    least one layer each). Its interval is over folds of the stimuli.
     """
     number = model.of("Number")  # (folds, layers)
     third = max(model.n_layers // 3, 1)
@@ -139,8 +139,8 @@ def _claim_that_distances_are_predicted(profiles: Sequence[Profiles]) -> Claim:
     return judged_claim(
         "the features predict held-out distances in every layer",
         bounded,
-        f"mean Spearman's ρ over layers: {means}{bonferroni_note(n_layers)}",
-        units_of_folds(profiles[0].scores),
+        finding=f"mean Spearman's ρ over layers: {means}{bonferroni_note(n_layers)}",
+        units=units_of_folds(profiles[0].scores),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from thinkalike.contrib.figures.features import draw_correlation
 from thinkalike.contrib.papers.claims import Bound, exact_claim, judged_claim
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun
 from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import from_sentences
 from thinkalike.data.tables import read_stimuli
@@ -22,7 +22,7 @@ MOST_FOLDS = 10  # of the stimuli, which an interval leaves out in turn
 PAIRS_LISTED = 5
 
 
-def _conclude_table_s1(case: Case) -> Conclusion:
+def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of table S1 of Salle et al. 2024: the grammar gives each word its features.
 
     The features of the sentences in the published table are derived by this project's grammar. The
@@ -33,6 +33,7 @@ def _conclude_table_s1(case: Case) -> Conclusion:
     sentences = []
     for _, rows in published.groupby("sentence", sort=False):
         sentences.append(" ".join(rows["word"]))
+    # Where the grammar can derive a sentence in several ways, the first one counts.
     stimuli = from_sentences([derivations(sentence)[0] for sentence in sentences])
     derived = stimuli.features.astype(object).map(printed)
     derived.insert(0, "word", stimuli.words)
@@ -43,14 +44,17 @@ def _conclude_table_s1(case: Case) -> Conclusion:
     claim = exact_claim(
         "the grammar makes every row of table S1",
         n_same == n_rows,
-        f"{n_same} of {n_rows} rows",
-        f"{n_rows} rows",
+        finding=f"{n_same} of {n_rows} rows",
+        units=f"{n_rows} rows",
     )
     return Conclusion(derived, [claim])
 
 
 def printed(value: str | float | bool | None) -> str:
-    """Return the value of a feature as the paper prints it: "NaN" if missing, and no decimals."""
+    """Return the value of a feature as the paper prints it.
+
+    A missing value is "NaN", a number has no decimals, and any other value is printed as it is.
+    """
     if pd.isna(value):
         return "NaN"
     if isinstance(value, float):
@@ -58,33 +62,32 @@ def printed(value: str | float | bool | None) -> str:
     return str(value)
 
 
-def _conclude_figure_s5(case: Case) -> Conclusion:
+def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of figure S5 of Salle et al. 2024: no two features are nearly the same.
 
     The correlation of two features is computed over all pairs of probing words: do words that
     differ in one feature also differ in the other? The strongest correlation must be within
     ±`NEARLY_THE_SAME`. Its interval is a jackknife over folds of sentences.
     """
-    stimuli = read_stimuli(case.config.stimuli)
+    stimuli = read_stimuli(experiment.config.stimuli)
     correlation = stimuli.correlation()
-    strongest = correlation.strongest(PAIRS_LISTED)
+    strongest = correlation.strongest(PAIRS_LISTED)  # (feature, feature, correlation)
     listed = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in strongest)
     first, second, _ = strongest[0]
 
-    # The words of one sentence are in one fold.
-    n_folds = min(MOST_FOLDS, len(stimuli.groups.unique()))
-    fold_of = stimulus_folds(len(stimuli), n_folds, groups=stimuli.groups)
+    n_folds = min(MOST_FOLDS, len(stimuli.groups.unique()))  # `groups`: the sentence of each word
+    fold_of_word = stimulus_folds(len(stimuli), n_folds, groups=stimuli.groups)
     value = torch.tensor(correlation.table.loc[first, second])
-    without_each = []
+    values_without_fold = []
     for fold in range(n_folds):
-        remaining = stimuli.take((fold_of != fold).numpy())
-        without_each.append(remaining.correlation().table.loc[first, second])
-    estimate = jackknife(value, torch.tensor(without_each))
+        remaining = stimuli.take((fold_of_word != fold).numpy())
+        values_without_fold.append(remaining.correlation().table.loc[first, second])
+    estimate = jackknife(value, torch.tensor(values_without_fold))
     claim = judged_claim(
         "no two features of the probing words are nearly the same",
         [(Bound("within", NEARLY_THE_SAME), estimate)],
-        f"strongest correlations: {listed}; the first {estimate:+.2f}",
-        f"{n_folds} parts of {len(stimuli)} words",
+        finding=f"strongest correlations: {listed}; the first {estimate:+.2f}",
+        units=f"{n_folds} parts of {len(stimuli)} words",
     )
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(draw_correlation, correlation.table))

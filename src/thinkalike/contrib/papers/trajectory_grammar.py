@@ -18,7 +18,7 @@ from thinkalike.contrib.papers.claims import (
     judged_claim,
     untestable_claim,
 )
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import settling_steps
@@ -40,16 +40,16 @@ MINI_TRAINING = (
 MINI_TOKENS = 2048  # that the checkpoints of a mini are compared on
 
 
-def _trajectory_jobs(case: Case) -> list[InnerJob]:
+def _trajectory_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each seed, which compares the checkpoints of its training.
 
     At the paper's scale the checkpoints are published. At mini scale the job trains the model
     first, with the options in `measure.train` if these are set.
     """
-    if case.scale == "paper":
-        return [InnerJob(name, (model,)) for name, model in case.models.items()]
-    measure = case.config.measure_as(TrajectoryConfig)
-    ((name, model),) = case.models.items()
+    if experiment.scale == "paper":
+        return [InnerJob(name, (model,)) for name, model in experiment.models.items()]
+    measure = experiment.config.measure_as(TrajectoryConfig)
+    ((name, model),) = experiment.models.items()
     jobs = []
     for seed in range(N_SEEDS):
         training = [*(measure.train or MINI_TRAINING), f"model.seed={seed}"]
@@ -58,23 +58,41 @@ def _trajectory_jobs(case: Case) -> list[InnerJob]:
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
-    """Return when loss and layers settle in each run, and the claims about their order.
+def _conclude(experiment: ExperimentRun) -> Conclusion:
+    """Return when loss and layers settle in each run, and judge the claims about their order.
 
-    A curve has settled once it has gone nine tenths of the way from its first to its last value. A
-    run is the training with one seed.
+    A run is the training with one seed. A curve has settled once it has gone nine tenths of the
+    way from its first to its last value. A further table has the onset of each feature: the first
+    checkpoint from which it can be read out.
     """
-    results = case.results
-    settled_by_run = [_settling_table(result).assign(run=run) for run, result in results.items()]
-    table = pd.concat(settled_by_run, ignore_index=True)
-    onsets_by_run = [result.tables["onsets"].assign(run=run) for run, result in results.items()]
-    onsets = pd.concat(onsets_by_run, ignore_index=True)
+    results = experiment.results  # one for each run
+    settling_tables = [_settling_table(result).assign(run=run) for run, result in results.items()]
+    table = pd.concat(settling_tables, ignore_index=True)
+    onset_tables = [result.tables["onsets"].assign(run=run) for run, result in results.items()]
+    onsets = pd.concat(onset_tables, ignore_index=True)
 
     units = f"{len(results)} seeds"
-    doublings = table.pivot(index="run", columns="what", values="doublings")
-    # The rows of each run are: the loss, the likeness, and then the layers from the lowest on.
+    claims = [*_claims_about_settling(table, units), _claim_that_loss_aligns_seeds(results, units)]
+    for feature in dict.fromkeys(onsets["feature"]):  # each once, in order
+        claims.append(_claim_that_feature_appears(onsets, feature, units))
+    draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
+    return Conclusion(
+        table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"]
+    )
+
+
+def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
+    """Judge that the loss settles before the states do, and the lowest layer before the highest.
+
+    Args:
+        table: A row for each run and curve (column `what`), with log₂(1 + step) where the curve
+            settles (column `doublings`). The curves of a run are in this order: the loss, the mean
+            likeness of layers to the last checkpoint, and then each layer from the lowest on.
+        units: What intervals are over, in words.
+    """
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
-    claims = [
+    doublings = table.pivot(index="run", columns="what", values="doublings")
+    return [
         _claim_that_first_settles_earlier(
             "the loss settles before likeness to the end does",
             doublings[likeness] - doublings[loss],
@@ -85,14 +103,7 @@ def _conclude(case: Case) -> Conclusion:
             doublings[highest_layer] - doublings[lowest_layer],
             units,
         ),
-        _claim_that_loss_aligns_seeds(results, units),
     ]
-    for feature in dict.fromkeys(onsets["feature"]):
-        claims.append(_claim_that_feature_appears(onsets, feature, units))
-    draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
-    return Conclusion(
-        table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"]
-    )
 
 
 def _settling_table(result: Result) -> pd.DataFrame:
@@ -120,33 +131,39 @@ def _claim_that_first_settles_earlier(claim: str, gap: pd.Series, units: str) ->
         units: What the interval is over, in words.
     """
     mean = _mean_over_seeds(gap)
-    numbers = f"doublings of the step between them {mean:+.2f}"
-    return judged_claim(claim, [(ABOVE_ZERO, mean)], numbers, units)
+    finding = f"doublings of the step between them {mean:+.2f}"
+    return judged_claim(claim, [(ABOVE_ZERO, mean)], finding, units)
 
 
 def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> Claim:
     """Judge the claim that runs differ less at the same loss than at the same training step.
 
-    The distance of two runs is the mean difference of their curves of CKA to the last checkpoint.
+    A run is the training with one seed. The distance of two runs is the mean difference of their
+    curves of CKA with the last checkpoint. The interval is over runs, each of which has the mean
+    over all others.
+
+    Args:
+        results: The result of each run.
+        units: What the interval is over, in words.
     """
-    runs = []  # for each seed, a row for each step: its loss, and the CKA of each layer
+    curves_of_runs = []  # for each run, a row for each step: its loss, and the CKA of each layer
     for result in results.values():
         likeness = result.details.pivot(index="step", columns="layer", values="similarity_to_last")
-        runs.append(result.tables["losses"].merge(likeness, on="step"))
+        curves_of_runs.append(result.tables["losses"].merge(likeness, on="step"))
 
     mean_gains = []
-    for run in runs:
+    for curves in curves_of_runs:
         gains = []
-        for other in runs:
-            if other is not run:
-                at_step = _mean_curve_distance(run, other, "step")
-                at_loss = _mean_curve_distance(run, other, "loss")
-                gains.append(at_step - at_loss)
+        for other_curves in curves_of_runs:
+            if other_curves is not curves:
+                distance_at_step = _mean_curve_distance(curves, other_curves, "step")
+                distance_at_loss = _mean_curve_distance(curves, other_curves, "loss")
+                gains.append(distance_at_step - distance_at_loss)
         mean_gains.append(float(np.mean(gains)))
     gain = _mean_over_seeds(mean_gains)
     claim = "seeds are nearer to each other at the same loss than at the same step"
-    numbers = f"difference of CKA less by {gain:+.4f}"
-    return judged_claim(claim, [(ABOVE_ZERO, gain)], numbers, units)
+    finding = f"difference of CKA less by {gain:+.4f}"
+    return judged_claim(claim, [(ABOVE_ZERO, gain)], finding, units)
 
 
 def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
@@ -156,12 +173,13 @@ def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> flo
     the other run is interpolated linearly between its own checkpoints.
 
     Args:
-        run: The first run: the columns step and loss, and one for each layer by its number.
+        run: The first run: the columns step and loss, and one for each layer, whose name is the
+            layer's number.
         other: The other run, in the same form.
         at: "step" or "loss".
     """
-    other = other.sort_values(at)
-    layers = [name for name in run if not isinstance(name, str)]  # their columns are integers
+    other = other.sort_values(at)  # `np.interp` needs rising values
+    layers = [name for name in run if not isinstance(name, str)]
     distances = []
     for layer in layers:
         interpolated = np.interp(run[at], other[at], other[layer])
@@ -183,13 +201,14 @@ def _claim_that_feature_appears(onsets: pd.DataFrame, feature: str, units: str) 
     """
     claim = f"{feature} is not there at the first checkpoint, and comes for good"
     rows_of_feature = onsets[onsets["feature"] == feature]
-    earliest = rows_of_feature.groupby("run")["onset"].min()
+    earliest = rows_of_feature.groupby("run")["onset"].min()  # NaN if no layer has an onset
     if earliest.isna().all():
         return untestable_claim(claim, "it is not there at the end in any layer or seed")
     steps = ", ".join("never" if pd.isna(step) else f"{step:.0f}" for step in earliest)
-    share_of_seeds = _mean_over_seeds(earliest.gt(0).astype(float))
-    numbers = f"onset in the first layer that has it: {steps}"
-    return judged_claim(claim, [(Bound("above", 0.5), share_of_seeds)], numbers, units)
+    appears_later = earliest.gt(0)  # False for NaN
+    share_of_seeds = _mean_over_seeds(appears_later.astype(float))
+    finding = f"onset in the first layer that has it: {steps}"
+    return judged_claim(claim, [(Bound("above", 0.5), share_of_seeds)], finding, units)
 
 
 EXPERIMENTS = [

@@ -15,7 +15,7 @@ from thinkalike.contrib.court.job import CourtConfig
 from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.figures.court import draw_court, draw_doses
 from thinkalike.contrib.papers.claims import Claim, exact_claim
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, InnerJob
+from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 
 
 class Target(NamedTuple):
@@ -100,64 +100,51 @@ LEAST_RIGHT = 0.9
 LEAST_DECIDED = 0.75
 
 
-def _court_jobs(case: Case) -> list[InnerJob]:
+def _court_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each target model, layer and seed.
 
     A job is a court: it compares sources of known similarity with one layer of the target, by
-    every measure. The setting `seed` is the first of the seeds. The setting `measure.layer`
-    chooses one layer for all targets. Without it, layers are those of `TARGETS`, or layer 1 for a
-    model that is not listed there.
+    every measure. The user's settings take precedence over those of `TARGETS`: `measure.layer` is
+    one layer for all targets, and `measure.siblings` names separately trained models. A model that
+    is not listed there is tested at layer 1, without siblings. The setting `seed` is the first of
+    the seeds.
     """
-    measure = case.config.measure_as(CourtConfig)
+    measure = experiment.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]
-    seeds = range(case.config.seed, case.config.seed + measure.seeds)
+    first_seed = experiment.config.seed
+    seeds = range(first_seed, first_seed + measure.seeds)
     jobs = []
-    for name, model in case.models.items():
+    for name, model in experiment.models.items():
         target = all_targets.get(str(model.name), UNKNOWN_TARGET)
-        layers = target.layers
-        if measure.layer is not None:
-            layers = [measure.layer]
+        layers = target.layers if measure.layer is None else [measure.layer]
         siblings = measure.siblings or dict(target.siblings)
         for layer, seed in itertools.product(layers, seeds):
+            label = f"{name}, layer {layer}, seed {seed}"
             settings = replace(measure, layer=layer, siblings=siblings)
-            jobs.append(
-                InnerJob(
-                    f"{name}, layer {layer}, seed {seed}",
-                    (model,),
-                    changes={"seed": seed, "measure": settings},
-                )
-            )
+            jobs.append(InnerJob(label, (model,), changes={"seed": seed, "measure": settings}))
     return jobs
 
 
-def _conclude(case: Case) -> Conclusion:
-    """Return the table of all courts, with claims about each measure and about the verdicts.
+def _conclude(experiment: ExperimentRun) -> Conclusion:
+    """Return the table of all sources, with claims about each measure and about the verdicts.
 
-    A court compares sources of known similarity with a target; a judge is a measure that ranks
-    these sources. It is claimed that each measure ranks copies of the target above all decoys
-    (which only look similar), and that it does the same with separately trained models (the
-    columns that begin with "real_").
+    A court compares sources of known similarity with one layer of a target, by several measures
+    (judges). The table has the values of each source. Further tables summarise each measure, its
+    values for mixtures of the target with something unrelated (doses), and the verdicts.
     """
-    table = pd.concat([result.details for result in case.results.values()], ignore_index=True)
-    units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
+    table = pd.concat(
+        [result.details for result in experiment.results.values()], ignore_index=True
+    )
+    units = f"{table['source'].nunique()} sources in {len(experiment.results)} courts"
     judges = ranking.summary_of_judges(table)
     doses = ranking.dose_table(table)
-    tables = {"judges": judges, "doses": doses}
-
-    rows = judges.to_dict("records")
-    claims = []
-    for prefix, subject in (
-        ("", "everything that is the same"),
-        ("real_", "every other trained model"),
-    ):
-        for row in rows:
-            if f"{prefix}auc" in row:
-                claims.append(_ranking_claim(row, subject, prefix, units))
-    if set(COLUMNS) <= set(table):
-        tables["sentences"] = verdict_tables.verdict_table(table)
-        tables["kinds"] = verdict_tables.shares_by_kind(tables["sentences"])
-        for row in tables["kinds"].to_dict("records"):
-            claims.append(_verdict_claim(row, units))
+    further_tables = {"judges": judges, "doses": doses}
+    claims = _ranking_claims(judges, units)
+    if set(COLUMNS) <= set(table):  # the columns that verdicts are based on
+        verdicts = verdict_tables.verdict_table(table)
+        kinds = verdict_tables.shares_by_kind(verdicts)
+        further_tables |= {"sentences": verdicts, "kinds": kinds}
+        claims += [_verdict_claim(row, units) for row in kinds.to_dict("records")]
 
     def draw(folder: Path) -> None:
         """Draw all sources by each measure, and the doses if there are some."""
@@ -166,10 +153,30 @@ def _conclude(case: Case) -> Conclusion:
             curves = {str(judge): curve for judge, curve in doses.groupby("judge", sort=False)}
             draw_doses(curves, folder)
 
-    not_empty = {
-        name: further_table for name, further_table in tables.items() if len(further_table)
-    }
+    not_empty = {name: rows for name, rows in further_tables.items() if len(rows)}
     return Conclusion(table, claims, draw, not_empty)
+
+
+def _ranking_claims(judges: pd.DataFrame, units: str) -> list[Claim]:
+    """Judge for each measure that it ranks similar sources above decoys, which only look similar.
+
+    The similar sources are first those with exactly the target's information, and then separately
+    trained models, which the columns that begin with "real_" are about. A table without such
+    sources lacks the columns about them, and there is no claim.
+
+    Args:
+        judges: A row for each measure.
+        units: The number of sources and courts, in words.
+    """
+    claims = []
+    for prefix, subject in (
+        ("", "everything that is the same"),
+        ("real_", "every other trained model"),
+    ):
+        for row in judges.to_dict("records"):
+            if f"{prefix}auc" in row:
+                claims.append(_ranking_claim(row, subject, prefix, units))
+    return claims
 
 
 def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, units: str) -> Claim:
@@ -184,19 +191,21 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
         units: The number of sources and courts, in words.
     """
     fooled_by = row[f"{prefix}fooled_by"]
-    numbers = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"
+    finding = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"
     if fooled_by:
-        numbers += f"; fooled by {fooled_by}"
+        finding += f"; fooled by {fooled_by}"
     claim = f"{row['judge']} ranks {subject} above {row['decoys']}"
-    return exact_claim(claim, not fooled_by, numbers, units)
+    return exact_claim(claim, not fooled_by, finding, units)
 
 
 def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
     """Judge the claim that verdicts on sources of one kind are mostly decided and mostly right.
 
+    A verdict says in a word how similar a source is to a target, or is "undecided".
+
     Args:
-        row: The shares of one kind of source: how many verdicts are decided (not "undecided"),
-            and how many of these are right.
+        row: The shares of one kind of source: how many verdicts are decided, and how many of these
+            are right.
         units: What the numbers are over, in words.
     """
     right = float(str(row["right"]))
@@ -204,8 +213,8 @@ def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
     return exact_claim(
         f"verdicts are right for sources of kind {row['kind']}",
         right >= LEAST_RIGHT and decided >= LEAST_DECIDED,
-        f"{right:.0%} of {decided:.0%} decided are right: {row['verdicts']}",
-        units,
+        finding=f"{right:.0%} of {decided:.0%} decided are right: {row['verdicts']}",
+        units=units,
     )
 
 

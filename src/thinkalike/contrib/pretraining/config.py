@@ -40,17 +40,23 @@ class PretrainConfig(Checked, part="pretrain"):
     keep: Keep = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse checkpoints after the last step."""
+        """Raise `ConfigError` if a checkpoint is wanted at a step after the last one.
+
+        Nothing is checked as long as the number of steps is unknown: the number of tokens may be
+        set later, by the recipe.
+        """
         super().__post_init__()
-        # Without both numbers, the number of steps is not known yet.
-        has_number_of_steps = self.tokens and self.tokens_per_step
-        if has_number_of_steps and any(step > self.steps for step in self.kept_steps):
+        knows_number_of_steps = self.tokens and self.tokens_per_step
+        if knows_number_of_steps and any(step > self.steps for step in self.kept_steps):
             raise ConfigError(
                 f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}"
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return what the model's own settings say, its `pretrain_tokens` and the like."""
+        """Return the defaults that the settings of the model give, by the name of the setting.
+
+        The model's setting `pretrain_tokens` is the default of `tokens` here, and so on.
+        """
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}
 
@@ -69,11 +75,12 @@ class PretrainConfig(Checked, part="pretrain"):
         if isinstance(self.keep, list):
             return self.keep
         if self.keep == "log2":
-            between = [2**power for power in range(self.steps.bit_length())]  # not above `steps`
+            # With k bits, the number of steps is at least 2^(k - 1) and below 2^k.
+            steps_by_rule = [2**power for power in range(self.steps.bit_length())]
         else:
             interval = int(self.keep.removeprefix("every="))
-            between = list(range(0, self.steps, interval))
-        return sorted({0, *between, self.steps})
+            steps_by_rule = list(range(0, self.steps, interval))
+        return sorted({0, *steps_by_rule, self.steps})
 
 
 @dataclass
@@ -84,9 +91,12 @@ class PretrainJob(TrainConfig):
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
-        """Refuse a model without sizes to build, or a training without tokens."""
+        """Raise `ConfigError` for a training without tokens, or a model without sizes to build.
+
+        As long as the number of tokens is not set, nothing is checked.
+        """
         super().__post_init__()
-        tokens: int | None = self.pretrain.tokens  # None: not set
+        tokens: int | None = self.pretrain.tokens  # None: not set yet
         lacks_architecture = bool(tokens) and not self.model.architecture
         if tokens == 0 or lacks_architecture:
             raise ConfigError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
 import torch
+import transformers
 from torch import nn
 
 from thinkalike.config import SettingValues
@@ -19,6 +20,7 @@ from thinkalike.contrib.pretraining.training import (
     Pretraining,
 )
 from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus
 from thinkalike.data.splits import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss
@@ -50,7 +52,7 @@ class MiniPretraining(
     """Trains the mini that `model` describes; leaves weights, tokenizer and facts about it."""
 
     def unread(self, config: PretrainJob) -> SettingValues:
-        """Return the settings of the trainer that only stitches have, with their values."""
+        """Return the settings that this job ignores, those of stitches, with their values."""
         return left_in_key(config, OF_STITCHES)
 
     def inputs(self, config: PretrainJob) -> dict[str, str]:
@@ -58,25 +60,29 @@ class MiniPretraining(
         return fingerprints(config, ("data",))
 
     def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
-        """Return the shape of the model that will be made, from its settings."""
+        """Return the shape of the model that will be made, or None if it is unknown.
+
+        It is read from a config.json that is composed of the settings, in the form of the
+        transformers library or in that of the project's own models.
+        """
         model = config.model
         vocabulary = config.pretrain.vocabulary
         family = FAMILIES.get(model.family)
-        sizes: dict[str, object]
-        if family is not None and family.reader != "native":
-            sizes = {
+        config_json: dict[str, object]
+        if family is not None and family.reader != "native":  # a model of transformers
+            config_json = {
                 "model_type": family.in_config_json,
                 "vocab_size": vocabulary,
                 **model.architecture,
             }
         else:
-            sizes = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
-        return {"model": shape_from(model, sizes)}
+            config_json = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
+        return {"model": shape_from(model, config_json)}
 
     def model_passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
-        """Return how many passes through the model the job takes, to estimate its time.
+        """Return how many tokens pass through the model in each phase, to estimate the job's time.
 
-        A training step costs three times a forward pass.
+        A training step costs three times a forward pass: the backward pass takes twice as long.
         """
         shape = shapes["model"]
         row_length = config.data.context or shape.context
@@ -87,7 +93,11 @@ class MiniPretraining(
         ]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
-        """Train a tokenizer and a model on the text, keep some steps, and report losses."""
+        """Train a tokenizer and a model on the text, and report its loss on held-out text.
+
+        The folder of the result has the weights and the tokenizer after the last step, and, in
+        folders of their own, those after the steps of the setting `pretrain.keep`.
+        """
         model = config.model
         recipe = config.pretrain
         context = int(model.context or USUAL_CONTEXT)
@@ -95,32 +105,17 @@ class MiniPretraining(
         texts = training_texts(config.data)
         tokenizer = train_tokenizer(texts, recipe.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
-        module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-
-        training = Pretraining(module, recipe)
-        if FAMILIES[model.family].predicts == "hidden":
-            training = MaskedPretraining(module, recipe, model.seed, tokenizer)
-        rows = StepData(
-            corpus.fit.tokens,
-            recipe.tokens_per_step,
-            recipe.steps,
-            model.seed,
-            setting="pretrain.tokens_per_step",
-        )
-        device = torch.device(pick_device(model.device))
-        run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
+        training = _training_module(config, tokenizer)
         kept_folder = work.job.partial / KEPT
         facts: dict[str, object] = {"architecture": model.architecture, "seed": model.seed}
 
         def keep(step: int) -> None:
-            """Save the mini as it is after a step."""
+            """Save the model as it is after a step."""
             save_mini(
                 kept_folder / f"step{step}", training.model, tokenizer, {**facts, "step": step}
             )
 
-        with work.phase("fit"):
-            callbacks = [KeepsCheckpoints(recipe.kept_steps, keep)]
-            fit(training, rows, run, loggers_of(run, config.logger.kind), callbacks)
+        _train(training, config, corpus, work, keep)
         facts["training"] = {
             "data": config.data.name,
             "tokens_seen": recipe.steps * whole_rows(recipe.tokens_per_step, context),
@@ -135,12 +130,12 @@ class MiniPretraining(
             shutil.copytree(kept_folder, folder)
         save_mini(folder, training.model, tokenizer, facts)
 
-        # The report is that of the half-precision weights that are shipped.
+        # The loss is that of the half-precision weights in the folder, so these are read back.
         mini = load_model(replace(model, path=str(folder)))
         with work.phase("report"):
             losses = held_out_loss(mini, corpus)
         facts["heldout"] = {**losses, "tokens": corpus.fingerprint()}
-        save_mini(folder, training.model, tokenizer, facts)
+        save_mini(folder, training.model, tokenizer, facts)  # again, with the losses
         return Outcome(
             pd.DataFrame([{"model": model.name, **losses}]),
             losses,
@@ -151,6 +146,51 @@ class MiniPretraining(
     def show(self, result: Result) -> None:
         """Print the loss of the trained model on held-out text."""
         show_loss(result)
+
+
+def _training_module(
+    config: PretrainJob, tokenizer: transformers.PreTrainedTokenizerBase
+) -> Pretraining:
+    """Return a new model, with the training that its family needs.
+
+    A model such as BERT is trained to predict hidden tokens, and any other one the next token.
+    """
+    model = config.model
+    module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
+    if FAMILIES[model.family].predicts == "hidden":
+        return MaskedPretraining(module, config.pretrain, model.seed, tokenizer)
+    return Pretraining(module, config.pretrain)
+
+
+def _train(
+    training: Pretraining,
+    config: PretrainJob,
+    corpus: Corpus,
+    work: Work,
+    keep: Callable[[int], object],
+) -> None:
+    """Train a model on the fitting text; a resumed job continues from its last checkpoint.
+
+    Args:
+        training: The model and how it is trained.
+        config: The configuration of the job.
+        corpus: The text.
+        work: The job, in whose folder checkpoints are.
+        keep: Is called after the steps of the setting `pretrain.keep`, with the step's number.
+    """
+    recipe = config.pretrain
+    rows = StepData(
+        corpus.fit.tokens,
+        recipe.tokens_per_step,
+        recipe.steps,
+        config.model.seed,
+        setting="pretrain.tokens_per_step",
+    )
+    device = torch.device(pick_device(config.model.device))
+    run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
+    with work.phase("fit"):
+        callbacks = [KeepsCheckpoints(recipe.kept_steps, keep)]
+        fit(training, rows, run, loggers_of(run, config.logger.kind), callbacks)
 
 
 @torch.no_grad()
@@ -185,19 +225,22 @@ def _unknown_sizes(
     Args:
         architecture: The sizes of the model, by name, such as n_layers.
         module: The model that was built with them.
-        family: The family of the model.
+        family: The family of the model. "native" models are the project's own; all others are of
+            transformers.
     """
     if family.reader == "native":
         return [name for name in architecture if not hasattr(module.cfg, name)]
     from transformers import AutoConfig
 
     model_type = family.in_config_json
-    default = AutoConfig.for_model(model_type)
-    unknown = []
+    default_config = AutoConfig.for_model(model_type)
+    unknown_names = []
     for name, value in architecture.items():
-        if not hasattr(default, name):
-            # transformers translates older names of a size, and keeps unknown ones as attributes.
-            with_size = AutoConfig.for_model(model_type, **{name: value})
-            if hasattr(with_size, name):
-                unknown.append(name)
-    return unknown
+        if not hasattr(default_config, name):
+            # transformers renames an argument that is an older name of a size, and keeps one that
+            # it does not know as an attribute of this name.
+            config_with_size = AutoConfig.for_model(model_type, **{name: value})
+            is_kept_as_attribute = hasattr(config_with_size, name)
+            if is_kept_as_attribute:
+                unknown_names.append(name)
+    return unknown_names

@@ -43,6 +43,8 @@ class PretrainedModel(ModelConfig):
         """
         fixed = super().fixed_by(shape)
         fixed["seed"] = (self.seed, shape.get("seed", self.seed))
+        # The project's own models have an entry for all sizes; a model of transformers has each
+        # size as an entry of its own.
         sizes = shape.get("architecture", shape)
         for name, value in self.architecture.items():
             fixed[f"architecture.{name}"] = (value, sizes.get(name, value))

@@ -24,7 +24,7 @@ SEED_STRIDE = 1_000_003  # a prime beyond any number of steps, so that no two se
 
 
 def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
-    """Return the learning rate at a step, as a share of the peak.
+    """Return the learning rate at a step, as a share of the peak: warm-up and cosine.
 
     It rises linearly to 1 during the warm-up, and then falls to `floor` along half a cosine.
 
@@ -48,13 +48,21 @@ class KeepsCheckpoints(Callback):
         self.keep = keep
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Call the function if it is wanted after the steps done so far, on the first process."""
-        if trainer.global_step in self.steps and trainer.is_global_zero:
-            self.keep(trainer.global_step)
+        """Keep a checkpoint at the start, if it is wanted.
+
+        That is before the first step, or at the step where a resumed training continues.
+        """
+        self._keep_if_wanted(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:  # type: ignore[override]
-        """Do the same after a step."""
-        self.on_train_start(trainer)
+        """Keep a checkpoint after a step, if it is wanted."""
+        self._keep_if_wanted(trainer)
+
+    def _keep_if_wanted(self, trainer: pl.Trainer) -> None:
+        """Call the function if the number of steps done is in `steps`, on the first process."""
+        n_steps_done = trainer.global_step
+        if n_steps_done in self.steps and trainer.is_global_zero:
+            self.keep(n_steps_done)
 
 
 @runtime_checkable
@@ -82,7 +90,7 @@ class WholeModel(SteppedModule):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
 
     def step_loss(self, loss: Tensor, setting: str) -> Tensor:
-        """Log the loss of a step, and return it.
+        """Log the loss of a step, averaged over processes, and return it unchanged.
 
         Args:
             loss: The mean loss of the step's examples on this process.
@@ -117,7 +125,8 @@ class Pretraining(WholeModel):
         logits = output
         if not isinstance(output, Tensor):  # a model of transformers returns an object
             logits = output.logits
-        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        next_tokens = tokens[:, 1:]
+        return cross_entropy(logits.flatten(0, 1), next_tokens.flatten())
 
     def configure_optimizers(self) -> Any:
         """Return AdamW with a linear warm-up and a cosine decay to a tenth of the peak rate.
@@ -158,8 +167,9 @@ class MaskedPretraining(Pretraining):
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
         """Return the mean loss of predicting hidden tokens, in nats.
 
-        The seed and the step decide which tokens are hidden, so a resumed training repeats it.
+        The seed and the step decide which tokens are hidden, so a resumed training hides the same.
         """
-        seed = self.seed * SEED_STRIDE + self.global_step
-        generator = torch.Generator().manual_seed(seed)
-        return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
+        seed_of_step = self.seed * SEED_STRIDE + self.global_step
+        generator = torch.Generator().manual_seed(seed_of_step)
+        losses = masked_losses(self.model, tokens, self.tokenizer, generator)[0]
+        return losses.mean()

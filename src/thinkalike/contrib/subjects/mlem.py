@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.contrib.subjects.model_scores import Scored
+from thinkalike.contrib.subjects.model_scores import SubjectScores
 from thinkalike.contrib.subjects.noise_ceiling import noise_ceiling
 from thinkalike.contrib.subjects.score_columns import score_columns
 from thinkalike.data.stimuli import Stimuli
@@ -37,7 +37,15 @@ class SubjectsMLEM(
         profiles: pd.DataFrame,
         scores: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
-        """Return tables of means over subjects (recorded participants), the first of `sides`."""
+        """Return tables of means over subjects (recorded participants): see `group_tables`.
+
+        Args:
+            config: The configuration, which names the subjects.
+            stimuli: What subjects and models saw.
+            sides: The states of each side: first the subjects, and then the models.
+            profiles: The importance of each feature in each layer of each side.
+            scores: The score of each layer of each side.
+        """
         subjects = sides[: len(config.subjects)]
         return group_tables(config, stimuli, subjects, profiles, scores)
 
@@ -45,7 +53,8 @@ class SubjectsMLEM(
         """Return the profiles and scores that the screen shows.
 
         The rows of the subjects (recorded participants) are replaced by rows of their mean, with a
-        name such as "12 subjects".
+        name such as "12 subjects". A result without subjects has no such means and is shown as it
+        is.
         """
         profiles = result.details
         scores = result.tables["scores"]
@@ -72,15 +81,16 @@ def group_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and scores: means over subjects, with random-effects intervals.
 
-    Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ
-    over the same held-out pairs.
+    The score of a layer is Spearman's ρ of predicted and measured distances of held-out stimuli.
+    The columns `lower` and `upper` have its noise ceiling, as a mean over subjects and folds: how
+    well the best model could do on the same stimuli.
 
     Args:
-        config: The job.
+        config: The configuration of the job.
         stimuli: What subjects and models saw.
         subjects: The recorded states of each subject.
-        profiles: The importance of each feature in each layer of each side.
-        scores: The score of each layer of each side.
+        profiles: The importance of each feature in each layer of each subject and model.
+        scores: The score of each layer of each subject and model.
 
     Returns:
         "group", a row for each layer and feature, and "group_scores", a row for each layer.
@@ -89,19 +99,8 @@ def group_tables(
         DataError: The distances of a fold are all equal.
     """
     names = [side.name for side in subjects]
-    measure = config.measure_as(MLEMConfig)
-    distances = [layer_distances(side, measure) for side in subjects]
-    held_out = _held_out_stimuli(config, stimuli)
-    lower = []
-    upper = []
     try:
-        for of_layer in zip(*distances, strict=True):
-            ceilings = []
-            for rows in held_out:
-                vectors = distance_vectors([of_subject.take(rows) for of_subject in of_layer])
-                ceilings.append(noise_ceiling(vectors))
-            lower.append(_mean([float(ceiling.lower.mean()) for ceiling in ceilings]))
-            upper.append(_mean([float(ceiling.upper.mean()) for ceiling in ceilings]))
+        ceilings = _mean_ceilings_of_layers(config, stimuli, subjects)
     except ValueError as error:
         raise DataError(
             f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}"
@@ -109,11 +108,45 @@ def group_tables(
     group_scores = _group_means(scores, names, ["layer"], "score")
     return {
         "group": _group_means(profiles, names, ["layer", "feature"], "importance"),
-        "group_scores": group_scores.assign(lower=lower, upper=upper),
+        "group_scores": group_scores.join(ceilings),
     }
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_ceilings_of_layers(
+    config: AnalyzeConfig, stimuli: Stimuli, subjects: Sequence[StimulusStates]
+) -> pd.DataFrame:
+    """Return the noise ceiling of each recorded layer, as a mean over subjects and folds.
+
+    The ends of the ceiling are the columns `lower` and `upper`. The ceiling of a fold is that of
+    the distances between the stimuli that the fold holds out.
+
+    Args:
+        config: The configuration of the job, which says how stimuli are divided into folds.
+        stimuli: What the subjects saw.
+        subjects: The recorded states of each subject, all with the same layers.
+
+    Raises:
+        ValueError: The distances of a fold are all equal.
+    """
+    measure = config.measure_as(MLEMConfig)
+    distances_of_subjects = [layer_distances(side, measure) for side in subjects]
+    held_out = _held_out_stimuli(config, stimuli)
+    rows = []
+    for distances_of_layer in zip(*distances_of_subjects, strict=True):
+        lower_of_folds = []
+        upper_of_folds = []
+        for indices in held_out:
+            held_out_distances = [distances.take(indices) for distances in distances_of_layer]
+            ceiling = noise_ceiling(distance_vectors(held_out_distances))
+            lower_of_folds.append(float(ceiling.lower.mean()))
+            upper_of_folds.append(float(ceiling.upper.mean()))
+        lower = _float64_mean(lower_of_folds)
+        upper = _float64_mean(upper_of_folds)
+        rows.append({"lower": lower, "upper": upper})
+    return pd.DataFrame(rows, columns=["lower", "upper"])
+
+
+def _float64_mean(values: Sequence[float]) -> float:
     """Return the mean of some numbers, computed in float64."""
     return float(torch.tensor(values, dtype=torch.float64).mean())
 
@@ -129,30 +162,30 @@ def _group_means(
         by: The columns that identify a mean, such as the layer.
         value: The column that is averaged.
     """
-    keys = []
-    scored = []
+    identifiers = []
+    scores = []
     rows_of_subjects = table[table["model"].isin(subjects)]
-    for key, values in rows_of_subjects.groupby(by, sort=False)[value]:
-        keys.append(key)
+    for identifier, values in rows_of_subjects.groupby(by, sort=False)[value]:
+        identifiers.append(identifier)
         no_replicates = torch.empty(0, len(values))  # stimuli are not resampled
-        scored.append(Scored(torch.tensor(values.to_numpy(float)), no_replicates))
-    return pd.DataFrame(keys, columns=by).join(score_columns(scored, value=value))
+        scores.append(SubjectScores(torch.tensor(values.to_numpy(float)), no_replicates))
+    return pd.DataFrame(identifiers, columns=by).join(score_columns(scores, value=value))
 
 
 def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
     """Return the indices of the stimuli that each fold holds out.
 
-    Stimuli with a missing feature are left out if the settings say so. In the recipe "paper",
-    folds are of pairs and not of stimuli, so there is one set of all stimuli.
+    With the setting `measure.missing=drop`, stimuli with a missing feature are left out. In the
+    recipe "paper", folds are of pairs and not of stimuli, so there is one set of all stimuli.
     """
     measure = config.measure_as(MLEMConfig)
     has_all_features = ~stimuli.codes().table.isnan().any(1)
     is_used = has_all_features | (measure.missing != "drop")
-    rows = is_used.nonzero()[:, 0]
+    used_indices = is_used.nonzero()[:, 0]
     if config.recipe == "paper":
-        return [rows]
-    groups = None
-    if measure.together == "sentence":
-        groups = stimuli.groups[rows]
-    fold_of = stimulus_folds(len(rows), measure.folds, config.seed, groups)
-    return [rows[test] for _, test in splits(fold_of)]
+        return [used_indices]
+    sentences = None
+    if measure.together == "sentence":  # the words of a sentence are in one fold
+        sentences = stimuli.groups[used_indices]
+    fold_of_stimulus = stimulus_folds(len(used_indices), measure.folds, config.seed, sentences)
+    return [used_indices[test] for _, test in splits(fold_of_stimulus)]

@@ -1,4 +1,9 @@
-"""The scores of models in subjects: of all stimuli, in resamples, and of the best model."""
+"""The scores of models in subjects: of all stimuli, in resamples, and of the best model.
+
+A subject is a recorded participant, such as in fMRI. The score of a model in a subject says how
+similar their distances between stimuli are. A model is here what has distances, such as one layer
+of a network.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +16,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.subjects.noise_ceiling import NoiseCeiling, noise_ceiling
-from thinkalike.contrib.subjects.resampling import Draws, draw
+from thinkalike.contrib.subjects.resampling import Draws, draw_resamples
 from thinkalike.measures.distances.comparators import compare, stimulus_count_of
 from thinkalike.processes import counted
 
 RESAMPLES_AT_ONCE = 16
 
 
-class Scored(NamedTuple):
-    """The scores of one model in s subjects: of all stimuli, and in r resamples of them."""
+class SubjectScores(NamedTuple):
+    """The scores of one model in s subjects: of all stimuli, and in r resamples of them.
+
+    A subject is a recorded participant. The score says how similar its distances between stimuli
+    are to those of the model.
+    """
 
     values: Float[Tensor, " s"]
     replicates: Float[Tensor, "r s"]
 
-    def minus(self, other: Scored) -> Scored:
-        """Return the difference from another model, in the same subjects and resamples."""
-        return Scored(self.values - other.values, self.replicates - other.replicates)
+    def minus(self, other: SubjectScores) -> SubjectScores:
+        """Return the scores minus those of another model in the same subjects and resamples."""
+        return SubjectScores(self.values - other.values, self.replicates - other.replicates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +56,19 @@ class ModelScores:
     lower: Float[Tensor, "r s"]
     draws: Draws
 
-    def of(self, model: int) -> Scored:
+    def of(self, model: int) -> SubjectScores:
         """Return the scores of the model at an index."""
-        return Scored(self.values[model], self.replicates[:, model])
+        return SubjectScores(self.values[model], self.replicates[:, model])
 
-    def of_ceiling(self) -> Scored:
+    def of_ceiling(self) -> SubjectScores:
         """Return the lower end of the noise ceiling in the form of the scores of a model.
 
-        As a "model" of each subject it uses the mean of all other subjects.
+        It is the score that the mean of all other subjects has in each subject.
         """
-        return Scored(self.ceiling.lower, self.lower)
+        return SubjectScores(self.ceiling.lower, self.lower)
 
-    def best(self, models: Sequence[int]) -> tuple[Scored, Int[Tensor, " s"]]:
-        """Return the scores of the best of some models, and which model it is for each subject.
+    def best(self, models: Sequence[int]) -> tuple[SubjectScores, Int[Tensor, " s"]]:
+        """Return the scores of the best of some models, and its index for each subject.
 
         The best model for a subject is the one with the highest mean score in all other subjects:
         the highest of many scores in the same subject would be biased upwards.
@@ -67,13 +76,15 @@ class ModelScores:
         Args:
             models: The indices of the models, such as those of the layers of one network.
         """
-        values = self.values[list(models)]
+        indices = torch.tensor(list(models))
+        values = self.values[indices]  # (models, subjects)
         sums_over_others = values.sum(1, keepdim=True) - values
-        best = sums_over_others.argmax(0).cpu()
-        chosen = torch.tensor(list(models))[best]
-        subjects = torch.arange(len(chosen))
-        scored = Scored(self.values[chosen, subjects], self.replicates[:, chosen, subjects])
-        return scored, chosen
+        best_indices = indices[sums_over_others.argmax(0).cpu()]  # one for each subject
+        subjects = torch.arange(len(best_indices))
+        scores = SubjectScores(
+            self.values[best_indices, subjects], self.replicates[:, best_indices, subjects]
+        )
+        return scores, best_indices
 
 
 def model_scores(
@@ -85,10 +96,12 @@ def model_scores(
     seed: int = 0,
     groups: Int[Tensor, " n"] | None = None,
 ) -> ModelScores:
-    """Compare squared distances of m models with those of s subjects.
+    """Compare the distances between stimuli of m models with those of s subjects.
 
-    A stimulus that is drawn twice in a resample counts as two stimuli, without their own pair,
-    whose distance is 0 in all models. Resamples in which a vector is constant are left out.
+    They are compared for all stimuli, and again for bootstrap resamples of the stimuli. A stimulus
+    that is drawn twice in a resample counts as two stimuli; the pair of these two, whose distance
+    is 0 in all models, is left out. Resamples in which all distances of a model or a subject are
+    the same are left out, too.
 
     Args:
         models: The distances of each model over p pairs of stimuli.
@@ -100,7 +113,8 @@ def model_scores(
             stimulus is drawn by itself.
 
     Raises:
-        ValueError: A vector is constant in more than half of the resamples.
+        ValueError: All distances of a model or a subject are the same in more than half of the
+            resamples.
     """
     values = compare(models, subjects, comparator).cpu()
     ceiling = noise_ceiling(subjects, comparator)
@@ -108,25 +122,21 @@ def model_scores(
     n_models, n_subjects = values.shape
     n_stimuli = stimulus_count_of(models.shape[1])
     if resamples == 0:
-        no_draws = Draws(
-            values.new_zeros(0, n_subjects), values.new_zeros(0, n_stimuli), n_stimuli
-        )
         return ModelScores(
             values,
-            values.new_zeros(0, n_models, n_subjects),
-            ceiling_on_cpu,
-            values.new_zeros(0, n_subjects),
-            no_draws,
+            replicates=values.new_zeros(0, n_models, n_subjects),
+            ceiling=ceiling_on_cpu,
+            lower=values.new_zeros(0, n_subjects),
+            draws=Draws(
+                values.new_zeros(0, n_subjects), values.new_zeros(0, n_stimuli), n_stimuli
+            ),
         )
 
-    draws = draw(n_subjects, n_stimuli, resamples, seed, groups)
-    # The means without each subject are compared like models; the diagonal is the lower ceiling.
+    draws = draw_resamples(n_subjects, n_stimuli, resamples, seed, groups)
+    # The mean of all subjects but one is compared like a model. Its score in the subject that was
+    # left out is the lower noise ceiling.
     compared = torch.cat([models.double(), ceiling.without.to(models.device)])
-    scores = []
-    batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
-    for stimulus_counts in counted(batches, "part of the resamples"):
-        scores.append(compare(compared, subjects, comparator, stimulus_counts))
-    replicates = torch.cat(scores).cpu()  # (r, m + s, s)
+    replicates = _scores_in_resamples(compared, subjects, comparator, draws)  # (r, m + s, s)
 
     is_finite = replicates.isfinite().flatten(1).all(1)
     n_lost = resamples - int(is_finite.sum())
@@ -136,10 +146,31 @@ def model_scores(
             "use more stimuli"
         )
     replicates = replicates[is_finite]
+    scores_of_means = replicates[:, n_models:]  # (r, subject that was left out, subject)
     return ModelScores(
         values,
-        replicates[:, :n_models],
-        ceiling_on_cpu,
-        replicates[:, n_models:].diagonal(dim1=1, dim2=2),
-        Draws(draws.subjects[is_finite], draws.stimuli[is_finite], draws.units),
+        replicates=replicates[:, :n_models],
+        ceiling=ceiling_on_cpu,
+        lower=scores_of_means.diagonal(dim1=1, dim2=2),
+        draws=Draws(draws.subjects[is_finite], draws.stimuli[is_finite], draws.units),
     )
+
+
+def _scores_in_resamples(
+    models: Float[Tensor, "c p"], subjects: Float[Tensor, "s p"], comparator: str, draws: Draws
+) -> Float[Tensor, "r c s"]:
+    """Return the scores of models in subjects, in each of r resamples of the stimuli, on the CPU.
+
+    A score is not finite if all distances of the model or of the subject are the same.
+
+    Args:
+        models: The distances of each of c models over p pairs of stimuli.
+        subjects: The distances of each subject over the same pairs.
+        comparator: How distances are compared, see `compare`.
+        draws: How often each stimulus occurs in each resample.
+    """
+    scores = []
+    batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
+    for stimulus_counts in counted(batches, "part of the resamples"):
+        scores.append(compare(models, subjects, comparator, stimulus_counts))
+    return torch.cat(scores).cpu()

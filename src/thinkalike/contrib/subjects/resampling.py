@@ -21,6 +21,8 @@ class Draws(NamedTuple):
     """How often each subject and each stimulus is drawn in each of r resamples.
 
     Attributes:
+        subjects: The counts of the s subjects (recorded participants).
+        stimuli: The counts of the n stimuli.
         units: The number of stimuli, or groups of them, that a resample is drawn from.
     """
 
@@ -29,7 +31,7 @@ class Draws(NamedTuple):
     units: int
 
 
-def draw(
+def draw_resamples(
     n_subjects: int,
     n_stimuli: int,
     resamples: int,
@@ -38,8 +40,8 @@ def draw(
 ) -> Draws:
     """Draw bootstrap resamples of subjects and of stimuli, with replacement.
 
-    Each resample has as many subjects and stimuli as there are, and at least three different
-    stimuli (or groups); resamples with fewer are drawn again.
+    Each resample has as many subjects as there are, as many stimuli (or groups of them), and at
+    least three different stimuli (or groups); resamples with fewer are drawn again.
 
     Args:
         n_subjects: How many subjects there are.
@@ -52,9 +54,11 @@ def draw(
     Raises:
         ValueError: There are fewer than three stimuli or groups.
     """
+    # A unit is what is drawn: a stimulus or a group of them.
     unit_of_stimulus = torch.arange(n_stimuli)
     if groups is not None:
-        unit_of_stimulus = groups.unique(return_inverse=True)[1].cpu()
+        _, group_indices = groups.unique(return_inverse=True)
+        unit_of_stimulus = group_indices.cpu()
     n_units = int(unit_of_stimulus.max()) + 1
     if n_units < FEWEST_UNITS:
         raise ValueError(
@@ -63,18 +67,20 @@ def draw(
     generator = seeded(seed)
     unit_counts = torch.empty(0, n_units, dtype=torch.float64)
     while len(unit_counts) < resamples:
-        drawn = drawn_counts(n_units, resamples, generator)
-        has_enough = (drawn > 0).sum(1) >= FEWEST_UNITS
-        unit_counts = torch.cat([unit_counts, drawn[has_enough]])
+        drawn = drawn_counts(n_units, resamples, generator)  # (resamples, units)
+        n_different = (drawn > 0).sum(1)
+        unit_counts = torch.cat([unit_counts, drawn[n_different >= FEWEST_UNITS]])
+    stimulus_counts = unit_counts[:resamples][:, unit_of_stimulus]
     subject_counts = drawn_counts(n_subjects, resamples, generator)
-    return Draws(subject_counts, unit_counts[:resamples][:, unit_of_stimulus], n_units)
+    return Draws(subject_counts, stimulus_counts, n_units)
 
 
 class TwoFactors(NamedTuple):
     """A mean over subjects with its interval over subjects and stimuli.
 
     Attributes:
-        p: The p-value of 0.
+        estimate: The mean with its interval.
+        p: The p-value of the null hypothesis that the mean is 0.
         error: The standard error.
     """
 
@@ -100,9 +106,9 @@ def two_factor(
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),
         V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
-    for n stimuli (or groups of them), clamped to be at least V_s' and V_n' and at most V. The
-    interval is ± t standard errors, with min(s, n) - 1 degrees of freedom. To compare two models,
-    pass the difference of their scores in the same subjects and resamples.
+    for n stimuli (or groups of them). It is clamped to be at least V_s' and V_n', and then at most
+    V. The interval is ± t standard errors, with min(s, n) - 1 degrees of freedom. To compare two
+    models, pass the difference of their scores in the same subjects and resamples.
 
     Args:
         values: The value of each subject, from all stimuli.
@@ -114,11 +120,13 @@ def two_factor(
     n_subjects = values.shape[-1]
     values = values.double()
     replicates = replicates.double()
-    weights = draws.subjects / n_subjects
-    over_both = torch.einsum("r...s,rs->r...", replicates, weights).var(0)
-    over_subjects = torch.einsum("...s,rs->r...", values, weights).var(0)
-    over_stimuli = replicates.mean(-1).var(0)
-    variance = dual_variance(over_both, over_subjects, over_stimuli, n_subjects, draws.units)
+    weights = draws.subjects / n_subjects  # (r, s); a weighted sum is the mean of a resample
+    variance_both = torch.einsum("r...s,rs->r...", replicates, weights).var(0)
+    variance_subjects = torch.einsum("...s,rs->r...", values, weights).var(0)
+    variance_stimuli = replicates.mean(-1).var(0)
+    variance = dual_variance(
+        variance_both, variance_subjects, variance_stimuli, n_subjects, draws.units
+    )
     mean = values.mean(-1)
     standard_error = variance.sqrt()
     degrees_of_freedom = min(n_subjects, draws.units) - 1
@@ -137,8 +145,8 @@ def dual_variance(
     """Return the variance of a mean over s subjects and n stimuli (Schütt et al. 2023, eq. 11).
 
     It is V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n), clamped to be at least V_s' and
-    V_n' and at most V. V, V_s and V_n are variances of bootstrap means. V_s' = s / (s - 1) V_s and
-    V_n' = n / (n - 1) V_n are corrected for few subjects or stimuli.
+    V_n', and then at most V. V, V_s and V_n are variances of bootstrap means. V_s' = s / (s - 1)
+    V_s and V_n' = n / (n - 1) V_n are corrected for few subjects or stimuli.
 
     Args:
         both: V, with subjects and stimuli resampled together.
@@ -151,5 +159,5 @@ def dual_variance(
     corrected_stimuli = n / (n - 1) * stimuli
     interaction = s * n / ((s - 1) * (n - 1)) * (both - subjects - stimuli)
     variance = corrected_subjects + corrected_stimuli - interaction
-    at_least = torch.maximum(corrected_subjects, corrected_stimuli)
-    return torch.minimum(variance.maximum(at_least), both)
+    lower_limit = torch.maximum(corrected_subjects, corrected_stimuli)
+    return torch.minimum(variance.maximum(lower_limit), both)

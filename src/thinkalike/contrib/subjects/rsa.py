@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.contrib.subjects.model_scores import ModelScores, Scored, model_scores
+from thinkalike.contrib.subjects.model_scores import ModelScores, SubjectScores, model_scores
 from thinkalike.contrib.subjects.noise_ceiling import NoiseCeiling, noise_ceiling
 from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.contrib.subjects.score_columns import score_columns
@@ -47,31 +47,30 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Compare each recorded layer of the subjects with all layers of all models.
 
-        Without models the result is the noise ceilings alone.
+        Subjects are recorded participants, and a recorded layer is, for example, a region of their
+        brains. Without models the result is the noise ceilings alone.
 
         Raises:
             DataError: The distances of a layer cannot be compared.
         """
         measure = config.measure_as(RSAConfig)
         stimuli = work.input("stimuli", Stimuli)
+        # The sides are the subjects, and then the models.
         (stimuli, sides), _ = of_stimuli.stimulus_states_to_compare(config, stimuli)
         n_subjects = len(config.subjects)
-        recorded_layers = sides[0].layers
+        recorded_layers = sides[0].layers  # all subjects have the same
         try:
-            vectors = [distance_vectors(layer_distances(side, measure)) for side in sides]
-            for of_side, side in zip(vectors, sides, strict=True):
+            distances = [distance_vectors(layer_distances(side, measure)) for side in sides]
+            for distances_of_side, side in zip(distances, sides, strict=True):
                 names = [f"{side.name} {layer}" for layer in side.layers]
-                comparable(of_side, measure.comparator, names)
+                comparable(distances_of_side, measure.comparator, names)  # raises an error if not
             tables_of_layers = []
-            for number in range(len(recorded_layers)):
-                tables_of_layers.append(_tables_of_layer(number, sides, vectors, config, stimuli))
+            for index in range(len(recorded_layers)):
+                tables_of_layers.append(_tables_of_layer(index, sides, distances, config, stimuli))
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}") from error
 
-        tables = {}
-        for name in tables_of_layers[0]:
-            of_layers = [tables_of_layer[name] for tables_of_layer in tables_of_layers]
-            tables[name] = pd.concat(of_layers, ignore_index=True)
+        tables = _joined_by_name(tables_of_layers)
         ceilings = _mean_ceilings(tables["ceilings"])
         scalars = {
             "subjects": float(n_subjects),
@@ -102,13 +101,18 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         ceiling = Headline("ceiling", result.scalars["ceiling"])
         if "models" not in result.tables:
             return [ceiling]
-        best = result.details.iloc[int(result.details["value"].argmax())]
-        low_column, high_column = _widest_interval(best)
-        headline = Headline.with_ends("best", best["value"], best[low_column], best[high_column])
-        return [headline, ceiling]
+        best_row = result.details.iloc[int(result.details["value"].argmax())]
+        low_column, high_column = _interval_columns(best_row)
+        best_score = Headline.with_ends(
+            "best", best_row["value"], best_row[low_column], best_row[high_column]
+        )
+        return [best_score, ceiling]
 
     def show(self, result: Result) -> None:
-        """Print, for each recorded layer, the noise ceiling and how models compare with it."""
+        """Print, for each recorded layer, the noise ceiling and how models compare with it.
+
+        A recorded layer is what was measured in subjects, for example a region of their brains.
+        """
         measure = result.config["measure"]
         stimuli = result.provenance["stimuli"]
         n_subjects = len(result.provenance["subjects"])
@@ -120,25 +124,39 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         for recorded, ceilings in result.tables["ceilings"].groupby("recorded", sort=False):
             _show_ceiling(str(recorded), ceilings)
             if "models" in result.tables:
-                best = result.tables["models"]
+                best_layers = result.tables["models"]
                 comparisons = result.tables["comparisons"]
                 _show_models(
-                    best[best["recorded"] == recorded],
+                    best_layers[best_layers["recorded"] == recorded],
                     comparisons[comparisons["recorded"] == recorded],
                     float(ceilings["lower"].mean()),
                 )
 
 
+def _joined_by_name(
+    tables_of_layers: Sequence[dict[str, pd.DataFrame]],
+) -> dict[str, pd.DataFrame]:
+    """Return for each name the tables of this name of all recorded layers, as one table."""
+    joined = {}
+    for name in tables_of_layers[0]:  # all layers have tables of the same names
+        tables = [tables_of_layer[name] for tables_of_layer in tables_of_layers]
+        joined[name] = pd.concat(tables, ignore_index=True)
+    return joined
+
+
 def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
-    """Print the noise ceiling of a recorded layer, with a warning if it is not above 0.
+    """Print the noise ceiling of a recorded layer, with a warning if it may not be above 0.
+
+    The ceiling is how well the best model could explain the recordings. The interval of the mean
+    of its lower end over subjects decides.
 
     Args:
         recorded: The name of the recorded layer.
         ceilings: The lower and upper end of the ceiling for each subject.
     """
-    lower = torch.tensor(ceilings["lower"].to_numpy(float))
+    lower_ends = torch.tensor(ceilings["lower"].to_numpy(float))
     doubt = ""
-    if float(random_effects(lower).low) <= 0:
+    if float(random_effects(lower_ends).low) <= 0:
         doubt = "; subjects share too little to judge a model by"
     ends = f"{ceilings['lower'].mean():.3f} to {ceilings['upper'].mean():.3f}"
     show_text(f"{recorded}: noise ceiling {ends}{doubt}", indent=2)
@@ -174,51 +192,64 @@ def _show_models(best: pd.DataFrame, comparisons: pd.DataFrame, ceiling: float) 
 
 
 def _with_interval(row: pd.Series, column: str) -> str:
-    """Return a value with its widest interval."""
-    low_column, high_column = _widest_interval(row)
+    """Return in words the value in a column of a row, with its interval."""
+    low_column, high_column = _interval_columns(row)
     return span(row[column], row[low_column], row[high_column])
 
 
-def _widest_interval(row: pd.Series) -> tuple[str, str]:
-    """Return the columns of the interval over subjects and stimuli, or else over subjects."""
+def _interval_columns(row: pd.Series) -> tuple[str, str]:
+    """Return the names of the columns of a row that have the ends of the widest interval.
+
+    It is the interval over subjects and stimuli, or that over subjects if stimuli were not
+    resampled.
+    """
     if "both_low" in row.index:
         return "both_low", "both_high"
     return "low", "high"
 
 
 def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean lower and upper end over subjects, a row for each recorded layer."""
+    """Return the lower and upper ends of noise ceilings, averaged over subjects.
+
+    Args:
+        ceilings: A row for each recorded layer and subject.
+    """
     return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
 def _tables_of_layer(
-    number: int,
+    index: int,
     sides: Sequence[StimulusStates],
-    vectors: LayerVectors,
+    distances: LayerVectors,
     config: AnalyzeConfig,
     stimuli: Stimuli,
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of one recorded layer, by name; "ceilings" alone if there are no models.
+    """Return the tables about one recorded layer of the subjects, by name.
+
+    The names are "ceilings" (the noise ceiling of each subject), and, if there are models, "table"
+    (the mean score of each layer of each model over subjects), "by_subject" (the score in each
+    subject), "models" (the best layer of each model), and "comparisons" (of models with each other
+    and with the ceiling).
 
     Args:
-        number: The index of the recorded layer.
+        index: The index of the recorded layer.
         sides: The subjects first, and then the models.
-        vectors: The distances of each side.
-        config: The configuration.
-        stimuli: The stimuli.
+        distances: For each side, the distances between stimuli in each of its layers.
+        config: The configuration of the job.
+        stimuli: What subjects and models saw.
     """
     measure = config.measure_as(RSAConfig)
     n_subjects = len(config.subjects)
     names = [side.name for side in sides[:n_subjects]]
-    recorded = sides[0].layers[number]
-    subjects = torch.stack([of_side[number] for of_side in vectors[:n_subjects]])
-    if len(sides) == n_subjects:
+    recorded = sides[0].layers[index]
+    subjects = torch.stack([of_subject[index] for of_subject in distances[:n_subjects]])
+    if len(sides) == n_subjects:  # there are no models
         ceiling = noise_ceiling(subjects, measure.comparator)
         return {"ceilings": ceiling_rows(ceiling, names, recorded)}
 
-    layers = of_stimuli.rows_of_sides(sides[n_subjects:])
+    layers = of_stimuli.rows_of_sides(sides[n_subjects:])  # a row for each layer of each model
     scores = model_scores(
-        torch.cat(list(vectors[n_subjects:])),
+        torch.cat(list(distances[n_subjects:])),
         subjects,
         measure.comparator,
         resamples=measure.resamples,
@@ -232,11 +263,11 @@ def _tables_of_layer(
     tables = {
         "table": table,
         "by_subject": repeated_rows(layers, "subject", names, value=scores.values),
-        "models": best_layers(scores, layers),
+        "models": best_layer_table(scores, layers),
         "comparisons": comparisons_of_models(scores, layers),
     }
-    for of_name in tables.values():
-        of_name.insert(0, "recorded", recorded)
+    for table_of_name in tables.values():
+        table_of_name.insert(0, "recorded", recorded)
     return {**tables, "ceilings": ceilings}
 
 
@@ -260,7 +291,7 @@ def ceiling_rows(
     )
 
 
-def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
+def best_layer_table(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each model with the score of its best layer.
 
     For each subject, the best layer is chosen by the scores in all other subjects, so that it may
@@ -272,31 +303,33 @@ def best_layers(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
         layers: The model and the layer of each row of `scores`.
     """
     rows = []
-    scored = []
+    best_scores = []
     for model, rows_of_model in layers.groupby("model", sort=False):
-        best, chosen_rows = scores.best(rows_of_model.index.tolist())
-        scored.append(best)
-        frequencies = Counter(str(layers["layer"][row]) for row in chosen_rows.tolist())
+        best, best_indices = scores.best(rows_of_model.index.tolist())
+        best_scores.append(best)
+        # How often each layer is the best one of a subject.
+        frequencies = Counter(str(layers["layer"][index]) for index in best_indices.tolist())
         names = [name for name, _ in frequencies.most_common()]
         rows.append({"model": model, "layers": ", ".join(names)})
-    return pd.DataFrame(rows).join(score_columns(scored, scores.draws))
+    return pd.DataFrame(rows).join(score_columns(best_scores, scores.draws))
 
 
 def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     """Return how models' best-layer scores differ from one another and from the noise ceiling.
 
-    There is a row for each model and the lower end of the ceiling, and for each two models.
+    There is a row for each model and the lower end of the ceiling, and for each two models. Its
+    `difference` is the score of `model` minus that of `other`.
 
     Args:
         scores: The scores of all layers of all models.
         layers: The model and the layer of each row of `scores`.
     """
-    best_of: dict[str, Scored] = {}
+    best_scores: dict[str, SubjectScores] = {}
     for model, rows_of_model in layers.groupby("model", sort=False):
-        best_of[str(model)], _ = scores.best(rows_of_model.index.tolist())
-    candidates = {**best_of, CEILING: scores.of_ceiling()}
-    pairs = [(model, CEILING) for model in best_of]
-    pairs += list(combinations(best_of, 2))
-    differences = [candidates[model].minus(candidates[other]) for model, other in pairs]
+        best_scores[str(model)], _ = scores.best(rows_of_model.index.tolist())
+    pairs = [(model, CEILING) for model in best_scores]
+    pairs += list(combinations(best_scores, 2))
+    all_scores = {**best_scores, CEILING: scores.of_ceiling()}
+    differences = [all_scores[model].minus(all_scores[other]) for model, other in pairs]
     columns = score_columns(differences, scores.draws, "difference")
     return pd.DataFrame(pairs, columns=["model", "other"]).join(columns)

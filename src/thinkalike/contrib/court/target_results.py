@@ -1,4 +1,7 @@
-"""All that is the same for every source of a court: the target's side of each comparison."""
+"""What the target model itself gives, computed once for all sources of a court.
+
+A source is a function from tokens to states whose similarity to the target is known.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class TargetRun(NamedTuple):
     """What the target itself computes for one batch of the evaluation text.
 
     Attributes:
-        states: Its states at the cut and after each later block, (b, t, d) each.
+        states: Its states at the layer of a stitch and after each later block, (b, t, d) each.
         losses: The losses of the s = t - 1 next tokens, in nats.
     """
 
@@ -49,8 +52,8 @@ class StitchedRun(NamedTuple):
     Attributes:
         penalty: The loss minus the target's own, in nats.
         kl: The KL divergence of the target's own output from the stitched one's, in nats.
-        distances: |h - t| / |t| at the cut and after each later block, where t is the target's own
-            state.
+        distances: |h - t| / |t| at the layer of the stitch and after each later block, where h is
+            the stitched model's state and t the target's own.
     """
 
     penalty: float
@@ -58,26 +61,30 @@ class StitchedRun(NamedTuple):
     distances: list[float]
 
 
-class TargetSide(NamedTuple):
-    """The target's side of R² at the inner tokens that are compared.
+class TargetPredictors(NamedTuple):
+    """What R² between a source and the target needs of the target, at the compared tokens.
+
+    A `Predictor` holds the states of one model and predicts those of a second one linearly.
 
     Attributes:
-        residual: Takes token, position and linear mixing out of states.
-        beyond: Predicts what is left of the target's states.
-        plain: Predicts the target's states as they are, on the same rows.
-        mixing: R² of the target and the network of local mixing that shares most with it, in both
-            directions.
+        residual_states: Subtracts from any states what token, position and linear mixing of the
+            earlier tokens predict.
+        residual: The predictor of the target's residual states.
+        plain: The predictor of the target's states as they are, on the same rows.
+        mixing_r2: Residual R² of the target and the network of local mixing that shares most with
+            it, with the axes (layer pair, direction, replicate).
     """
 
-    residual: ResidualStates
-    beyond: Predictor
+    residual_states: ResidualStates
+    residual: Predictor
     plain: Predictor
-    mixing: Float[Tensor, "1 2 r"]
+    mixing_r2: Float[Tensor, "1 2 r"]
 
 
 def row_batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
-    """Return the rows in batches that a model reads at once."""
-    return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
+    """Split rows of tokens into batches of up to `BATCH_TOKENS` tokens, but at least one row."""
+    rows_per_batch = max(BATCH_TOKENS // rows.shape[1], 1)
+    return rows.long().split(rows_per_batch)
 
 
 def at_inner_tokens(states: Shaped[Tensor, "b t ..."]) -> Shaped[Tensor, " n ..."]:
@@ -96,37 +103,41 @@ def inner_states(
     Inner tokens are all but the first and the last of each row. The states are on the CPU.
 
     Args:
-        states_of: Computes one or more tensors of states (b, t, d) of a batch of rows.
+        states_of: Computes, for a batch of rows, one tensor of states (b, t, d) or more, such as
+            those of several networks.
         rows: All rows of tokens.
     """
-    by_batch = []
+    states_by_batch = []
     for batch in row_batches(rows):
-        by_batch.append([at_inner_tokens(states).cpu() for states in states_of(batch)])
-    by_tensor = zip(*by_batch, strict=True)
-    return [torch.cat(batches) for batches in by_tensor]
+        states_by_batch.append([at_inner_tokens(states).cpu() for states in states_of(batch)])
+    batches_by_network = zip(*states_by_batch, strict=True)
+    return [torch.cat(batches) for batches in batches_by_network]
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
-    """The materials of a court, with everything that is computed once for all sources.
+class TargetResults:
+    """What the target model itself gives, computed once for all sources.
 
     Inner tokens are all but the first and the last of each row.
+
+    Attributes:
+        materials: The target model with its layer, and the text.
     """
 
     materials: Materials
-    _target_sides: dict[bytes, TargetSide] = field(default_factory=dict)
+    _predictors_by_tokens: dict[bytes, TargetPredictors] = field(default_factory=dict)
 
     @cached_property
-    def report_states(self) -> Float[Tensor, "n d"]:
+    def evaluation_states(self) -> Float[Tensor, "n d"]:
         """The target's states at the inner tokens of the evaluation text."""
-        return self._target_states(self.materials.evaluation_rows)
+        return self._states_of(self.materials.evaluation_rows)
 
     @cached_property
     def fit_states(self) -> Float[Tensor, "m d"]:
-        """The target's states at the inner tokens of the rows to fit on."""
-        return self._target_states(self.materials.fit_rows)
+        """The target's states at the inner tokens of the text that maps are fitted on."""
+        return self._states_of(self.materials.fit_rows)
 
-    def _target_states(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
+    def _states_of(self, rows: Int[Tensor, "rows t"]) -> Float[Tensor, "n d"]:
         """Return the target's states at the inner tokens of rows."""
         (states,) = inner_states(lambda batch: [self.materials.target_states(batch)], rows)
         return states
@@ -134,65 +145,74 @@ class Bench:
     @cached_property
     def _mixing_states(self) -> dict[str, Float[Tensor, "n d"]]:
         """The states of networks that only mix earlier tokens, by name, at the inner tokens."""
-        mixing = TokenMixing(self.materials.target)
+        mixing = TokenMixing(self.materials.target)  # its layers are the names of networks
         states = inner_states(
             lambda rows: mixing.residuals(rows, MIXING), self.materials.evaluation_rows
         )
         return dict(zip(MIXING, states, strict=True))
 
     @torch.no_grad()
-    def target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Return what R² needs of the target, computed once for each set of compared inner tokens.
+    def predictors(self, is_compared: Bool[Tensor, " n"]) -> TargetPredictors:
+        """Return what R² needs of the target at the inner tokens that are compared.
 
         Tokens with massive activations (very long states) of the source or the target are not
-        compared. For most sources these are the same tokens, so that the result is cached.
+        compared. For most sources these are the same tokens, so the result is cached by them.
         """
         key = is_compared.numpy().tobytes()
-        if key not in self._target_sides:
-            self._target_sides[key] = self._compute_target_side(is_compared)
-        return self._target_sides[key]
+        if key not in self._predictors_by_tokens:
+            self._predictors_by_tokens[key] = self._compute_predictors(is_compared)
+        return self._predictors_by_tokens[key]
 
-    def _compute_target_side(self, is_compared: Bool[Tensor, " n"]) -> TargetSide:
-        """Compute what R² needs of the target: predictors of its states, and a control.
+    def _compute_predictors(self, is_compared: Bool[Tensor, " n"]) -> TargetPredictors:
+        """Prepare linear predictors from and to the target's states, and measure a control.
 
-        For residual states, what the token, its position and linear mixing of the earlier tokens
-        predict is subtracted. The control is the R² with networks of local mixing, which have the
-        target's embedding and only mix it over earlier tokens.
+        Residual states are states without what the token, its position and linear mixing of the
+        earlier tokens predict. The control is the greatest residual R² between the target and a
+        network that has the target's embedding and only mixes it over earlier tokens.
         """
         rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
         documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
         bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
-        residual = ResidualStates(
+        residual_states = ResidualStates(
             at_inner_tokens(rows), documents, [at_inner_tokens(positions)], bags, is_compared
         )
-        beyond = residual.predictor(self.report_states)
-        controls = []
+        residual = residual_states.predictor(self.evaluation_states)
+        plain = residual_states.plain_predictor(self.evaluation_states)
+
+        r2_of_networks = []
         for states in self._mixing_states.values():
-            r2_both_ways = both_ways(residual.predictor(states), beyond)
-            controls.append(r2_both_ways[None])  # (1 layer pair, direction, replicate)
-        plain = residual.plain_predictor(self.report_states)
-        return TargetSide(residual, beyond, plain, greatest_at_each_pair(controls))
+            r2_both_ways = both_ways(residual_states.predictor(states), residual)
+            r2_of_networks.append(r2_both_ways[None])  # (1 layer pair, direction, replicate)
+        mixing_r2 = greatest_at_each_pair(r2_of_networks)
+        return TargetPredictors(residual_states, residual, plain, mixing_r2)
 
     @cached_property
     def target_runs(self) -> list[TargetRun]:
-        """The target's own states and losses, for each batch of the evaluation text."""
+        """The target's own states and losses, for each batch of the evaluation text.
+
+        States are those of the layer that sources are compared with, and of all later layers.
+        """
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)
         runs = []
         for rows in row_batches(self.materials.evaluation_rows):
             states = target.residuals(rows, layers)
-            losses = next_token_losses(target, [states[-1]], rows)[0]
+            (losses,) = next_token_losses(target, [states[-1]], rows)
             runs.append(TargetRun(states, losses))
         return runs
 
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
-        """Features of the inner tokens, such as length and frequency, for MLEM profiles."""
+        """Features of the inner tokens (all but the first and the last of each row).
+
+        They are length, frequency and the like, whose importance for states an MLEM measures.
+        """
         rows = self.materials.evaluation_rows.long()
         tokenizer = self.materials.target.tokenizer
         text_of_token = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
-        # How often tokens occur is counted in other text; every token of the rows has a count.
+        # Frequencies are counted in other documents. With this length, tokens of the evaluation
+        # text that do not occur there have a count of 0.
         other_tokens = self.materials.other_rows.long().flatten()
         counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
         return token_features(rows, text_of_token, counts)
@@ -201,29 +221,25 @@ class Bench:
     def stitched_run(self, source: Source, stitch: StateMap) -> StitchedRun:
         """Stitch a source into the target, and measure how the target's outputs and states change.
 
-        The target's later blocks read the mapped states of the source instead of its own. The
-        first token of each row keeps the target's own state, as maps are fitted on tokens with
-        context.
+        The target's later blocks read the mapped states of the source instead of its own. All
+        results are means over the tokens that have a next token.
 
         Args:
             source: A function from tokens to states, which is compared with the target.
             stitch: Maps the source's states to the target's.
         """
         target = self.materials.target
-        # Sums over the predicted tokens of all batches.
+        # Sums over the tokens of all batches.
         n_layers_from_stitch = target.n_layers - self.materials.layer
         penalty = torch.zeros((), dtype=torch.float64, device=target.device)
         kl = torch.zeros_like(penalty)
         distances = torch.zeros(n_layers_from_stitch, dtype=torch.float64, device=target.device)
         batches = row_batches(self.materials.evaluation_rows)
         for rows, target_run in zip(batches, self.target_runs, strict=True):
-            mapped = stitch(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
-            entering = torch.cat([target_run.states[0][:, :1], mapped[:, 1:]], 1)
-            (states,) = states_onwards(target, [(self.materials.layer, entering)])
-
-            losses = next_token_losses(target, states[-1:], rows)[0]
+            states = self._states_behind_stitch(source, stitch, rows, target_run)
+            (losses,) = next_token_losses(target, states[-1:], rows)
             penalty += (losses - target_run.losses).double().sum()
-            last = states[-1][:, :-1].flatten(0, 1)
+            last = states[-1][:, :-1].flatten(0, 1)  # without the last token of each row
             own_last = target_run.states[-1][:, :-1].flatten(0, 1)  # of the target alone
             kl += token_kl(last, target.finish, own_last).double().sum()
             for depth, (state, own_state) in enumerate(
@@ -238,3 +254,23 @@ class Bench:
             kl=float(kl) / n_predicted,
             distances=[total / n_predicted for total in distances.tolist()],
         )
+
+    def _states_behind_stitch(
+        self,
+        source: Source,
+        stitch: StateMap,
+        rows: Int[Tensor, "b t"],
+        target_run: TargetRun,
+    ) -> list[Float[Tensor, "b t d"]]:
+        """Return the stitched model's states at the stitch and after each later block.
+
+        The first token of each row keeps the target's own state, since stitches are fitted only on
+        tokens that have context.
+        """
+        target = self.materials.target
+        (source_states,) = source.residuals(rows, [0])
+        mapped = stitch(source_states).to(target.device, target.dtype)
+        own_first = target_run.states[0][:, :1]
+        entering = torch.cat([own_first, mapped[:, 1:]], 1)
+        (states,) = states_onwards(target, [(self.materials.layer, entering)])
+        return states
