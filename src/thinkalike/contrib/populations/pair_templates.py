@@ -71,8 +71,8 @@ def nli_training(
         seed: Decides the pairs and their order.
         counterexamples: The share of counterexamples to the heuristic (not entailed, labelled
             neutral) among the pairs whose hypothesis has only words of its premise.
-        lexical: The share of all pairs that are generated from the lexical-overlap templates of the
-            challenge set. They are entailed, except for the counterexamples.
+        lexical: The share of all pairs that are generated from the lexical-overlap templates of
+            the challenge set. They are entailed, except for the counterexamples.
     """
     n_lexical = round(lexical * count)
     n_lexical_counterexamples = round(counterexamples * n_lexical)

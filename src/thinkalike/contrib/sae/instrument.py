@@ -75,7 +75,8 @@ class SparseAutoencoders(
     def prepare(self, config: SAEJob) -> Mapping[str, Result]:
         """Return the result that has the autoencoders of the source model.
 
-        Training may start from these. If the result is not stored, they are trained first. Without a source model, the mapping is empty.
+        Training may start from these. If the result is not stored, they are trained first.
+        Without a source model, the mapping is empty.
         """
         if not config.sae.source:
             return {}
