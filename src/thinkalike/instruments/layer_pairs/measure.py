@@ -134,7 +134,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         stimuli. A job with a recording compares stimuli, and ignores all settings about text.
         """
         unread: dict[str, object] = {}
-        if not self.has_readings(config):
+        if not self.has_bit_widths(config):
             unread["ruler"] = None
         if not config.activations:
             return {**unread, **super().unread(config), "stimuli": None}
@@ -147,7 +147,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             unread[f"measure.{name}"] = value
         return unread
 
-    def has_readings(self, config: AnalyzeConfig) -> bool:
+    def has_bit_widths(self, config: AnalyzeConfig) -> bool:
         """Return whether equivalent bit widths of layer pairs are computed (`ruler=bits`).
 
         They are computed only if the measure is no distance, both sides are models (no

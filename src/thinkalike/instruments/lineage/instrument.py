@@ -81,9 +81,9 @@ class LineageInstrument(
         return left_in_key(config, OF_READING)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name.
 
-        For a list of models, these are the fingerprints of all, and their names in tables.
+        For a list of models, these are the hashes of all models, and their names in tables.
         """
         if config.models is None:
             return super().inputs(config)
@@ -146,11 +146,12 @@ class LineageInstrument(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw for each pair of blocks the share of units in place, or a family of several models.
+        """Draw for each pair of blocks the share of hidden units in place.
 
-        A unit is in place if its match in the other block has the same position there.
+        A unit is in place if the unit of the other block whose weights are most similar has the
+        same position. For a list of models, a figure of which models are related is drawn instead.
         """
-        if "relations" in result.tables:  # only results of a list of models have it
+        if "relations" in result.tables:  # the result of a list of models
             figures.family(result.tables["relations"], folder)
             return
         blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]
