@@ -99,7 +99,7 @@ class LayerPairs(PairMeasure[Settings]):
             yield settings
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of states, for a forecast: of a pool and of a batch, in all layers."""
+        """Return the bytes of all states that are in memory at once."""
         return forecast.bytes_of_states(
             config,
             self.measure_settings(config),
