@@ -143,10 +143,10 @@ class ResidualStates:
         return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return states less the mean state of their word and that of their position.
+        """Return states less the effects of their word and of their position.
 
-        Means are taken within each fold of documents. Maps are later evaluated on one fold and
-        fitted on the others, so no mean may contain states of both.
+        Both are fitted together by least squares, within each fold of documents. Maps are later
+        evaluated on one fold and fitted on the others, so no mean may contain states of both.
         """
         residuals = []
         for rows, groups_of_words in self._folds:
