@@ -119,9 +119,7 @@ def _state_batches(
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]
-    waiting: list[
-        list[list[Tensor]]
-    ] = []  # read but not yet yielded, an entry for some pairs each
+    waiting: list[list[list[Tensor]]] = []  # an entry for each read of some pairs
     n_waiting = 0  # tokens
     for start in range(0, len(order), measure.batch):
         states = _states_of_pairs(

@@ -244,9 +244,10 @@ class Population(
 def _table_of_means_by_cut(means: Mapping[str, Grouped]) -> Table:
     """Return the table for the screen: a row for each cut, or for some of them if there are many.
 
-    Each quantity has two columns: its means within and between groups of classifiers. CKA compares
-    layers, and is in the row of the cut after the same block; it has no value for the cut after
-    the embedding.
+    A cut is where a stitched classifier goes over from the source's blocks to the target's; it is
+    called by the number of the source's last block, or -1 after its embedding. Each quantity has
+    two columns: its means within and between groups of classifiers. CKA compares layers, and is in
+    the row of the cut after the same block; it has no value for the cut after the embedding.
 
     Args:
         means: The means of each quantity ("flips", "CKA", ...) at each cut or layer.

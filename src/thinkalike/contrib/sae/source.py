@@ -128,6 +128,7 @@ def check_source(result: Result, model: FrozenModel) -> None:
         ModelError: The fingerprint of the weights differs from that in the result's provenance.
     """
     fingerprint = model.fingerprint()
+    # The first model of the provenance is the one whose states the autoencoders reconstruct.
     stored_fingerprint = result.provenance["models"][0]["weights"]
     if fingerprint != stored_fingerprint:
         raise ModelError(

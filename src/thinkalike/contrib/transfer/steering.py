@@ -295,7 +295,7 @@ def _table_of_effects(title: str, table: pd.DataFrame, value_column: str) -> Tab
     columns = [
         Column("layer", layers),
         text_column("at", positions),
-        number_column("x", carried["strength"], "g"),
+        number_column("x", carried["strength"], "g"),  # as in "2x"
     ]
     for label, rows in rows_of_condition.items():
         columns.append(number_column(label, rows[value_column].iloc[shown_indices], ".3f"))
