@@ -131,10 +131,11 @@ class ResidualStates:
         return self._covariates.residuals(residuals)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return a ridge predictor from these states, less what word, position and mixing predict.
+        """Return a ridge predictor from states of which `of` has removed what is known.
 
-        It predicts states of another layer that were treated likewise, by `of`. Mixing is a linear
-        function of the embeddings of earlier tokens.
+        What is known is the effects of the word, of its position, and of linear mixing of the
+        embeddings of earlier tokens. The states of another layer that it predicts must be treated
+        in the same way.
         """
         return Predictor(self.of(states), self.documents)
 

@@ -108,7 +108,7 @@ class DiffInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         `data.fit_tokens` is ignored unless the null is the continued-training control, as only
         this control is trained on text.

@@ -81,6 +81,9 @@ class LayerPairComparison:
     ):
         """Make empty metrics, or take over those that an interrupted run of the job has saved.
 
+        There are two metrics, as tokens with massive activations (very long states) are left out:
+        one without them, and one of the same batches with them.
+
         Args:
             new_metric: Makes an empty metric.
             measure: The settings of the measure.

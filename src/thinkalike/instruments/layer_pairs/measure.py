@@ -128,7 +128,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         return self.measure_settings(config).embed
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         `ruler` is ignored if no equivalent bit widths are computed. A job on text ignores the
         stimuli. A job with a recording compares stimuli, and ignores all settings about text.
@@ -218,7 +218,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         batches: StateBatches,
         work: Work,
     ) -> LayerPairComparison:
-        """Return the comparison of two sides.
+        """Return the comparison of two models or recordings; no batch has been added yet.
 
         Args:
             settings: The settings of the measure.

@@ -102,7 +102,7 @@ class Stitching(
         return super().inputs(config)
 
     def unread(self, config: StitchJob) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         If nothing is trained, these are the trainer's settings, except memory and processes.
         """
