@@ -124,6 +124,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
     for job, result in zip(jobs, results, strict=True):
         tables_by_measure.setdefault(job.measure, []).append(_values_between_models(job, result))
 
+    # Each of these tables has the values of one measure for all pairs of models.
     tables_of_outputs = []
     tables_of_states = []
     value_columns = []
@@ -134,6 +135,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
             tables_of_outputs.append(values)
         else:
             tables_of_states.append(values)
+
     table = tables_of_states[0]
     for values in tables_of_states[1:]:
         table = table.merge(values, how="left", on=PAIR_COLUMNS)

@@ -88,6 +88,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         scalars["models"] = float(len(model_names(jobs)))
         scalars["layer_pairs"] = float(len(table))
 
+        # Each model is in several results, but is described once.
         descriptions = {}
         for result in results:
             for model in result.provenance["models"]:
@@ -103,7 +104,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
             },
             models=list(descriptions.values()),
             facts={"parts": keys},
-            blank=(*table.columns, "rho"),
+            blank=(*table.columns, "rho"),  # these columns may have empty cells (NaN)
         )
 
     def draw(self, result: Result, folder: Path) -> None:

@@ -84,10 +84,10 @@ def member_shape(config: PopulationJob) -> ModelConfig:
     population = config.population
     if population.base:
         return _base_model(config)
-    first_number = 0
+    first: int | str = 0  # without a list, the classifier of this number in the series
     if population.generalizing:
-        first_number = population.generalizing[0]
-    return _published_model(str(population.members), first_number)
+        first = population.generalizing[0]
+    return _published_model(str(population.members), first)
 
 
 def count_members(config: PopulationJob) -> int:

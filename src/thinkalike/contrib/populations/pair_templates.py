@@ -241,14 +241,15 @@ def _word_forms() -> dict[str, list[tuple[str, ...]]]:
     forms: dict[str, list[tuple[str, ...]]] = {"opposites": opposites}
     forms["nouns"] = []
     for entry in entries_of["female"] + entries_of["male"] + entries_of["neither"]:
-        singular = noun(entry, None).form
-        plural = noun(entry, None, "plural").form
+        singular = noun(entry, gender=None, number="singular").form
+        plural = noun(entry, gender=None, number="plural").form
         forms["nouns"].append((singular, plural))
     forms["names"] = [(name,) for name in entries_of["female names"] + entries_of["male names"]]
     forms["adjectives"] = [(word,) for word in entries_of["adjectives"]]
     forms["places"] = [(word,) for word in entries_of["places"]]
+    no_subject = Phrase([])  # in the past tense, the form does not depend on the subject
     for verb_class in ("intransitive", "transitive"):
-        pasts = finite_verbs(entries_of[verb_class], "past", Phrase([]))
+        pasts = finite_verbs(entries_of[verb_class], "past", no_subject)
         bases = [entry.partition("/")[0] for entry in entries_of[verb_class]]
         forms[verb_class] = [(past.form, base) for past, base in zip(pasts, bases, strict=True)]
     return forms

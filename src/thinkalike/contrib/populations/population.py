@@ -147,9 +147,13 @@ class Population(
         n_stitch_passes = n_members**2 * (shape.layers + 1) / 2 + n_members
         return [
             shape.passes(
-                "stitches", stitch_tokens, TOKENS_PER_PAIR, n_stitch_passes, with_logits=False
+                "stitches",
+                stitch_tokens,
+                TOKENS_PER_PAIR,
+                times=n_stitch_passes,
+                with_logits=False,
             ),
-            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, with_logits=False),
+            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, times=n_members, with_logits=False),
         ]
 
     def bytes_beside_models(self, config: PopulationJob, shapes: Shapes) -> float:

@@ -91,7 +91,7 @@ def with_fitted_decoder(
         states: The states that the decoder is fitted to reconstruct from their latents.
         ridge: The ridge penalty, as a share of the mean variance of the latents.
     """
-    # The moments of one pair of sides: latents predict states.
+    # Moments of one "pair of layers": latents, which predict, and states, which are predicted.
     moments = Moments([LAYER_PAIR])
     moments.update([sae.encode(states)], [states])
     latents_to_states = moments.of(LAYER_PAIR)

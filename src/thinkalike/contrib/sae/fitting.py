@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 # A training that reads the text more often than this is reported: it reads some tokens again.
 MOST_PASSES = 1.01
 
+# If there are several learning rates, every other document chooses among them, and the documents
+# between these judge the one that is chosen.
+CHOOSING_DOCUMENTS = slice(0, None, 2)
+JUDGING_DOCUMENTS = slice(1, None, 2)
+ALL_DOCUMENTS = slice(None)
+
 
 class JudgedErrors(NamedTuple):
     """The errors of reconstructed states h, on the documents that did not choose a learning rate.
@@ -74,8 +80,8 @@ class FittedAutoencoders:
             start: The index of the kind of first weights.
             evaluation: The index of the evaluation during training; -1: the last.
         """
-        choosing = slice(None, None, 2) if self._has_several_rates else slice(None)
-        errors = self.errors[evaluation, start, ..., choosing]  # (rates, seeds, documents)
+        documents = CHOOSING_DOCUMENTS if self._has_several_rates else ALL_DOCUMENTS
+        errors = self.errors[evaluation, start, ..., documents]  # (rates, seeds, documents)
         return int(errors.sum(-1).mean(-1).argmin())
 
     @property
@@ -84,8 +90,8 @@ class FittedAutoencoders:
 
         These are all documents if there is one rate.
         """
-        judging = slice(1, None, 2) if self._has_several_rates else slice(None)
-        return JudgedErrors(self.errors[..., judging], self.spread[judging])
+        documents = JUDGING_DOCUMENTS if self._has_several_rates else ALL_DOCUMENTS
+        return JudgedErrors(self.errors[..., documents], self.spread[documents])
 
     def index(self, start: int, rate: int, seed: int) -> int:
         """Return the index of an autoencoder in `starts` and `trained`.

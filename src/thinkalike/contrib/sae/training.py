@@ -130,8 +130,12 @@ class SAETraining(SteppedModule):
         """Return the summed loss of all autoencoders on one part of the buffer of states.
 
         A buffer of states serves several steps, of which each reads another part. At the first of
-        them, the model reads these rows to fill it. Before some steps (`config.evaluation_steps`),
-        all autoencoders are evaluated. The autoencoders of one learning rate are a stack.
+        them, the model reads rows of text to fill it. Before some steps
+        (`config.evaluation_steps`), all autoencoders are evaluated. The autoencoders of one
+        learning rate are a stack.
+
+        Args:
+            rows: The token ids of the text. They are the same for all steps that a buffer serves.
         """
         if self.global_step in self.config.evaluation_steps:
             self.evaluate(self.config.evaluation_steps.index(self.global_step))
@@ -144,7 +148,8 @@ class SAETraining(SteppedModule):
         for stack, indices, buffer in zip(
             self.stacks, self.fits_of_stack, self._buffer, strict=True
         ):
-            states = buffer.tensor_split(self.config.steps_per_buffer, 1)[step_of_buffer]
+            # (autoencoders, states, d): the part of the buffer that this step reads.
+            states = buffer.tensor_split(self.config.steps_per_buffer, dim=1)[step_of_buffer]
             dead = self._dead_candidates(indices)
             losses = sae_loss(cast(SparseAutoencoder, stack), states, self.config.sparsity, dead)
             total_loss = total_loss + losses.loss.sum()

@@ -286,8 +286,11 @@ class CarriedProbes(
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     """Return the probing tasks: one for each feature of the stimuli and each way to make folds.
 
-    Folds keep sentences or words together. Features that have too few stimuli for a way to make
-    folds are left out with a warning, or raise an error.
+    Folds keep sentences or words together. A feature with too few words for the folds of words is
+    left out there, with a warning.
+
+    Raises:
+        DataError: A feature is continuous, or has fewer than two levels, or too few sentences.
     """
     measure = config.measure_as(ProbesConfig)
     tasks = tasks_of_features_and_splits(
@@ -317,7 +320,7 @@ def _rows_of_conditions(
         share = NO_SHARE
         share_above_chance = NO_SHARE
         native_condition = SHARE_OF.get(condition)
-        if native_condition in accuracies:
+        if native_condition is not None and native_condition in accuracies:
             native = accuracies[native_condition]
             share = accuracy.share_of(native)
             share_above_chance = accuracy.share_of(native, above=accuracy.chance)

@@ -150,7 +150,7 @@ class Steering(
         n_vectors = len(SINGLE_VECTORS) + measure.draws
         n_passes = n_layer_pairs * n_vectors * len(measure.strengths) * len(measure.positions)
         tokens = float(n_texts * TOKENS_OF_TEXT)
-        steering = target.passes("steering", tokens, TOKENS_OF_TEXT, n_passes)
+        steering = target.passes("steering", tokens, TOKENS_OF_TEXT, times=n_passes)
         return [*super().model_passes(config, shapes), steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:

@@ -357,7 +357,10 @@ def table_of_heads(comparison: Comparison) -> pd.DataFrame:
 
 
 def _module_name(units: Units) -> str:
-    """Return the module of a block that units are in, such as "mlp" or "mlp.3" for expert 3."""
+    """Return the module of a block that units are in, such as "mlp" or "mlp.3" for expert 3.
+
+    It is called "mlp" if the weights of the units are in the block itself, and in no module of it.
+    """
     module = units.module or "mlp"
     if units.expert is None:
         return module

@@ -191,6 +191,7 @@ class RulerInstrument(
         words = config.measure_as(RulerConfig).words
         seconds_of_layer, seconds_of_pair = seconds_of_maps(words, width)
         copies = 2 * len(BITS_OF_COPIES)  # 2 for both models
+        # Layers of two models and of their copies; pairs of both models, and of model and copy.
         seconds_of_layers = (2 + copies) * seconds_of_layer
         seconds_of_pairs = (1 + copies) * seconds_of_pair
         return layer_pairs * (seconds_of_layers + seconds_of_pairs)

@@ -279,7 +279,7 @@ def bytes_trained(
     # φ itself, φ at further learning rates, and with controls one from an untrained source.
     maps_per_pair = 1 + len(config.lr_multiples) + int(config.controls)
     maps = len(pairs) * maps_per_pair
-    if config.floor:
+    if config.floor:  # each target layer is also stitched to itself
         maps += len({target_layer for _, target_layer in pairs})
 
     weights = source_width * target_width
