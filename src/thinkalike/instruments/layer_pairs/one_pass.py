@@ -60,6 +60,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
         for (instrument, config, work), models in zip(jobs, models_of_jobs, strict=True):
             comparisons.append(instrument.of_text(config, work, models, runs))
 
+    # A pool is some batches over which all models run at once.
     for number in pools_to_gather(comparisons, runs):
         for updates in _updates_in_step(comparisons, number):
             _update_together(updates)

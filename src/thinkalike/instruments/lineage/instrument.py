@@ -117,6 +117,7 @@ class LineageInstrument(
                 models.append(open_units(model_config, label))
 
         pairs = list(itertools.combinations(models, 2))
+        # The p-values are corrected for all pairs of blocks, of all pairs of models.
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
         likeness = config.measure_as(LineageConfig).likeness
@@ -142,7 +143,7 @@ class LineageInstrument(
             _scalars_of_lineage(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            blank=("similar_units", "source_layer", "explained"),
+            blank=("similar_units", "source_layer", "explained"),  # they may have empty cells
         )
 
     def draw(self, result: Result, folder: Path) -> None:
