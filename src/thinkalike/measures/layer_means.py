@@ -89,7 +89,10 @@ class LayerMeans(Accumulator):
         after_ratio: bool = False,
         **kwargs: Any,
     ):
-        """Store the settings, and refuse "token" for a measure that compares all rows."""
+        """Store the settings, and refuse "token" for a measure that compares all rows.
+
+        The docstring of the class describes the arguments.
+        """
         super().__init__(source_layers, target_layers, conditional_on=conditional_on, **kwargs)
         if conditional_on == "token" and not measure.compares_within_groups:
             raise ValueError(

@@ -189,7 +189,10 @@ class CKA(LayerMeans):
         permutations: RepetitionsOrNone = 0,
         **kwargs: Any,
     ):
-        """Check the choices, and make a metric of means over batches with CKA as its measure."""
+        """Check the choices, and make a metric of means over batches with CKA as its measure.
+
+        The docstring of the class describes the arguments.
+        """
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         measure = CKAMeasure(estimator, kernel, flatten=flatten)

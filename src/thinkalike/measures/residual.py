@@ -95,6 +95,7 @@ class ResidualStates:
         The covariates of a row are the leading principal components of each entry of `mixing`,
         states that are linear in the embeddings of the tokens so far, and functions of the
         `positions` of its word, except the first ones, whose mean states are subtracted instead.
+        The docstring of the class describes the arguments.
         """
         folds = fold_of(documents)
         if is_compared is None:

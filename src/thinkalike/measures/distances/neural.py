@@ -287,7 +287,8 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
         furthest_below = (mean - states.amin(0)).max()
         spread = float(torch.maximum(furthest_above, furthest_below))
     size = spread if spread < LEAST_SIZE else largest
-    if not size or LEAST_SIZE < size < GREATEST_SIZE:
+    are_equal = size == 0
+    if are_equal or LEAST_SIZE < size < GREATEST_SIZE:
         return
     noun = "distances" if distance == "precomputed" else "states"
     verb = "differ by at most" if largest > LEAST_SIZE > spread else "are at most"
