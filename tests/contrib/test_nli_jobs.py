@@ -283,7 +283,7 @@ def die():
 @pytest.mark.parametrize(("way", "left"), [("killed", 2), ("signal", 3)])
 def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded, few, work, monkeypatch):
     """Five batches: dying in the last leaves the three that were kept, a signal in the second leaves two."""
-    monkeypatch.setattr(module, "KEPT_EVERY", 3)
+    monkeypatch.setattr(module, "BATCHES_PER_STATE", 3)
 
     def run():
         return stitched_members(models[:2], encoded, few, settings(batch=8, at_once=2), work)

@@ -12,7 +12,7 @@ from published_pairs import write
 from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.encoding import encode_pairs, padded_batches
 from thinkalike.contrib.populations.pair_files import pairs_in
-from thinkalike.contrib.populations.pair_sets import _fit_pairs, read_pairs
+from thinkalike.contrib.populations.pair_sets import _training_pairs, read_pairs
 from thinkalike.contrib.populations.pair_templates import OVERLAP, TEMPLATES, nli_challenge, nli_training
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
 from thinkalike.data.grammar import Phrase, finite_verbs, lexicon, noun
@@ -505,7 +505,7 @@ def test_pairs_that_repeat_a_fit_pair_are_dropped_and_counted(change, tmp_path):
 
 
 def test_the_sides_of_the_hub_are_apart(monkeypatch):
-    _fit_pairs.cache_clear()
+    _training_pairs.cache_clear()
     sets = {("mnli", "train"): FITTED, ("mnli", None): [*FITTED[:5], *OWN], ("hans", None): OWN_HARD}
     monkeypatch.setattr(
         "thinkalike.contrib.populations.pair_sets.hub_pairs", lambda name, split=None: pairs_of(sets[name, split])

@@ -61,7 +61,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
                 yield {"data.evaluation_tokens": tokens}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the logits that are in memory at once, for a forecast."""
+        """Return the bytes of the logits that are in memory at once."""
         from thinkalike.measures.losses import bytes_of_logits
 
         return bytes_of_logits(shapes["model"].vocabulary)

@@ -105,7 +105,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job."""
+        """Return what decides the numbers besides settings: stimuli, models and recordings."""
         return inputs_of_stimuli(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
@@ -115,11 +115,11 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         return {}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the forward passes of each model over the sentences, for a forecast."""
+        """Return the passes of each model over the sentences, to estimate the job's time."""
         return sentence_passes(config, shapes)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds of a job besides forward passes of models, for a forecast.
+        """Return the seconds of a job besides forward passes of models, as an estimate.
 
         The time of `compare` is measured with random states of two and of four layers, and
         extrapolated linearly to all layers of all models. It is 0 if only recordings are compared,
@@ -157,35 +157,37 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             width: The width of its states.
         """
 
-        def compare(count: int) -> None:
+        def compare_some(count: int) -> None:
             """Run `compare` on some evenly spaced stimuli with random states."""
             evenly_spaced = torch.linspace(0, len(stimuli) - 1, count).long().numpy()
             generator = torch.Generator().manual_seed(0)
             states = [torch.randn(count, width, generator=generator) for _ in range(layers)]
-            side = StimulusStates("random states", list(range(layers)), states, {})
-            self.compare(config, stimuli.take(evenly_spaced), [side])
+            random_model = StimulusStates("random states", list(range(layers)), states, {})
+            self.compare(config, stimuli.take(evenly_spaced), [random_model])
 
+        # Times are remembered by this name, which says all that they depend on.
         name = (
             f"{config.measure} of {stimuli.fingerprint()}, {config.recipe}, width {width}, "
             f"{layers} layers"
         )
-        return seconds_of_rows(name, compare, len(stimuli), TIMED_STIMULI)
+        return seconds_of_rows(name, compare_some, len(stimuli), TIMED_STIMULI)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield settings that take ever less time, for `budget=`: all stimuli, half of them, ...
+        """Yield settings that take ever less time, of which `budget=` takes the first that fits.
 
-        There are at least `FEWEST_STIMULI` of them, if the job has as many.
+        They are {} for all stimuli, and then samples of a half, a quarter and so on, of at least
+        `FEWEST_STIMULI` stimuli if the job has as many.
         """
         yield {}
-        count = len(read_stimuli(config.stimuli))
-        # The first number is that of all stimuli, for which no sample is drawn.
-        for sample in halvings(count, least=min(FEWEST_STIMULI, count))[1:]:
-            yield {"stimuli.sample": sample}
+        n_stimuli = len(read_stimuli(config.stimuli))
+        sample_sizes = halvings(n_stimuli, least=min(FEWEST_STIMULI, n_stimuli))
+        for sample_size in sample_sizes[1:]:  # the first one is that of all stimuli
+            yield {"stimuli.sample": sample_size}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the states of all stimuli in all layers, for a forecast."""
+        """Return the bytes of the states of all stimuli in all layers."""
         has_embedding = config.measure_as(StimulusDistanceConfig).embed
         numbers_per_stimulus = 0
         for shape in set(shapes.values()):
@@ -196,7 +198,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
 
 
 def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-    """Return the forward passes for a forecast: one of each model over the stimuli's sentences.
+    """Return the passes of each model over the sentences of the stimuli, to estimate time.
 
     The number of tokens is estimated, as no tokenizer is loaded.
     """
@@ -209,19 +211,19 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 
 
 def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
-    """Return what decides the numbers of a measure of stimuli, by name, for the key of its job.
+    """Return what decides the numbers of a measure of stimuli besides its settings, by name.
 
     These are the stimuli and the models. With recordings, they are also the hashes of the files,
     the ids of stimuli, which rows of a recording refer to, and the names of recordings if the user
-    changed them.
+    changed them. All enters the hash of the job, under which its result is stored.
     """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)
         return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
 
-    without_model = config.without_model()
+    without_model = config.without_model()  # the recordings may take the place of `model`
     stimuli = read_stimuli(without_model.stimuli)
-    # The names of stimuli decide which row of a recording belongs to which of them.
+    # The ids decide which row of a recording belongs to which stimulus.
     hash_of_ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()
     recordings = [recording_fingerprint(recording) for recording in config.recordings]
     inputs: dict[str, Input] = {
@@ -312,7 +314,11 @@ def stimulus_states_to_compare(
 
 
 def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
-    """Raise a DataError unless subjects have different recordings, of the same layers."""
+    """Check that subjects (participants) have different recordings, of the same layers.
+
+    Raises:
+        DataError: Two subjects differ in their layers, or have the same recording.
+    """
     subject_of_content: dict[str, str] = {}
     for subject in subjects:
         different_layers = set(subjects[0].layers) ^ set(subject.layers)
@@ -321,6 +327,7 @@ def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
                 f"{subject.name} and {subjects[0].name} differ in the layers "
                 f"{', '.join(sorted(different_layers))}"
             )
+        # The fingerprint ends with the hash of the content, after the name of its format.
         content_hash = subject.origin["fingerprint"].split()[-1]
         if content_hash in subject_of_content:
             raise DataError(
@@ -333,9 +340,14 @@ def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
 def _with_chosen_layers(
     config: AnalyzeConfig, sides: list[StimulusStates]
 ) -> list[StimulusStates]:
-    """Return the sides; models keep only the layers that the setting `layers=` lists.
+    """Return models and recordings with only the layers that the setting `layers=` lists.
 
-    Recordings keep all their layers, and so do models if the setting is "same" or "all".
+    The setting is for models alone; recordings keep all their layers. So do models if it is "same"
+    or "all".
+
+    Args:
+        config: The job.
+        sides: The states of the stimuli in each model and recording.
     """
     models = [side for side in sides if not side.runs]  # only recordings have runs
     if config.layers in ("same", "all") or not models:
@@ -362,10 +374,10 @@ def _with_chosen_layers(
 
 
 def _side_with_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusStates:
-    """Return a side with only these layers, and with the embedding if it has it.
+    """Return the states of a model at these layers only, and at the embedding if they have it.
 
     Raises:
-        DataError: The side lacks one of the layers.
+        DataError: There are no states of one of the layers.
     """
     missing = sorted(set(layers) - set(side.numbers))
     if missing:
@@ -391,29 +403,31 @@ def comparison_of_stimuli(
         config: The job.
         work: The context of the running job, which has its stimuli.
     """
+    # Some settings of the measure have a fixed value if stimuli are compared.
     measure = replace(instrument.measure_settings(config), **instrument.for_stimuli)
     stimuli = work.input("stimuli", Stimuli)
     states_by_side = stimulus_states_of(config, stimuli, measure.embed)
-    compared, with_massive = without_massive(config, stimuli, states_by_side)
+    # The stimuli to compare, and, if massive ones (with very long states) are left out, all.
+    compared, all_compared = without_massive(config, stimuli, states_by_side)
 
     needed_by = ""  # the setting to blame in an error if there are too few stimuli
     if hasattr(measure, "neighbours"):
         needed_by = f"measure.neighbours={measure.neighbours}"
 
-    def batches_of(stimuli: Compared) -> StateBatches:
+    def batches_of(chosen: Compared) -> StateBatches:
         """Return batches of both sides' states; groups of stimuli take the place of documents."""
         return array_batches(
             # A recording that is compared with itself is the only side, so both first and last.
-            [stimuli.sides[0].states, stimuli.sides[-1].states],
-            stimuli.stimuli.groups,
+            [chosen.sides[0].states, chosen.sides[-1].states],
+            chosen.stimuli.groups,
             rows_per_batch=measure.tokens_per_batch,
             fewest=instrument.fewest(measure),
             needed_by=needed_by,
         )
 
     batches = batches_of(compared)
-    if with_massive:
-        batches = batches.beside(batches_of(with_massive))
+    if all_compared:
+        batches = batches.beside(batches_of(all_compared))
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(compared.stimuli)})
 
     sides = []

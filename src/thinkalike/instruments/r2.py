@@ -98,7 +98,7 @@ class LayerR2(
         return config.measure_as(R2Config).embed
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-        """Return the forward passes for a forecast: one of each model over the words' tokens."""
+        """Return one pass of each model over the tokens of the words, to estimate time."""
         tokens = estimated_tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
@@ -106,7 +106,7 @@ class LayerR2(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that fitting linear maps takes, for a forecast.
+        """Return the seconds that fitting linear maps takes, to estimate the job's time.
 
         Maps are fitted twice: between the states after word, position and earlier tokens are
         regressed out, and between the states without that.
@@ -138,7 +138,7 @@ class LayerR2(
             yield settings
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes that are in memory at once, for a forecast.
+        """Return the bytes that are in memory at once, to estimate the job's memory.
 
         These are the states of all words in all layers, in float32, and the ridge predictors.
         """

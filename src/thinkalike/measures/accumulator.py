@@ -76,7 +76,10 @@ class Accumulator(Metric):
         conditional_on: str = "none",
         **kwargs: Any,
     ):
-        """Store the settings, and begin each state as an empty list, with an entry per batch."""
+        """Store the settings, and begin each state as an empty list, with an entry per batch.
+
+        The docstring of the class describes the arguments.
+        """
         check_choice("conditional_on", conditional_on, CONDITIONS)
         options = {"dist_sync_fn": states_of_processes, "compute_with_cache": False}
         super().__init__(**(options | kwargs))

@@ -94,12 +94,13 @@ def interpolated_mark(
 def reading_interval(
     value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
 ) -> Estimate:
-    """Return the bits that `interpolated_mark` reads for a value, with a 95 % interval.
+    """Return the number of bits at which a rounded copy would have a value, with a 95 % interval.
 
-    For every candidate number of bits between the first and the last of `BITS_OF_COPIES`, the
-    value that a copy of so many bits would have is interpolated linearly between the calibration
-    points, or extrapolated from the outer two. The interval spans the reading and all candidates
-    whose difference from the value has an interval that holds 0 (Fieller 1954).
+    A calibration point is a copy of a model that was rounded to a known number of bits. For every
+    candidate number of bits between the first and the last of `BITS_OF_COPIES`, the value that a
+    copy of so many bits would have is interpolated linearly between the calibration points, or
+    extrapolated from the outer two. The interval spans the result and all candidates for which the
+    interval of the difference between the value and that of the copy holds 0 (Fieller 1954).
 
     Args:
         value: The value and then its jackknife replicates.

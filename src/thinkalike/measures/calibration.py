@@ -163,7 +163,7 @@ def _values_without_parts(
     Y: Float[Tensor, "n e"],
     part_of_row: Int[Tensor, " n"],
 ) -> list[float]:
-    """Return the value without the rows of each of the `JACKKNIFE_PARTS` parts in turn.
+    """Return the function's value without the rows of each of the `JACKKNIFE_PARTS` parts in turn.
 
     Args:
         function: The user's function of two layers.

@@ -199,7 +199,7 @@ def flaw_of(
         dtype: The dtype of the rows.
     """
     are_alike = all_alike(spread, offset, dtype)
-    flaw_of_finite_rows = ALIKE * are_alike  # `ALIKE` or 0
+    flaw_of_finite_rows = torch.where(are_alike, ALIKE, 0)
     return torch.where(spread.isfinite(), flaw_of_finite_rows, NOT_FINITE)
 
 

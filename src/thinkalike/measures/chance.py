@@ -42,9 +42,11 @@ ValuesByPair = dict[Pair, Float[Tensor, "_ _ _"]]
 class Chance:
     """The null of the values of l x m layer pairs: documents change places, in one batch.
 
-    p and `largest` are of `balanced_rows`; given the token, they are of the similarities of
-    different documents. They are NaN if there are fewer than 8 such documents, or, given the
-    token, if the documents are worth fewer than 15 of equal length.
+    p-values and `largest` are computed on the same number of rows of each document, as only
+    documents of equal length are exchangeable, see `balanced_rows`. If rows are compared within
+    groups of one token, they are computed on the similarities of rows of different documents. They
+    are NaN if there are fewer than 8 such documents, or, within groups of one token, if the
+    documents are worth fewer than 15 of equal length.
 
     Attributes:
         null: The mean value of those permutations that leave next to no row in place.
@@ -75,17 +77,19 @@ def chance_of(
     best: float = 1.0,
     sign: int = 1,
 ) -> Chance:
-    """Return how the values of layer pairs compare with chance.
+    """Return how the values of layer pairs compare with chance: calibrated values and p-values.
 
-    With fewer than `FEWEST_GROUPS` documents all p-values, and `Chance.largest`, are NaN.
+    Chance is the values after the documents of one model were permuted. With fewer than
+    `FEWEST_GROUPS` documents all p-values, and `Chance.largest`, are NaN.
 
     Args:
         estimate: The values with their intervals.
         null: The mean value of each layer pair by chance.
-        tested: In the axis a, the value that p-values are for, and then that of each permutation.
+        tested: The value of each layer pair that p-values are for, and then its value in each
+            permutation; a = 1 + the number of permutations.
         documents: How many documents change places.
         best: The value of a layer with itself.
-        sign: 1 if larger values are closer, and -1 for a distance.
+        sign: 1 if larger values mean more similar, and -1 for a distance.
     """
 
     def calibrated(value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
@@ -94,8 +98,8 @@ def chance_of(
 
     value = calibrated(estimate.as_found)
     ends = torch.stack([value, calibrated(estimate.low), calibrated(estimate.high)])
-    # The ends are exchanged where best is below the null, as for a distance.
-    calibrated_estimate = Estimate(value, ends.amin(0), ends.amax(0))
+    # For a distance, whose best value is below the null, the two ends change places.
+    calibrated_estimate = Estimate(value, low=ends.amin(0), high=ends.amax(0))
 
     if documents < FEWEST_GROUPS:
         tested = torch.full_like(tested, torch.nan)
@@ -219,11 +223,12 @@ class BatchNull:
         permuted: ValuesByPair,
         values: Mapping[Pair, Float[Tensor, "_ _"]],
     ) -> tuple[ValuesByPair, int]:
-        """Return the values for p-values, and how many documents change places.
+        """Return the values that p-values are computed from, and how many documents change places.
 
-        Entry 0 is the value that is tested, the others are those of permutations, or of random
-        signs within groups of one token. Under chance all of them are exchangeable. The number of
-        documents is 0 where they are too few for a p-value.
+        Entry 0 is the value that is tested. The others are the values of permutations of
+        documents, or, within groups of one token, those with random signs. By chance alone, all
+        of them have the same distribution. The number of documents is 0 if they are too few for a
+        p-value.
 
         Args:
             document_of_row: The document of each row that is compared.

@@ -461,12 +461,12 @@ def compare_one_by_one(
     model_pairs: ModelPairs,
     is_symmetric: bool,
 ) -> dict[Pair, Float[Tensor, "l m *k"]]:
-    """Return the value of every two layers of the compared models, by pair of models.
+    """Return the value of every layer of one model with every layer of another, one by one.
 
-    They are computed one by one, and stacked to (l, m) and the shape (*k) of one value.
+    For each pair of models, the values have the shape (l, m, *k), with (*k) that of one value.
 
     Args:
-        compare: Takes two prepared layers to a value.
+        compare: Returns the value of two prepared layers.
         layers: All different layers, prepared.
         model_pairs: Which of these layers each model has, and which models are compared.
         is_symmetric: Whether `compare` gives the same value in either order, so that one of them

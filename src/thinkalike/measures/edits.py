@@ -355,7 +355,7 @@ def _matching_rows(
 
 
 def _bytes_of_rows(rows: Float[Tensor, "n d"]) -> list[bytes]:
-    """Return the bytes of each row."""
+    """Return the bytes of each row, by which rows are compared exactly."""
     return [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
 
 
@@ -488,10 +488,11 @@ def _steps(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return for each row the step of the grid on which its values lie, and the grid's length.
 
-    The step is the least distance between two values that is more than rounding, or ∞ if all
-    values are equal. The length is the number of grid points from the least value of the row to
-    the greatest. It is ∞ if a value lies off the grid, if the step is too small to be told from
-    rounding, or if all values are equal.
+    A grid has all whole multiples of a step, counted from the least value of the row. The step is
+    the least distance between two values that is more than rounding, or ∞ if all values are equal.
+    The length is the number of grid points from the least value of the row to the greatest. It is
+    ∞ if a value lies off the grid, if the step is too small to be told from rounding, or if all
+    values are equal.
 
     Args:
         rows: The rows.

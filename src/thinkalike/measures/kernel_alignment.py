@@ -142,9 +142,12 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def prepare_all(
         self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
     ) -> list[CentredRows]:
-        """Return the centred rows of each of l layers, overwriting `layers` if `in_place`.
+        """Return the centred rows of each of l layers.
 
-        `names` is what errors call each layer.
+        Args:
+            layers: The layers, stacked.
+            names: What errors call each layer.
+            in_place: Whether the memory of `layers` may be overwritten.
         """
         return centre_all(layers, names, in_place)
 
@@ -362,12 +365,12 @@ def hsics_within(
 def _in_feature_units(
     hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], model_pairs: ModelPairs
 ) -> dict[Pair, Tensor]:
-    """Return the HSICs that the layers have before their rows are scaled to unit variance.
+    """Return the HSICs of the layers as they were before their rows were divided by a scale.
 
-    HSICs of scaled rows are multiplied by the squares of the scales of both layers.
+    The HSIC of two layers grows with the square of each layer's scale.
 
     Args:
-        hsics: The HSICs of scaled rows, (..., l, m) for each pair of models.
+        hsics: The HSICs of the divided rows, (..., l, m) for each pair of models.
         layers: All different layers, with the scale by which the rows of each were divided.
         model_pairs: Which of these layers each model has.
     """

@@ -296,6 +296,7 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
         X = _array_of_tensor(X)
     refuse_huge(X, "X")
     refuse_masked(X, "X")
+    # Anything but an array, such as a list of lists, becomes an array of Python objects.
     try:
         array = X
         if not isinstance(array, np.ndarray):

@@ -89,7 +89,10 @@ class LayerMeans(Accumulator):
         after_ratio: bool = False,
         **kwargs: Any,
     ):
-        """Store the settings, and refuse "token" for a measure that compares all rows."""
+        """Store the settings, and refuse "token" for a measure that compares all rows.
+
+        The docstring of the class describes the arguments.
+        """
         super().__init__(source_layers, target_layers, conditional_on=conditional_on, **kwargs)
         if conditional_on == "token" and not measure.compares_within_groups:
             raise ValueError(
@@ -206,8 +209,9 @@ class LayerMeans(Accumulator):
     def _precedes_stored_nulls(self, number: int) -> bool:
         """Return whether a batch's number is below those of all batches whose null is stored.
 
-        The null distribution is that of the batch with the lowest number, and batches may come in
-        any order. Each entry of `self.moved` is (number of the batch, documents permuted), (1, 2).
+        The null distribution of a run is that of the batch with the lowest number, so that it does
+        not depend on the order in which batches come. Each entry of `self.moved`, of shape (1, 2),
+        has the number of a batch with a null, and how many of its documents were permuted.
         """
         return all(number < int(entry[0, 0]) for entry in self.moved)
 

@@ -48,7 +48,10 @@ class LayerPairEstimate(Estimate):
         rows_used: float | None = None,
         chance: Chance | None = None,
     ):
-        """Take over the values across the models, and store what is known beside them."""
+        """Take over the values across the models, and store what is known beside them.
+
+        The docstring of the class describes the arguments.
+        """
         super().__init__(*across, uncorrected=across.uncorrected)
         self.batches = batches
         self.documents = documents

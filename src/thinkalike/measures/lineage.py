@@ -125,7 +125,11 @@ def compare_units(
 
 
 def sample_of(units: int) -> Int[Tensor, " s"]:
-    """Return the positions of at most `SAMPLED_UNITS` of so many units, evenly spaced."""
+    """Return the positions of at most `SAMPLED_UNITS` units of a block, evenly spaced.
+
+    Args:
+        units: How many units the block has.
+    """
     count = min(units, SAMPLED_UNITS)
     return torch.arange(count) * units // max(count, 1)
 

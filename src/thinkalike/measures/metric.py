@@ -44,13 +44,19 @@ class CKAResult(LayerPairEstimate):
     ):
         """Make a `LayerPairEstimate` of its arguments, and store what CKA has beside it.
 
-        `leverages` are those of the source layers, then of the target layers, (l + m,). `without`
-        is the CKA without each part of the documents, the replicates of the jackknife.
+        Args:
+            leverages: The largest share of each layer's variance that a single row decides: those
+                of the l source layers, then of the m target layers, (l + m,).
+            hsics: The HSICs of each batch.
+            without: The CKA without each part of the documents, the replicates of the jackknife.
+            aggregate: How batches are combined: "ratio_of_means" or "mean_of_ratios".
+            is_unbiased: Whether the bias of rows of one document is subtracted.
+            estimate_arguments: The arguments of `LayerPairEstimate`.
         """
         super().__init__(**estimate_arguments)
-        depth = len(self.value)
-        self.leverage_source = leverages[:depth]
-        self.leverage_target = leverages[depth:]
+        n_source_layers = len(self.value)
+        self.leverage_source = leverages[:n_source_layers]
+        self.leverage_target = leverages[n_source_layers:]
         self.hsics = hsics
         self.without = without
         self.aggregate = aggregate
@@ -183,7 +189,10 @@ class CKA(LayerMeans):
         permutations: RepetitionsOrNone = 0,
         **kwargs: Any,
     ):
-        """Check the choices, and make a metric of means over batches with CKA as its measure."""
+        """Check the choices, and make a metric of means over batches with CKA as its measure.
+
+        The docstring of the class describes the arguments.
+        """
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         measure = CKAMeasure(estimator, kernel, flatten=flatten)

@@ -375,10 +375,11 @@ class MutualKNN(OfNeighbours[Tensor]):
         return MutualKNN(self.neighbours, groups)
 
     def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-        """Return which rows of a group are neighbours: 1 if each is the other's, else ½ or 0.
+        """Return which rows of a group are neighbours of each other.
 
         Returns:
-            For each group size s, a symmetric matrix for each of its g groups, (g, s, s).
+            For each group size s, a symmetric matrix for each of its g groups, (g, s, s). An entry
+            is 1 if each of two rows is a neighbour of the other, ½ if only one is, and else 0.
         """
         assert self.groups is not None
         adjacency = []

@@ -77,7 +77,10 @@ def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
 
 
 def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
-    """Raise a ValueError unless two models have as many logits, as with one vocabulary."""
+    """Raise a ValueError if the outputs of two models have different numbers of logits.
+
+    Only logits over one vocabulary can be compared entry by entry.
+    """
     if source.vocabulary != target.vocabulary:
         raise ValueError(
             f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "

@@ -95,6 +95,7 @@ class ResidualStates:
         The covariates of a row are the leading principal components of each entry of `mixing`,
         states that are linear in the embeddings of the tokens so far, and functions of the
         `positions` of its word, except the first ones, whose mean states are subtracted instead.
+        The docstring of the class describes the arguments.
         """
         folds = fold_of(documents)
         if is_compared is None:
@@ -131,10 +132,11 @@ class ResidualStates:
         return self._covariates.residuals(residuals)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
-        """Return a ridge predictor from these states, less what word, position and mixing predict.
+        """Return a ridge predictor from states of which `of` has removed what is known.
 
-        It predicts states of another layer that were treated likewise, by `of`. Mixing is a linear
-        function of the embeddings of earlier tokens.
+        What is known is the effects of the word, of its position, and of linear mixing of the
+        embeddings of earlier tokens. The states of another layer that it predicts must be treated
+        in the same way.
         """
         return Predictor(self.of(states), self.documents)
 
@@ -143,10 +145,10 @@ class ResidualStates:
         return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return states less the mean state of their word and that of their position.
+        """Return states less the effects of their word and of their position.
 
-        Means are taken within each fold of documents. Maps are later evaluated on one fold and
-        fitted on the others, so no mean may contain states of both.
+        Both are fitted together by least squares, within each fold of documents. Maps are later
+        evaluated on one fold and fitted on the others, so no mean may contain states of both.
         """
         residuals = []
         for rows, groups_of_words in self._folds:

@@ -51,9 +51,10 @@ class Basis(NamedTuple):
 
     @property
     def unit(self) -> Float[Tensor, ""]:
-        """The unit of penalties: Σ ‖x - x̄‖² / d, the mean variance of d units times the rows.
+        """The unit of penalties: Σ ‖x - x̄‖² / d over all rows, for states of width d.
 
-        It is above 0 for constant states, too.
+        It is the number of rows times the mean variance of a dimension. For constant states it is
+        the smallest number above 0.
         """
         smallest = torch.finfo(self.values.dtype).tiny
         return (self.values.sum() / len(self.vectors)).clamp(min=smallest)

@@ -61,11 +61,12 @@ class LayerShifts(Accumulator):
     def gather(self, batch: Batch) -> None:
         """Add a batch: sums of distances, cosines, norms and counts by part of the documents.
 
-        The jackknife later leaves out one of these parts, number % 10 of a document, at a time.
+        The jackknife later leaves out one part of the documents at a time. The part of a document
+        is its number modulo `JACKKNIFE_PARTS`.
 
         Raises:
-            ValueError: The batch has other layers than announced, states of a layer differ in
-                shape, or documents do not fit.
+            ValueError: The batch has a different number of layers than this metric was made for,
+                states of a layer differ in shape, or documents do not fit.
         """
         source, target = batch.states
         self.check(source, target, batch.groups)

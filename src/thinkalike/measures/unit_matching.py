@@ -106,4 +106,5 @@ class SoftMatching(LayerMeasure[Tensor]):
     ) -> Float[Tensor, ""]:
         """Return the mean correlation of the units of two layers, matched as well as possible."""
         correlations = first.T @ second
-        return (transport_plan(correlations) * correlations).sum()
+        plan = transport_plan(correlations)  # its entries add up to 1
+        return (plan * correlations).sum()

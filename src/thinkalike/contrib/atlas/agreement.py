@@ -29,8 +29,9 @@ def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
 def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return Spearman's ρ of each two measures, over the layer pairs of each pair of models.
 
-    ρ is NaN if a measure has the same value for all layer pairs, or if fewer than three layer
-    pairs have values of both measures.
+    The table has a row for each pair of models and each two measures. ρ is NaN if a measure has
+    the same value for all layer pairs, or if fewer than three layer pairs have values of both
+    measures.
 
     Args:
         table: A row for each layer pair, with a column for each measure.
@@ -42,12 +43,12 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     rows = []
     # Values of distances are negated, so that a higher value means more similar everywhere.
     by_models = oriented(table, measures).groupby(MODEL_COLUMNS, sort=False)
-    for (source, target), cells in by_models:
-        rhos = cells[list(measures)].corr("spearman", min_periods=FEWEST_LAYER_PAIRS)
+    for (source, target), values in by_models:
+        rhos = values[list(measures)].corr("spearman", min_periods=FEWEST_LAYER_PAIRS)
         for measure, other in itertools.combinations(measures, 2):
-            has_both = cells[[measure, other]].notna().all(axis=1)
+            has_both_values = values[[measure, other]].notna().all(axis=1)
             rho = rhos.at[measure, other]
-            rows.append((source, target, measure, other, rho, int(has_both.sum())))
+            rows.append((source, target, measure, other, rho, int(has_both_values.sum())))
     columns = [*MODEL_COLUMNS, "measure", "other", "rho", "layer_pairs"]
     correlations = pd.DataFrame(rows, columns=columns)
     if correlations["rho"].isna().all():
@@ -61,13 +62,15 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
 def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
     """Return for each two measures the mean ρ over pairs of models, and the pair of least ρ.
 
+    Rows whose ρ is NaN are left out.
+
     Args:
-        correlations: A row for each two measures and each pair of models, with Spearman's ρ
-            ("rho") over their layer pairs.
+        correlations: A row for each two measures ("measure" and "other") and each pair of models,
+            with Spearman's ρ ("rho") of both measures over the layer pairs of these models.
     """
     rows = []
-    known = correlations.dropna(subset="rho")
-    for (measure, other), model_pairs in known.groupby(["measure", "other"], sort=False):
+    correlations = correlations.dropna(subset="rho")
+    for (measure, other), model_pairs in correlations.groupby(["measure", "other"], sort=False):
         least = model_pairs.iloc[int(model_pairs["rho"].argmin())]
         rho, low, high = (float(number) for number in mean_over_models(model_pairs))
         rows.append(
@@ -87,10 +90,14 @@ def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_agreement(correlations: pd.DataFrame) -> Estimate:
-    """Return the mean ρ over all two measures and all pairs of models; see `mean_over_models`."""
-    known = correlations.dropna(subset="rho")
-    by_models = known.groupby(MODEL_COLUMNS, sort=False)["rho"].mean()
-    return mean_over_models(by_models.reset_index())
+    """Return the mean ρ over all pairs of measures and all pairs of models, with an interval.
+
+    The interval is over models. Pairs of models whose ρ is NaN for some measures count with the
+    mean of the others.
+    """
+    correlations = correlations.dropna(subset="rho")
+    mean_rho_of_models = correlations.groupby(MODEL_COLUMNS, sort=False)["rho"].mean()
+    return mean_over_models(mean_rho_of_models.reset_index())
 
 
 def mean_over_models(correlations: pd.DataFrame) -> Estimate:
@@ -101,17 +108,20 @@ def mean_over_models(correlations: pd.DataFrame) -> Estimate:
     clipped to [-1, 1]. It has the right width if differences between pairs come from the models,
     and is up to √2 too wide if they come from the pairs. It does not cover the choice of the text.
     It is unbounded with two models, or if one model is in every pair.
+
+    Args:
+        correlations: A row for each pair of models (the columns `MODEL_COLUMNS`), with its `rho`.
     """
     value = torch.tensor(correlations["rho"].mean(), dtype=torch.float64)
     models = pd.unique(correlations[MODEL_COLUMNS].to_numpy().ravel())
-    without_each = []
+    replicates = []
     for model in models:
-        is_without = (correlations[MODEL_COLUMNS] != model).all(axis=1)
-        if not is_without.any():
+        has_other_models = (correlations[MODEL_COLUMNS] != model).all(axis=1)
+        if not has_other_models.any():
             return interval_around(value, torch.inf)
-        without_each.append(correlations[is_without]["rho"].mean())
-    estimate = jackknife(value, torch.tensor(without_each, dtype=torch.float64))
-    return Estimate(value, estimate.low.clamp(min=-1), estimate.high.clamp(max=1))
+        replicates.append(correlations[has_other_models]["rho"].mean())
+    estimate = jackknife(value, torch.tensor(replicates, dtype=torch.float64))
+    return Estimate(value, low=estimate.low.clamp(min=-1), high=estimate.high.clamp(max=1))
 
 
 def relative_ranks(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
@@ -131,9 +141,11 @@ def relative_ranks(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
 
 
 def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
-    """Return for each two measures the layer pair whose ranks differ most.
+    """Return for each two measures the layer pair that they rank most differently.
 
-    Rows are sorted from the largest difference of ranks to the smallest.
+    Layer pairs are ranked from 0 (least similar) to 1 among those of the same two models. Rows are
+    sorted from the largest difference of ranks to the smallest. Two measures without a layer pair
+    that has ranks by both are left out.
 
     Args:
         table: A row for each layer pair, with a column for each measure.
@@ -142,10 +154,10 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
     ranks = relative_ranks(oriented(table, measures), list(measures))
     rows = []
     for measure, other in itertools.combinations(measures, 2):
-        difference = (ranks[measure] - ranks[other]).dropna()
-        if difference.empty:
+        differences = (ranks[measure] - ranks[other]).dropna()
+        if differences.empty:
             continue
-        index = difference.index[int(np.argmax(difference.abs().to_numpy()))]
+        index = differences.index[int(np.argmax(differences.abs().to_numpy()))]
         layer_pair = table.loc[index]
         row = {"measure": measure, "other": other}
         row |= {name: layer_pair[name] for name in PAIR_COLUMNS}
@@ -154,7 +166,7 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
             "other_value": layer_pair[other],
             "rank": ranks.loc[index, measure],
             "other_rank": ranks.loc[index, other],
-            "difference": abs(difference[index]),
+            "difference": abs(differences[index]),
         }
         rows.append(row)
     identifiers = ["measure", "other", *PAIR_COLUMNS]

@@ -16,7 +16,10 @@ from thinkalike.registry import CORE, OF_OUTPUTS, layer_measures
 
 @cache
 def measures_of_atlas() -> tuple[str, ...]:
-    """Return the kinds of measures of states that an atlas may have, in the order of columns."""
+    """Return the names of the measures that can compare layers in an atlas.
+
+    An atlas has a column for each measure, in this order.
+    """
     kinds = []
     for entry in CORE.measures:
         if getattr(instrument(entry), "in_atlas", False):
@@ -43,14 +46,20 @@ class AtlasConfig(LayerPairsConfig):
     words: int = setting(WORDS, least=LEAST_WORDS, most=10**8)
 
     def __post_init__(self) -> None:
-        """Refuse unknown measures, and fewer than two that compare states; drop repetitions."""
+        """Refuse unknown measures, and fewer than two that compare states; drop repetitions.
+
+        Measures of outputs (predictions) may be added, but have no value for most layers.
+
+        Raises:
+            ConfigError: A measure is unknown, or fewer than two compare states.
+        """
         super().__post_init__()
         measures_of_states = measures_of_atlas()
         measures_of_outputs = [entry.kind for entry in layer_measures(OF_OUTPUTS)]
         for name in self.measures:
             one_of("measure.measures", name, (*measures_of_states, *measures_of_outputs))
         self.measures = list(dict.fromkeys(self.measures))
-        n_comparing_states = sum(name in measures_of_states for name in self.measures)
+        n_comparing_states = len(set(self.measures) & set(measures_of_states))
         if n_comparing_states < 2:
             raise ConfigError(
                 f"measure.measures={self.measures} must name two measures of layers or more"

@@ -25,12 +25,12 @@ BACK = "_back"
 
 
 class MeasureJob(NamedTuple):
-    """A job of an atlas.
+    """A job of an atlas: one measure of one pair of models.
 
     Attributes:
-        measure: The kind of its measure.
+        measure: The name of the measure.
         source, target: What the atlas calls the models.
-        config: Its configuration.
+        config: The configuration of the job.
     """
 
     measure: str
@@ -62,28 +62,43 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     An atlas applies several measures to all pairs of some models. A job takes over each setting of
     the atlas that is also a setting of its measure.
     """
-    measure = config.measure_as(AtlasConfig)
-    any_measure = measure_schema("cka")()  # pairs of models are the same for all measures
-    pairs: list[AnalyzeConfig] = []
+    atlas = config.measure_as(AtlasConfig)
+    pairs = _jobs_of_model_pairs(config)
     models = {}
-    for pair in asked_for(replace(config, models=config.models or [], measure=any_measure)):
-        assert isinstance(pair, AnalyzeConfig)
-        pairs.append(pair)
+    for pair in pairs:
         for model in (pair.model, pair.target):
             models[repr(model)] = model
-    # Names are made for all models together, so that no two of them share one.
+    # Names are made for all models together, so that no two models have the same name.
     name_of = dict(zip(models, distinct_labels(list(models.values())), strict=True))
 
-    atlas_settings = {field.name for field in fields(measure)} - {"kind"}
+    atlas_settings = {field.name for field in fields(atlas)} - {"kind"}
     jobs = []
-    for kind in measure.measures:
-        schema = measure_schema(kind)
-        shared = atlas_settings & {field.name for field in fields(schema)}
-        settings = schema(**{name: getattr(measure, name) for name in shared})
+    for measure in atlas.measures:
+        schema = measure_schema(measure)
+        shared_settings = atlas_settings & {field.name for field in fields(schema)}
+        measure_settings = schema(**{name: getattr(atlas, name) for name in shared_settings})
         for pair in pairs:
-            source = name_of[repr(pair.model)]
-            target = name_of[repr(pair.target)]
-            jobs.append(MeasureJob(kind, source, target, replace(pair, measure=settings)))
+            jobs.append(
+                MeasureJob(
+                    measure,
+                    source=name_of[repr(pair.model)],
+                    target=name_of[repr(pair.target)],
+                    config=replace(pair, measure=measure_settings),
+                )
+            )
+    return jobs
+
+
+def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
+    """Return a job for each pair of models of an atlas, with CKA as its measure.
+
+    The pairs are the same for all measures, which take the place of CKA.
+    """
+    cka = measure_schema("cka")()
+    jobs = []
+    for job in asked_for(replace(config, models=config.models or [], measure=cka)):
+        assert isinstance(job, AnalyzeConfig)
+        jobs.append(job)
     return jobs
 
 
@@ -98,31 +113,32 @@ def model_names(jobs: Sequence[MeasureJob]) -> list[str]:
 def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.DataFrame:
     """Join the results of all jobs to one row for each layer pair, with a column for each measure.
 
-    A measure of predictions has a value only in the rows of the last layers of both models; its
-    other cells are NaN.
+    A measure of predictions (logits) has a value only in the rows of the last layers of both
+    models; its other cells are NaN.
 
     Args:
-        jobs: The jobs of the atlas.
+        jobs: The jobs of the atlas, each of which applies one measure to one pair of models.
         results: The result of each job.
     """
-    tables_of_measure: dict[str, list[pd.DataFrame]] = {}
+    tables_by_measure: dict[str, list[pd.DataFrame]] = {}
     for job, result in zip(jobs, results, strict=True):
-        tables_of_measure.setdefault(job.measure, []).append(_values_between_models(job, result))
-    table_of_measure = {name: pd.concat(tables) for name, tables in tables_of_measure.items()}
+        tables_by_measure.setdefault(job.measure, []).append(_values_between_models(job, result))
 
+    # Each of these tables has the values of one measure for all pairs of models.
     tables_of_outputs = []
     tables_of_states = []
     value_columns = []
-    for values in table_of_measure.values():
+    for tables in tables_by_measure.values():
+        values = pd.concat(tables)
         value_columns += [column for column in values if column not in PAIR_COLUMNS]
         if values["source_layer"].iloc[0] == "logits":
             tables_of_outputs.append(values)
         else:
             tables_of_states.append(values)
+
     table = tables_of_states[0]
     for values in tables_of_states[1:]:
         table = table.merge(values, how="left", on=PAIR_COLUMNS)
-    # Predictions are compared in the place of the last layers.
     last_layers = table.groupby(MODEL_COLUMNS, sort=False)[LAYER_COLUMNS].max().reset_index()
     for values in tables_of_outputs:
         at_last_layers = values.drop(columns=LAYER_COLUMNS).merge(last_layers, on=MODEL_COLUMNS)
@@ -133,7 +149,9 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
 def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:
     """Return the values of one measure between the two models of a job, by layer pair.
 
-    A result may also have layer pairs within each model, in later rows; these are left out.
+    The models get the names that the atlas gives them. A measure whose value differs between both
+    directions has a second column. The first rows of a result compare both models; later rows may
+    compare layers within one model, and are left out.
     """
     table = result.details
     first_pair = table[MODEL_COLUMNS].iloc[0]
@@ -146,19 +164,20 @@ def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:
 
 
 def columns_of(jobs: Sequence[MeasureJob]) -> dict[str, bool]:
-    """Return, for each column of values in the joined table, whether it is a distance.
+    """Return the names of the columns of values, each with whether its values are distances.
 
-    A measure that differs between both directions has a second column, with the ending "_back".
+    There is a column for each measure. A measure that differs between both directions has a second
+    column, with the ending "_back".
     """
     columns = []
-    for kind in dict.fromkeys(job.measure for job in jobs):
-        columns.append(kind)
-        if kind == DIRECTED:
-            columns.append(f"{kind}{BACK}")
+    for measure in dict.fromkeys(job.measure for job in jobs):
+        columns.append(measure)
+        if measure == DIRECTED:
+            columns.append(f"{measure}{BACK}")
     return {column: is_distance(column) for column in columns}
 
 
 def is_distance(column: str) -> bool:
-    """Return whether more is farther, for a column of values."""
-    kind = column.removesuffix(BACK)
-    return bool(instrument(MEASURES[kind]).is_distance)  # type: ignore[attr-defined]
+    """Return whether a larger value means less similar, for the column of a measure."""
+    measure = column.removesuffix(BACK)
+    return bool(instrument(MEASURES[measure]).is_distance)  # type: ignore[attr-defined]

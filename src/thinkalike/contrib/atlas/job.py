@@ -47,20 +47,30 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
     of_models: ClassVar[str] = "all"
 
     def settings_read(self, config: AnalyzeConfig) -> frozenset[str]:
-        """Return the names of the settings that apply to the atlas or to its comparisons."""
-        of_pairs = (self.keys_of_part(config, part) for part in ("model", "data", "seed"))
-        return super().settings_read(config).union(*of_pairs)
+        """Return the names of the settings that apply to the atlas or to its inner jobs.
+
+        An inner job compares two models by one measure, and reads settings that the atlas itself
+        does not.
+        """
+        keys_of_inner_jobs = [
+            self.keys_of_part(config, part) for part in ("model", "data", "seed")
+        ]
+        return super().settings_read(config).union(*keys_of_inner_jobs)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str | FinishedJobs]:
-        """Do the jobs of all pairs of models, and return their results with the models' names."""
+        """Run a job for each measure and pair of models; return the results and the model names.
+
+        Jobs that the store has already are not run again.
+        """
         jobs = inner_jobs(config)
         results = run_jobs([job.config for job in jobs], shown=False)
         return {"labels": ", ".join(model_names(jobs)), "parts": FinishedJobs(jobs, results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Join the tables of all pairs of models, and correlate the measures over layer pairs.
+        """Join the values of all measures, and correlate the measures over layer pairs.
 
-        The result has a row for each pair of layers, and tables of how well the measures agree.
+        The table of the result has a row for each pair of layers of each pair of models. Further
+        tables say how well each two measures agree, and on which layer pairs they disagree most.
         """
         jobs, results = work.input("parts", FinishedJobs)
         table = joined_table(jobs, results)
@@ -78,6 +88,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         scalars["models"] = float(len(model_names(jobs)))
         scalars["layer_pairs"] = float(len(table))
 
+        # Each model is in several results, but is described once.
         descriptions = {}
         for result in results:
             for model in result.provenance["models"]:
@@ -93,11 +104,14 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
             },
             models=list(descriptions.values()),
             facts={"parts": keys},
-            blank=(*table.columns, "rho"),
+            blank=(*table.columns, "rho"),  # these columns may have empty cells (NaN)
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw how well measures agree, and the ranks of all layer pairs by each measure."""
+        """Draw how well measures agree, and how each measure ranks all layer pairs.
+
+        Ranks are from 0 for the least similar layer pair of two models to 1 for the most similar.
+        """
         from thinkalike.contrib.figures.agreement import (  # imports matplotlib
             draw_agreement,
             draw_ranks,
@@ -106,10 +120,11 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         table = result.tables["agreement"]
         names = list(dict.fromkeys([*table["measure"], *table["other"]]))
         draw_agreement(table, names, folder)
-        closer = oriented(result.details, {name: is_distance(name) for name in names})
-        ranks = relative_ranks(closer, names)
-        with_ranks = result.details.assign(**{name: ranks[name] for name in names})
-        draw_ranks(with_ranks, names, folder)
+        # Distances are negated, so that a higher value means more similar.
+        similarities = oriented(result.details, {name: is_distance(name) for name in names})
+        ranks = relative_ranks(similarities, names)
+        table_of_ranks = result.details.assign(**{name: ranks[name] for name in names})
+        draw_ranks(table_of_ranks, names, folder)
 
     def show(self, result: Result) -> None:
         """Print the mean agreement, and where measures agree most and least."""
@@ -129,9 +144,9 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         )
 
         ascending = table.sort_values("rho", kind="stable")
-        best = ascending[::-1][:ROWS_SHOWN]
-        least = ascending[:ROWS_SHOWN][::-1]
-        for rows in (best, least):
+        highest = ascending[::-1][:ROWS_SHOWN]
+        lowest = ascending[:ROWS_SHOWN][::-1]
+        for rows in (highest, lowest):
             for _, row in rows.iterrows():
                 rho = span(row["rho"], row["low"], row["high"], "+.2f")
                 show_text(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from thinkalike.contrib.populations.config import PopulationMeasureConfig
 from thinkalike.contrib.populations.encoding import EncodedPairs, PairBatch, padded_batches
@@ -13,10 +16,22 @@ from thinkalike.contrib.populations.identity_stitches import IdentityStitches, i
 from thinkalike.contrib.populations.pairs import Pairs
 from thinkalike.job import Work
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.processes import asked, at_boundaries, doing, stop
+from thinkalike.processes import ProcessGroup, asked, at_boundaries, doing, stop
 
-STATE = "stitches"  # the name of the state that a job resumes from
-KEPT_EVERY = 10  # batches
+STATE = "stitches"  # the name of the saved state from which an interrupted job resumes
+BATCHES_PER_STATE = 10  # after which the state is saved
+
+
+class StitchedBatch(NamedTuple):
+    """The stitches of all models on one batch.
+
+    Attributes:
+        rows: The indices of the batch's pairs of sentences among all pairs.
+        stitches: The losses and predictions on these pairs.
+    """
+
+    rows: Int[Tensor, " b"]
+    stitches: IdentityStitches
 
 
 def stitched_members(
@@ -26,69 +41,103 @@ def stitched_members(
     measure: PopulationMeasureConfig,
     work: Work,
 ) -> IdentityStitches:
-    """Return losses and predicted classes of all stitches: source, target, cut and pair.
+    """Stitch every two models at every cut, on all pairs of sentences.
 
-    `measure.batch` pairs run at once. A state is kept every few batches, from which an interrupted
-    job resumes. Processes that share the job share the batches.
+    The processes that share the job take turns with the batches: process r of s stitches on the
+    batches r, r + s, r + 2 s and so on. Every few batches they exchange their results, and the
+    first process saves all results, so that an interrupted job resumes from there.
 
     Args:
-        models: The members, of the same depth and width.
+        models: Classifiers of the same depth and width.
         encoded: The tokens of the pairs.
         pairs: The same pairs, with their labels.
-        measure: The settings of the measure.
-        work: The job's processes, and its state if it was interrupted.
+        measure: The settings of the measure, such as how many pairs run at once (`batch`).
+        work: The job's processes, and its saved state if it was interrupted.
     """
     processes = work.processes
-    all_batches = list(padded_batches(encoded, measure.batch))
-    state = work.resume(STATE)
-    if state is None:
-        shape = (len(models), len(models), models[0].n_layers + 1, len(pairs))
-        losses = torch.zeros(shape, dtype=torch.float64)
-        predicted = torch.zeros(shape, dtype=torch.int8)
-        stitches = IdentityStitches(losses, predicted)
-        first = 0
+    batches = list(padded_batches(encoded, measure.batch))
+    n_batches = len(batches)
+    saved = work.resume(STATE)
+    if saved is None:
+        stitches = _no_stitches(models, len(pairs))
+        n_done_before = 0
     else:
-        stitches = IdentityStitches(state["losses"], state["predicted"])
-        first = int(state["batches"])
-    not_gathered: list[tuple[PairBatch, IdentityStitches]] = []
+        stitches = IdentityStitches(saved["losses"], saved["predicted"])
+        n_done_before = int(saved["batches"])
 
-    def stitch(batch: PairBatch) -> None:
-        """Stitch all members on a batch, and keep the result in `not_gathered` until `gather`."""
-        stitches_of_batch = identity_stitches(
-            models,
-            batch.tokens,
-            pairs.labels[batch.rows],
-            pairs.classes,
-            mask=batch.mask.long(),
-            types=batch.types,
-            at_once=measure.at_once,
-        )
-        not_gathered.append((batch, stitches_of_batch))
-
-    def gather() -> None:
-        """Exchange the new results between processes, and write them into `stitches` in each."""
-        results_of_processes = processes.everyone(not_gathered)
-        for batch, stitches_of_batch in itertools.chain.from_iterable(results_of_processes):
-            stitches.losses[..., batch.rows] = stitches_of_batch.losses
-            stitches.predicted[..., batch.rows] = stitches_of_batch.predicted
-        not_gathered.clear()
-
-    n_batches = len(all_batches)
-    with at_boundaries(), doing("batch of stitches", n_batches, first) as activity:
-        for start in range(first, n_batches, processes.size):
-            batch_of_process = start + processes.rank
-            if batch_of_process < n_batches:
-                stitch(all_batches[batch_of_process])
-            done = min(start + processes.size, n_batches)
-            activity.reach(done)
+    not_exchanged: list[StitchedBatch] = []  # results of this process
+    with at_boundaries(), doing("batch of stitches", n_batches, n_done_before) as activity:
+        for start in range(n_done_before, n_batches, processes.size):
+            index = start + processes.rank
+            if index < n_batches:
+                not_exchanged.append(_stitched_batch(models, batches[index], pairs, measure))
+            n_done = min(start + processes.size, n_batches)
+            activity.reach(n_done)
 
             is_asked_to_stop = any(processes.everyone(asked()))
-            if is_asked_to_stop or done // KEPT_EVERY > start // KEPT_EVERY:
-                gather()
+            is_time_to_save = n_done // BATCHES_PER_STATE > start // BATCHES_PER_STATE
+            if is_asked_to_stop or is_time_to_save:
+                _exchange(not_exchanged, stitches, processes)
                 if processes.rank == 0:
-                    work.keep(STATE, {**stitches._asdict(), "batches": done})
+                    work.keep(STATE, {**stitches._asdict(), "batches": n_done})
             if is_asked_to_stop:
-                stop(f"at batch {done} of {n_batches}")
-        gather()
+                stop(f"at batch {n_done} of {n_batches}")
+        _exchange(not_exchanged, stitches, processes)
     processes.end_of_share()
     return stitches
+
+
+def _no_stitches(models: Sequence[FrozenModel], n_pairs: int) -> IdentityStitches:
+    """Return tensors of zeros for all stitches, which are filled batch by batch.
+
+    Their axes are source, target, cut (after the embedding or a block) and pair of sentences.
+    """
+    n_models = len(models)
+    n_cuts = models[0].n_layers + 1
+    shape = (n_models, n_models, n_cuts, n_pairs)
+    losses = torch.zeros(shape, dtype=torch.float64)
+    predicted = torch.zeros(shape, dtype=torch.int8)
+    return IdentityStitches(losses, predicted)
+
+
+def _stitched_batch(
+    models: Sequence[FrozenModel],
+    batch: PairBatch,
+    pairs: Pairs,
+    measure: PopulationMeasureConfig,
+) -> StitchedBatch:
+    """Stitch every two models at every cut, on one batch of pairs.
+
+    Args:
+        models: Classifiers of the same depth and width.
+        batch: The tokens of some pairs of sentences, and the indices of these pairs.
+        pairs: All pairs, with their labels.
+        measure: The settings, of which `at_once` is how many sources run together.
+    """
+    stitches = identity_stitches(
+        models,
+        batch.tokens,
+        pairs.labels[batch.rows],
+        pairs.classes,
+        mask=batch.mask.long(),
+        types=batch.types,
+        at_once=measure.at_once,
+    )
+    return StitchedBatch(batch.rows, stitches)
+
+
+def _exchange(
+    not_exchanged: list[StitchedBatch], stitches: IdentityStitches, processes: ProcessGroup
+) -> None:
+    """Send new results to all processes, and write those of all processes into `stitches`.
+
+    Args:
+        not_exchanged: The new results of this process. The list is emptied.
+        stitches: The tensors for all pairs of sentences, which are changed in place.
+        processes: The processes that share the job. All of them must call this function.
+    """
+    results_of_processes = processes.everyone(not_exchanged)
+    for rows, stitches_of_batch in itertools.chain.from_iterable(results_of_processes):
+        stitches.losses[..., rows] = stitches_of_batch.losses
+        stitches.predicted[..., rows] = stitches_of_batch.predicted
+    not_exchanged.clear()

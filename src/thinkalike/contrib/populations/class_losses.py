@@ -50,20 +50,21 @@ def class_losses(
     classes: Sequence[str],
     data_classes: Sequence[str],
 ) -> ClassLosses:
-    """Return the cross-entropy of each example, and whether its most likely class is right.
+    """Return the cross-entropy of each example, and whether the prediction is right.
 
     The classes of the data may be coarser than the model's: "non-entailment" stands for "neutral"
     and "contradiction". The loss is then -log Σ p(c) over the model's classes c that the label
-    stands for. The prediction is still the most likely one of the model's own classes.
+    stands for. The prediction is the most likely one of the model's own classes, and is right if
+    the label stands for it.
 
     Args:
-        logits: One logit for each of the model's classes.
-        labels: Indices in `data_classes`.
-        classes: The model's classes in the order of its logits.
-        data_classes: The classes of the data.
+        logits: One logit for each of c classes of the model.
+        labels: The label of each example: its index in `data_classes`.
+        classes: The names of the model's classes, in the order of its logits.
+        data_classes: The names of the classes of the data.
 
     Raises:
-        ModelError: The model has different classes, or a logit is not finite.
+        ModelError: The model and the data have different classes, or a logit is not finite.
     """
     data_class_of = _data_class_indices(classes, data_classes).to(logits.device)
     if not logits.isfinite().all():
@@ -84,13 +85,18 @@ def class_losses(
 
 
 def _data_class_indices(classes: Sequence[str], data_classes: Sequence[str]) -> Int[Tensor, " c"]:
-    """Return, for each class of a model, the index of the data's class that it belongs to.
+    """Return, for each class of a model, the index of the class of the data that it belongs to.
 
-    Data may distinguish only entailment from non-entailment (as HANS does). Then "neutral" and
-    "contradiction" (of MNLI) both belong to "non-entailment".
+    The data may have the model's classes in another order, or distinguish only entailment from
+    non-entailment, as HANS does. Then the model's classes "neutral" and "contradiction" both
+    belong to "non-entailment".
+
+    Args:
+        classes: The names of the model's classes, in the order of its logits.
+        data_classes: The names of the classes of the data, in the order of their indices.
 
     Raises:
-        ModelError: The two sets of classes differ.
+        ModelError: The model and the data have different classes.
     """
     data_class_names = list(classes)
     if COARSE_CLASS in data_classes:
@@ -113,34 +119,37 @@ def check_labels(
     data_classes: Sequence[str],
     name: str = "the classifier",
 ) -> float:
-    """Check that a model's classes are in the order of its logits, and return its accuracy.
+    """Check that a model states its classes in the order of its logits; return its accuracy.
 
-    A good model with two of its three classes exchanged is about at chance. So the check fails if
-    any other order of the classes is right more often, by more than three standard errors of the
-    difference (McNemar 1947). A few hundred examples are enough.
+    If two of three classes are exchanged, a good model seems to be about at chance. So the check
+    fails if any other order of the classes is right more often, by more than three standard errors
+    of the difference (McNemar 1947). A few hundred examples are enough.
 
     Args:
-        logits: One logit for each of the model's classes.
-        labels: Indices in `data_classes`.
-        classes: The model's classes in the stated order of its logits.
-        data_classes: The classes of the data.
+        logits: One logit for each of c classes of the model.
+        labels: The label of each example: its index in `data_classes`.
+        classes: The names of the model's classes, in the order that is checked.
+        data_classes: The names of the classes of the data.
         name: What the error message calls the model.
 
     Raises:
         ModelError: Another order of the classes is clearly right more often, or the accuracy is
             below chance.
     """
-    orders = list(itertools.permutations(classes))  # the first one is the stated order
+    orders = list(itertools.permutations(classes))  # the first permutation is the stated order
     correct = torch.stack(
         [class_losses(logits, labels, order, data_classes).correct for order in orders]
-    )
+    )  # (orders, n)
     accuracies = correct.double().mean(1)
     best = int(accuracies.argmax())
+    correct_as_stated = correct[0]
+    correct_in_best_order = correct[best]
 
-    # Were both orders as good, the variance of gained - lost would be about gained + lost.
-    gained = (correct[best] & ~correct[0]).sum()
-    lost = (correct[0] & ~correct[best]).sum()
-    is_another_order_better = gained - lost > MOST_STANDARD_ERRORS * (gained + lost).sqrt()
+    # If both orders were equally good, the variance of gained - lost would be gained + lost.
+    gained = (correct_in_best_order & ~correct_as_stated).sum()
+    lost = (correct_as_stated & ~correct_in_best_order).sum()
+    standard_error = (gained + lost).sqrt()
+    is_another_order_better = gained - lost > MOST_STANDARD_ERRORS * standard_error
 
     accuracy = float(accuracies[0])
     chance = 1 / len(data_classes)

@@ -13,14 +13,14 @@ from torch.nn.functional import one_hot
 from thinkalike.contrib.populations.group_means import group_numbers
 from thinkalike.measures.seeds import seeded
 
-MOST_ASSIGNMENTS = 20_000  # of models to groups that a permutation test looks at
+MOST_ASSIGNMENTS = 20_000  # of models to groups in a permutation test
 
 
 def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
     """Return the cluster of each model, in 0..k-1, by average linkage.
 
     Each model begins as a cluster of its own. The two clusters with the smallest mean distance are
-    merged until k are left.
+    merged, until k clusters are left.
 
     Raises:
         ValueError: The distances are NaN or not symmetric, or k is not in 1..m.
@@ -52,23 +52,30 @@ def adjusted_rand_index_p(
 
     It is the share of assignments of models to groups of the same sizes whose index is at least as
     high. If there are at most `MOST_ASSIGNMENTS` distinct assignments, all are tried and p is
-    exact. Otherwise as many random ones are drawn, and p = (1 + count) / (1 + draws) (Phipson &
-    Smyth 2010). Two groups of six have 924 assignments, two of them perfect, so p is at least
-    0.0022.
+    exact. Otherwise `MOST_ASSIGNMENTS` random ones are drawn, and p = (1 + count) / (1 + draws)
+    (Phipson & Smyth 2010). Two groups of six have 924 assignments, two of them perfect, so p is at
+    least 0.0022.
 
     With the sizes of clusters and groups fixed, the index only depends on Σ n_ij² and rises with
     it, where n_ij is the number of models of cluster i in group j. So the sums, which are whole
     numbers, are compared instead of indices, which are rounded.
+
+    Args:
+        labels: The cluster of each model.
+        groups: The known group of each model.
+        seed: The seed of random assignments.
     """
     actual = group_numbers(groups)
     group_sizes = actual.bincount().tolist()
+    # The multinomial coefficient: m! / (n_1! n_2! ...) for groups of n_1, n_2, ... models.
     n_assignments = math.factorial(len(actual)) // math.prod(map(math.factorial, group_sizes))
     is_exact = n_assignments <= MOST_ASSIGNMENTS
     if is_exact:
         assignments = torch.tensor(list(_assignments(group_sizes)))
     else:
-        draws = torch.rand(MOST_ASSIGNMENTS, len(actual), generator=seeded(seed))
-        assignments = actual[draws.argsort(1)]
+        # Sorting random numbers gives a random permutation in each row.
+        random_numbers = torch.rand(MOST_ASSIGNMENTS, len(actual), generator=seeded(seed))
+        assignments = actual[random_numbers.argsort(1)]
 
     is_as_good = _overlap(assignments, labels) >= _overlap(actual[None], labels)
     count = int(is_as_good.sum())
@@ -78,7 +85,10 @@ def adjusted_rand_index_p(
 
 
 def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:
-    """Yield every distinct list of group numbers, one number for each model.
+    """Yield every way to assign models to groups, as a list of the group number of each model.
+
+    The function chooses the group of the first model, and calls itself for the others. With no
+    model left, it yields an empty list.
 
     Args:
         remaining: How many models are still to be assigned to each group.
@@ -86,10 +96,10 @@ def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:
     if not any(remaining):
         yield []
     for group, count in enumerate(remaining):
-        if count:
+        if count > 0:
             without_one = [*remaining[:group], count - 1, *remaining[group + 1 :]]
-            for later_groups in _assignments(without_one):
-                yield [group, *later_groups]
+            for groups_of_later_models in _assignments(without_one):
+                yield [group, *groups_of_later_models]
 
 
 def _overlap(assignments: Int[Tensor, "r m"], labels: Int[Tensor, " m"]) -> Int[Tensor, " r"]:

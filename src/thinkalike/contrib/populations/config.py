@@ -41,23 +41,29 @@ class NumberedModel(ModelConfig):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that can change results.
 
-        `index` is the number of a model in a population. It can change results if the size of the
-        population, `members`, is given, or if the model's name or path contains the number.
+        `index` is the number of a model in a series of models that differ in their seeds. It can
+        change results if the size of the series, `members`, is given, or if the model's name or
+        path contains the number.
         """
-        # The index must be a number of its own, as in feather_berts_3, and not the 3 of gelu-3l.
-        number = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
+        # The index must be a number by itself, as in feather_berts_3, and not the 3 of gelu-3l.
+        number_alone = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")
         names = (self.name, self.hub_id, self.path)
-        is_in_name = any(number.search(name) for name in names if name is not None)
+        is_in_name = any(number_alone.search(name) for name in names if name is not None)
         read = super().settings_read()
         if self.members or is_in_name:
             return read
         return read - {"index"}
 
     def check_family(self, family: str, predicts: str) -> None:
-        """Refuse settings that have no effect on a model of this family.
+        """Refuse settings that have no effect on a model of a family of architectures.
+
+        Args:
+            family: The name of the family.
+            predicts: What its models predict, such as "class".
 
         Raises:
-            ConfigError: `classes` is given for a model that does not predict classes.
+            ConfigError: `classes`, the names of classes, is given for a model that does not
+                predict classes.
         """
         super().check_family(family, predicts)
         if self.classes is not None and predicts != "class":
@@ -69,13 +75,15 @@ class NumberedModel(ModelConfig):
     def classes_of(self, stated: Sequence[str]) -> list[str]:
         """Return the names of a classifier's classes, in the order of its logits.
 
-        The setting `classes` may rename the classes, but not reorder them.
+        They are the names in the checkpoint's config.json. If the setting `classes` is given, its
+        names replace them.
 
         Args:
-            stated: The names in the checkpoint's config.json.
+            stated: The names in config.json.
 
         Raises:
-            ModelError: `classes` has another number of names, or the same names in another order.
+            ModelError: `classes` has a different number of names, or the names of config.json in
+                a different order.
         """
         classes_in_files = super().classes_of(stated)
         if self.classes is None:
@@ -120,7 +128,10 @@ class PairsConfig(Checked, part="pairs"):
     seed: int = setting(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
-        """Refuse None (all pairs) as a number of pairs if pairs are generated from templates."""
+        """Refuse None as a number of pairs if pairs are generated from templates.
+
+        For data that is read, None stands for all pairs. Templates could generate any number.
+        """
         super().__post_init__()
         counts = (self.fit_pairs, self.report_pairs, self.challenge_pairs)
         if self.source == "templates" and None in counts:
@@ -130,7 +141,11 @@ class PairsConfig(Checked, part="pairs"):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that apply to this source of pairs of sentences."""
+        """Return the names of the settings that apply to this source of pairs of sentences.
+
+        Paths apply if pairs are read from files, and shares of special pairs if they are generated
+        from templates.
+        """
         read = super().settings_read()
         if self.source != "files":
             read -= {"fit", "report", "challenge"}
@@ -172,7 +187,14 @@ class PopulationConfig(Checked, part="population"):
     cluster: list[int | str] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the settings define two groups or more, of enough members each."""
+        """Check that the settings define two groups of classifiers or more, of two or more each.
+
+        A population has published classifiers (`members`), children of `parents`, or the most and
+        the least accurate of `size` classifiers that were fine-tuned from `base`.
+
+        Raises:
+            ConfigError: A group of published classifiers is not listed, or groups are too small.
+        """
         super().__post_init__()
         if self.members and not (self.generalizing and self.heuristic):
             raise ConfigError(
@@ -188,17 +210,24 @@ class PopulationConfig(Checked, part="population"):
     def _check_parents(self, parents: dict[str, list[str]]) -> None:
         """Check the settings of a population whose groups have parents.
 
+        A parent is fine-tuned from the base model, and the classifiers of its group from the
+        parent.
+
         Args:
             parents: For each group, the options with which its parent is fine-tuned.
 
         Raises:
-            ConfigError: There are fewer than two groups, or fewer than two members in a group;
-                there is no base model; or `null` does not name two groups of at least three.
+            ConfigError: There are fewer than two groups, or fewer than two classifiers in a group;
+                there is no base model; or `null` (two groups whose parents differ in nothing but
+                their seed) does not name two groups of at least three.
         """
-        if self.null is not None and (len(self.null) != 2 or not set(self.null) < set(parents)):
-            raise ConfigError(
-                f"population.null={self.null} must name two of more groups: {', '.join(parents)}"
-            )
+        if self.null is not None:
+            names_two_of_more = len(self.null) == 2 and set(self.null) < set(parents)
+            if not names_two_of_more:
+                raise ConfigError(
+                    f"population.null={self.null} must name two of more groups: "
+                    f"{', '.join(parents)}"
+                )
         if len(parents) < 2 or not self.base or self.per_group < 2:
             raise ConfigError(
                 f"population.parents={parents} needs two groups, .base, and .per_group from 2"
@@ -207,7 +236,8 @@ class PopulationConfig(Checked, part="population"):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that apply to this kind of population.
 
-        Its members are published (`members`), children of `parents`, or fine-tunings of `base`.
+        Its classifiers are published (`members`), children of `parents`, or fine-tuned from
+        `base`.
         """
         read = super().settings_read()
         if self.members:
@@ -249,13 +279,14 @@ class NLIConfig(Checked, part="nli"):
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return the settings for a mini (a small bundled model) that differ from those of a BERT.
 
-        With `scale=auto`, the model itself decides, and not the machine, as the learning rate of a
-        mini would ruin a pretrained BERT.
+        A job of the scale "mini" gets them, whatever its model, and one of the scale "paper" does
+        not. With `scale=auto`, which elsewhere depends on the machine, the model decides, as the
+        learning rate of a mini would ruin a pretrained BERT.
         """
-        is_small = job.is_mini
+        has_settings_of_mini = job.is_mini
         if job.scale == "auto":
-            is_small = job.model.mini
-        if is_small:
+            has_settings_of_mini = job.model.mini
+        if has_settings_of_mini:
             return {"lr": 5e-4, "epochs": 4, "context": 64}
         return {}
 

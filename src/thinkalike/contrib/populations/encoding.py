@@ -69,17 +69,25 @@ class EncodedPairs:
         return len(self.tokens)
 
     def batch(self, rows: Sequence[int]) -> PairBatch:
-        """Return the pairs at some indices, in this order, padded to the longest of them."""
+        """Return the pairs at some indices, in the order of the indices, as one padded batch.
+
+        Each row is padded at its end to the length of the longest pair in the batch.
+        """
         lengths = [len(self.tokens[row]) for row in rows]
-        width = max(lengths)
-        tokens = []
-        types = []
+        longest = max(lengths)
+        padded_tokens = []
+        padded_types = []
         for row, length in zip(rows, lengths, strict=True):
-            n_padding = width - length
-            tokens.append(self.tokens[row] + [self.padding] * n_padding)
-            types.append(self.types[row] + [0] * n_padding)
-        mask = torch.arange(width) < torch.tensor(lengths)[:, None]
-        return PairBatch(torch.tensor(tokens), mask, torch.tensor(types), torch.tensor(rows))
+            n_padding = longest - length
+            padded_tokens.append(self.tokens[row] + [self.padding] * n_padding)
+            padded_types.append(self.types[row] + [0] * n_padding)
+        is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]  # not padding
+        return PairBatch(
+            tokens=torch.tensor(padded_tokens),
+            mask=is_token,
+            types=torch.tensor(padded_types),
+            rows=torch.tensor(rows),
+        )
 
 
 def encode_pairs(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> EncodedPairs:
@@ -98,28 +106,28 @@ def encode_pairs(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> Encode
     """
 
     def tokenized(**options: object) -> Mapping[str, list[list[int]]]:
-        """Return token ids and types of all pairs; without options, nothing is truncated."""
         return tokenizer(
             pairs.premises, pairs.hypotheses, return_token_type_ids=True, verbose=False, **options
         )
 
     encoded = tokenized()
-    first_row = encoded["input_ids"][0]
-    ends = (first_row[0], first_row[-1])
-    if tokenizer.cls_token_id is None or ends != (tokenizer.cls_token_id, tokenizer.sep_token_id):
+    tokens_of_first_pair = encoded["input_ids"][0]
+    begins_with_cls = tokens_of_first_pair[0] == tokenizer.cls_token_id
+    ends_with_sep = tokens_of_first_pair[-1] == tokenizer.sep_token_id
+    if not (begins_with_cls and ends_with_sep):
         raise DataError(
             "the tokenizer does not write pairs as [CLS] premise [SEP] hypothesis [SEP]; "
             "use one of BERT's"
         )
 
-    n_long = sum(len(tokens) > context for tokens in encoded["input_ids"])
-    if n_long:
+    n_too_long = sum(len(tokens) > context for tokens in encoded["input_ids"])
+    if n_too_long:
         encoded = tokenized(truncation="longest_first", max_length=context)
         log.warning(
-            "%s: cut %s of %s pairs to %s tokens", pairs.source, n_long, len(pairs), context
+            "%s: cut %s of %s pairs to %s tokens", pairs.source, n_too_long, len(pairs), context
         )
     padding = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
-    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, n_long)
+    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, n_too_long)
 
 
 def padded_batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
@@ -129,6 +137,6 @@ def padded_batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
     shows in the first batch. `values[batch.rows] = ...` puts results back in the order of the
     pairs.
     """
-    order = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
-    for start in range(0, len(order), size):
-        yield encoded.batch(order[start : start + size])
+    longest_first = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
+    for start in range(0, len(longest_first), size):
+        yield encoded.batch(longest_first[start : start + size])

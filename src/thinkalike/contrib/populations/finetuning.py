@@ -20,7 +20,7 @@ from thinkalike.contrib.populations.encoding import EncodedPairs, encode_pairs, 
 from thinkalike.contrib.populations.new_classifier import new_classifier
 from thinkalike.contrib.populations.pair_sets import (
     TOKENS_PER_PAIR,
-    Side,
+    PairSplit,
     count_tokens,
     read_pairs,
 )
@@ -41,26 +41,15 @@ from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
-SIDES: tuple[Side, ...] = ("fit", "report", "challenge")
+SPLITS: tuple[PairSplit, ...] = ("fit", "report", "challenge")
 CHECKPOINT = "model"  # the folder of the classifier in a result
 EVALUATED_AT_ONCE = 256  # pairs
-HELD_OUT = "held-out"  # what the table calls the pairs of the report
+HELD_OUT = "held-out"  # what the table calls the pairs of the split "report"
 SEED_STRIDE = 1_000_003  # a prime beyond any number of steps, so that no two seeds share a step's
 
 
 class Finetuning(WholeModel):
-    """Trains a classifier of pairs in an order that the seed decides; the rate falls to zero.
-
-    Args:
-        model: The classifier, whose weights are changed.
-        pairs: The pairs to fit on.
-        labels: The class of each pair.
-        config: The settings.
-        seed: Decides the order of the pairs, and dropout.
-
-    Raises:
-        ModelError: More blocks are to be frozen than there are.
-    """
+    """Trains a classifier of pairs of sentences; the learning rate falls to zero."""
 
     config: NLIConfig
     model: transformers.BertForSequenceClassification
@@ -76,13 +65,18 @@ class Finetuning(WholeModel):
         """Compute the number of steps, and freeze the embeddings and the first blocks if asked to.
 
         Args:
-            model: The classifier that is fine-tuned.
+            model: The classifier, whose weights are changed by the training.
             pairs: The tokens of the pairs of sentences.
             labels: The index of the class of each pair.
-            config: The settings of the training. `freeze` is the number of blocks to freeze.
-            seed: The seed of the dropout.
+            config: The settings of the training. If `freeze` is not 0, the embeddings and this
+                many blocks are frozen.
+            seed: Decides the order of the pairs, and dropout.
+
+        Raises:
+            ModelError: `freeze` is larger than the number of blocks.
         """
-        super().__init__(max(config.epochs * len(pairs) // config.pairs_per_step, 1))
+        n_steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
+        super().__init__(n_steps)
         self.model = model
         self.pairs = pairs
         self.labels = labels
@@ -98,19 +92,22 @@ class Finetuning(WholeModel):
                 block.requires_grad_(False)
 
     def data(self) -> StepData:
-        """Return the rows of the training, each the number of a pair."""
-        pair_numbers = torch.arange(len(self.pairs))[:, None]
-        return StepData(pair_numbers, self.config.pairs_per_step, self.steps, self.seed)
+        """Return the data of the training: a batch has the indices of pairs, not their tokens."""
+        pair_indices = torch.arange(len(self.pairs))[:, None]
+        return StepData(pair_indices, self.config.pairs_per_step, self.steps, self.seed)
 
     def transfer_batch_to_device(self, batch: Tensor, *_: object) -> Tensor:
         """Leave the indices of pairs on the CPU, where the pairs are."""
         return batch
 
-    def training_step(self, pair_numbers: Int[Tensor, "b 1"], _: int) -> Tensor:
-        """Return the mean cross-entropy of the pairs with these indices."""
-        # Dropout depends only on the step, as batches do, so that a resumed training repeats it.
+    def training_step(self, pair_indices: Int[Tensor, "b 1"], _: int) -> Tensor:
+        """Return the mean cross-entropy of the pairs of sentences with these indices.
+
+        The random generator is seeded anew for each step, so that dropout depends only on the
+        number of the step, and a resumed training repeats it.
+        """
         torch.manual_seed(self.seed * SEED_STRIDE + self.global_step)
-        batch = self.pairs.batch(pair_numbers[:, 0].tolist())
+        batch = self.pairs.batch(pair_indices[:, 0].tolist())
         logits = self.model(
             batch.tokens.to(self.device),
             attention_mask=batch.mask.long().to(self.device),
@@ -122,26 +119,32 @@ class Finetuning(WholeModel):
     def configure_optimizers(self) -> Any:
         """Return AdamW with a linear warm-up and a cosine decay to 0.
 
-        The classification head may have a learning rate of its own. Frozen weights are left out.
+        The classification head may have its own learning rate. Frozen weights are left out.
         """
         config = self.config
-        in_body = {id(weight) for weight in self.model.base_model.parameters()}
+        ids_of_body_weights = {id(weight) for weight in self.model.base_model.parameters()}
         body_weights = []
         head_weights = []
         for weight in self.model.parameters():
             if not weight.requires_grad:
                 continue
-            if id(weight) in in_body:
+            if id(weight) in ids_of_body_weights:
                 body_weights.append(weight)
             else:
                 head_weights.append(weight)
-        groups = [
+        parameter_groups = [
             {"params": body_weights, "lr": config.lr},
             {"params": head_weights, "lr": config.head_lr or config.lr},
         ]
-        optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
-        n_warmup = round(config.warmup * self.steps)
-        return scheduled(optimizer, lambda step: cosine(step, self.steps, n_warmup, floor=0.0))
+        optimizer = torch.optim.AdamW(
+            parameter_groups, lr=config.lr, weight_decay=config.weight_decay
+        )
+        n_warmup_steps = round(config.warmup * self.steps)
+
+        def share_of_peak_rate(step: int) -> float:
+            return cosine(step, self.steps, n_warmup_steps, floor=0.0)
+
+        return scheduled(optimizer, share_of_peak_rate)
 
 
 class ClassifierFinetuning(
@@ -158,19 +161,24 @@ class ClassifierFinetuning(
     """
 
     def inputs(self, config: NLIJob) -> Mapping[str, Pairs | str]:
-        """Return what decides the numbers: all pairs of sentences, and the pretrained model.
+        """Return what decides the numbers besides settings: pairs of sentences and the model.
 
-        The pairs are by side: "fit" for training, "report" held out, and "challenge" for pairs
-        that a heuristic gets wrong. The model is given by its fingerprint.
+        There are pairs of three splits: "fit" for training, "report" held out, and "challenge" to
+        test whether the classifier relies on a heuristic such as word overlap. The pretrained
+        model is given by its fingerprint, a hash of its weights.
         """
         inputs: dict[str, Pairs | str] = {}
-        for side in SIDES:
-            inputs[side] = read_pairs(config.pairs, side)
+        for split in SPLITS:
+            inputs[split] = read_pairs(config.pairs, split)
         return inputs | fingerprints(config, ("model",))
 
     def unread(self, config: NLIJob) -> SettingValues:
-        """Return the settings that a fine-tuning ignores, with the values they have in its key."""
-        # Accuracy is reported on the whole challenge, whichever part a population reads.
+        """Return settings that this job ignores, each with the value that enters the job's hash.
+
+        As the value is fixed, jobs that differ only in such settings share one stored result.
+        """
+        # Accuracy is reported on the whole challenge set. These settings choose a part of it, on
+        # which populations of classifiers are compared.
         whole_challenge = {"pairs.heuristic": None, "pairs.label": None}
         return {**left_in_key(config, OF_STITCHES), **whole_challenge}
 
@@ -181,21 +189,26 @@ class ClassifierFinetuning(
     def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of the training and of the evaluation, to estimate the job's time.
 
-        A training step costs three times a forward pass.
+        A training step, with its backward pass, costs three times a forward pass. The evaluation
+        reads the held-out pairs ("report") and the whole challenge set.
         """
         shape = shapes["model"]
-        fit_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
-        whole_challenge = replace(config.pairs, heuristic=None)
+        training_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")
+        whole_challenge = replace(config.pairs, heuristic=None)  # None: pairs of all heuristics
         evaluation_tokens = count_tokens(config.pairs, "report")
         evaluation_tokens += count_tokens(whole_challenge, "challenge")
         return [
-            shape.passes("training", fit_tokens, TOKENS_PER_PAIR, times=3, with_logits=False),
+            shape.passes("training", training_tokens, TOKENS_PER_PAIR, times=3, with_logits=False),
             shape.passes("report", evaluation_tokens, TOKENS_PER_PAIR, with_logits=False),
         ]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
-        """Fine-tune a classifier, save it, and report on the saved checkpoint."""
-        pairs: dict[str, Pairs] = {side: work.input(side, Pairs) for side in SIDES}
+        """Fine-tune a classifier, save it, and report the accuracy of the saved checkpoint.
+
+        Raises:
+            ConfigError: `nli.context` is longer than what the model can read.
+        """
+        pairs: dict[str, Pairs] = {split: work.input(split, Pairs) for split in SPLITS}
         module, tokenizer = new_classifier(
             config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw
         )
@@ -205,10 +218,9 @@ class ClassifierFinetuning(
                 f"nli.context={config.nli.context} is longer than the {longest} of "
                 f"{config.model.called}"
             )
-        encoded = {
-            side: encode_pairs(of_side, tokenizer, config.nli.context)
-            for side, of_side in pairs.items()
-        }
+        encoded = {}
+        for split, pairs_of_split in pairs.items():
+            encoded[split] = encode_pairs(pairs_of_split, tokenizer, config.nli.context)
 
         training = Finetuning(
             module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index
@@ -241,18 +253,21 @@ class ClassifierFinetuning(
             },
             models=[model.describe()],
             facts={
-                "pairs": {side: of_side.fingerprint() for side, of_side in pairs.items()},
-                "truncated": {side: of_side.truncated for side, of_side in encoded.items()},
+                "pairs": {split: of_split.fingerprint() for split, of_split in pairs.items()},
+                "truncated": {split: of_split.truncated for split, of_split in encoded.items()},
             },
         )
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the accuracies on held-out pairs and on the challenge."""
+        """Return the accuracies on held-out pairs and on the challenge set."""
         names = ("heldout_accuracy", "challenge_accuracy")
         return [Headline(name, result.scalars[name]) for name in names]
 
     def show(self, result: Result) -> None:
-        """Print the accuracy and loss on held-out pairs and on each subset of the challenge."""
+        """Print accuracy and loss on held-out pairs and on each subset of the challenge set.
+
+        A subset has the pairs of one heuristic, of one class, or of both.
+        """
         table = result.details
         columns = [
             text_column("set", table["set"]),
@@ -277,36 +292,44 @@ def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
 def _accuracy_table(
     model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]
 ) -> pd.DataFrame:
-    """Return accuracy and loss on the held-out pairs, and on each subset of the challenge.
+    """Return a table of accuracy and loss: on held-out pairs, and on subsets of the challenge set.
+
+    The subsets are those of one heuristic, of one class, or of both, and the whole challenge set.
 
     Args:
         model: The classifier.
-        pairs: The pairs by side: "report" has held-out pairs, "challenge" the challenge.
-        encoded: The tokens of the same pairs, by side.
+        pairs: The pairs of each split, of which "report" (held out) and "challenge" are used.
+        encoded: The tokens of the same pairs.
     """
-    subsets_of = {
+    indices_of_subsets = {
         "report": {HELD_OUT: list(range(len(pairs["report"])))},
         "challenge": pairs["challenge"].subsets(),
     }
-    table = []
-    for side, subsets in subsets_of.items():
-        evaluated = _evaluate(model, pairs[side], encoded[side])
-        for name, pair_numbers in subsets.items():
-            table.append(
+    rows = []
+    for split, subsets in indices_of_subsets.items():
+        evaluated = _evaluate(model, pairs[split], encoded[split])
+        for name, pair_indices in subsets.items():
+            rows.append(
                 {
                     "model": model.name,
                     "set": name,
-                    "pairs": len(pair_numbers),
-                    "accuracy": float(evaluated.correct[pair_numbers].double().mean()),
-                    "loss": float(evaluated.losses[pair_numbers].mean()),
+                    "pairs": len(pair_indices),
+                    "accuracy": float(evaluated.correct[pair_indices].double().mean()),
+                    "loss": float(evaluated.losses[pair_indices].mean()),
                 }
             )
-    return pd.DataFrame(table)
+    return pd.DataFrame(rows)
 
 
 @torch.no_grad()
 def _evaluate(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassLosses:
-    """Return the loss of each pair in nats, and whether its most likely class is right."""
+    """Return the loss of each pair in nats, and whether the predicted class is right.
+
+    Args:
+        model: The classifier.
+        pairs: The pairs of sentences, with their labels.
+        encoded: The tokens of the same pairs.
+    """
     losses = torch.zeros(len(pairs), dtype=torch.float64)
     correct = torch.zeros(len(pairs), dtype=torch.bool)
     for batch in padded_batches(encoded, EVALUATED_AT_ONCE):

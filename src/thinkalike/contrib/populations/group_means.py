@@ -45,9 +45,10 @@ class Grouped(NamedTuple):
 
 
 def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return the value (target, target) minus the value (source, target), for each pair of models.
+    """Return for each (source, target) the value of (target, target) minus that of the pair.
 
-    For accuracies of stitches, that is how much accuracy the target loses. The diagonal is 0.
+    If the values are accuracies of a target whose first blocks are replaced by those of a source,
+    this is how much accuracy the target loses. It is 0 for a target with itself.
     """
     models = torch.arange(len(values))
     value_with_itself = values[models, models][None]  # (1, target, *s)
@@ -57,18 +58,25 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
 def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
     """Return 1 where a stitched model and its target alone predict different classes, else 0.
 
-    The axes are source, target, cut (the last block of the source in the stitch) and example.
-    Unlike a penalty of accuracy, the share of flips also counts a stitch that is right where the
-    target is wrong, so that the two cannot cancel. It is 0 for a target with itself.
+    A stitched model runs the first blocks of a source, up to a cut, and the later blocks of a
+    target. Unlike a loss of accuracy, the share of flips also counts examples on which the
+    stitched model is right and the target wrong, so that the two cannot cancel.
+
+    Args:
+        predicted: The predicted class, by source, target, cut and example.
     """
     models = torch.arange(len(predicted))
     # A target stitched into itself predicts what the target alone predicts.
-    predicted_by_target = predicted[models, models][None]
+    predicted_by_target = predicted[models, models][None]  # (1, target, cut, example)
     return (predicted != predicted_by_target).double()
 
 
 def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return (P + Pᵀ) / 2 over both axes of models: penalties are directed, distances are not."""
+    """Return (P + Pᵀ) / 2, the mean of both directions, as distances have no direction.
+
+    P are the penalties of a target when it reads the states of a source; the first two axes are
+    source and target.
+    """
     return (penalties + penalties.transpose(0, 1)) / 2
 
 
@@ -79,12 +87,13 @@ def grouped(
     examples: bool = False,
     level: float = 0.95,
 ) -> Grouped:
-    """Return means over pairs within and between groups, with jackknife intervals over models.
+    """Return means over pairs of models within and between groups, with intervals over models.
 
-    Pairs that share a model are not independent, so one model and all its pairs are left out at a
-    time (Arvesen 1969). The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models
-    and var / n over examples add up, and t is Student's with one degree of freedom less than there
-    are models in the smallest group.
+    Pairs that share a model are not independent, so the jackknife leaves out one model with all
+    its pairs at a time (Arvesen 1969). For groups g of n_g models, the squared standard error is
+    Σ_g (n_g - 1) / n_g Σ (replicate - mean of the group's replicates)², plus the variance over
+    examples divided by their number if there are examples. The intervals are Student's t, with
+    one degree of freedom less than there are models in the smallest group.
 
     A group of two models has one pair and no spread: `directed` that compares with it has the
     interval (-∞, ∞). Within groups of fewer than `FEWEST_MODELS` models the jackknife covers too
@@ -92,10 +101,11 @@ def grouped(
     values may cancel; `directed` keeps them apart.
 
     Args:
-        values: The values of each pair of m models; those of a model with itself are not read.
+        values: The value of each pair (source, target) of m models; those of a model with itself
+            are not used.
         groups: The group of each model. There are at least two groups of at least two models.
-        examples: Whether the last axis of the values holds examples, which means and intervals are
-            then over as well.
+        examples: Whether the last axis of the values holds examples. Then the means are also over
+            examples, and the intervals cover their choice.
         level: The level of the intervals.
     """
     is_member = one_hot(group_numbers(groups)).bool()  # (m, g)
@@ -106,43 +116,47 @@ def grouped(
     weights = torch.cat([torch.ones(1, n_models), 1 - torch.eye(n_models)])
     values_of_pairs = values.mean(-1) if examples else values
     means = _table_of_means(values_of_pairs, is_member, weights)  # (1 + m, k, *s)
-    all_models = means[0]
+    of_all_models = means[0]
     replicates = means[1:]
 
-    variance = torch.zeros_like(all_models)
-    for members, size in zip(is_member.T, group_sizes, strict=True):
-        variance = variance + (size - 1) * replicates[members].var(0, correction=0)
+    variance = torch.zeros_like(of_all_models)
+    for is_in_group, size in zip(is_member.T, group_sizes, strict=True):
+        # The variance with correction=0 is Σ (...)² / n_g.
+        variance = variance + (size - 1) * replicates[is_in_group].var(0, correction=0)
     if examples:
-        by_example = _table_of_means(values, is_member, weights[:1])[0]
-        variance = variance + by_example.var(-1) / values.shape[-1]
+        n_examples = values.shape[-1]
+        means_by_example = _table_of_means(values, is_member, weights[:1])[0]
+        variance = variance + means_by_example.var(-1) / n_examples
     t = student_t(level, int(group_sizes.min()) - 1)
     half_width = t * variance.sqrt().nan_to_num(torch.inf)
 
-    is_small = group_sizes < FEWEST_MODELS
-    if is_small.any():
-        half_width[0] = torch.inf
+    # The k means are: within, between, their difference, g² cells, and g² directed differences.
+    within, between, difference = range(N_SUMMARIES)
     first_cell = N_SUMMARIES
     first_directed = first_cell + n_groups**2
-    within_one_group = half_width[first_cell:first_directed][:: n_groups + 1]  # a view
-    within_one_group[is_small] = torch.inf
+    is_small = group_sizes < FEWEST_MODELS
+    if is_small.any():
+        half_width[within] = torch.inf
+    cells_of_one_group = slice(first_cell, first_directed, n_groups + 1)  # the diagonal
+    half_width[cells_of_one_group][is_small] = torch.inf  # the slice is a view
 
-    estimates = interval_around(all_models, half_width)
+    estimates = interval_around(of_all_models, half_width)
     return Grouped(
-        within=estimates[0],
-        between=estimates[1],
-        difference=estimates[2],
+        within=estimates[within],
+        between=estimates[between],
+        difference=estimates[difference],
         cells=_by_group(estimates[first_cell:first_directed], n_groups),
         directed=_by_group(estimates[first_directed:], n_groups),
     )
 
 
 def _by_group(cells: Estimate, n_groups: int) -> Estimate:
-    """Reshape estimates (g², *s) to (source group, target group, *s)."""
+    """Reshape estimates for pairs of groups from (g², *s) to (source group, target group, *s)."""
     return Estimate(*(tensor.unflatten(0, (n_groups, n_groups)) for tensor in cells))
 
 
 def group_numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
-    """Return the number of each model's group, in the order of the groups' first models."""
+    """Return the number of each model's group; groups are numbered by their first appearance."""
     names = list(dict.fromkeys(groups))
     return torch.tensor([names.index(group) for group in groups])
 
@@ -152,9 +166,9 @@ def _table_of_means(
 ) -> Float[Tensor, "r k *s"]:
     """Return k means over pairs of models, for each of r weightings of the models.
 
-    There are k = 3 + 2 g² means for g groups: within groups, between groups, and their difference;
-    then the mean of each cell (group of the source, group of the target); and then each cell minus
-    the cell of the same target group in which the source is from that group, too.
+    There are k = 3 + 2 g² means for g groups, in this order: the mean of pairs within a group; of
+    pairs between groups; the difference of these two; the mean of each cell (a, b), whose pairs
+    have a source of group a and a target of group b; and cell (a, b) minus cell (b, b).
 
     Args:
         values: A value of each pair (source, target) of m models.
@@ -164,32 +178,35 @@ def _table_of_means(
     """
     n_groups = is_member.shape[1]
     values = values.double().clone()
-    values.diagonal().fill_(0)  # a model with itself is no pair, and may be NaN
-    masks = _kinds_of_pairs(is_member).to(values.device)  # within, between, and each cell
+    values.diagonal().fill_(0)  # a model with itself is no pair, and its value may be NaN
+    masks = _masks_of_pairs(is_member).to(values.device)  # within, between, and each cell
     weights = weights.to(values)
 
     pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, masks)
     sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
     total_weights = pair_weights.sum((2, 3))  # (r, masks)
-    ones_for_values = [1] * (sums.ndim - 2)  # the axes *s, over which weights are broadcast
-    means = sums / total_weights.view(*sums.shape[:2], *ones_for_values)
+    while total_weights.ndim < sums.ndim:
+        total_weights = total_weights.unsqueeze(-1)  # an axis of size 1 for each axis of *s
+    means = sums / total_weights
     within = means[:, :1]
     between = means[:, 1:2]
     cells = means[:, 2:]  # (r, g², *s)
 
     by_group = cells.unflatten(1, (n_groups, n_groups))  # (r, source group, target group, *s)
-    own_group = torch.arange(n_groups)
-    within_target_group = by_group[:, own_group, own_group][:, None]
-    directed = by_group - within_target_group
-    directed[:, own_group, own_group] = 0  # also for a group that has one model left, and no pair
+    group_indices = torch.arange(n_groups)
+    source_in_target_group = by_group[:, group_indices, group_indices][:, None]  # cells (b, b)
+    directed = by_group - source_in_target_group
+    # The difference of a cell (b, b) to itself is 0, also where it is NaN: a group of which one
+    # model is left has no pair.
+    directed[:, group_indices, group_indices] = 0
     return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
 
 
-def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
+def _masks_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     """Return masks of pairs of models: within a group, between groups, and for each two groups.
 
-    There are k = 2 + g² masks for g groups. A mask is 1 where a pair (source, target) is of its
-    kind, and 0 elsewhere, also on the diagonal: a model with itself is not a pair.
+    There are k = 2 + g² masks for g groups. A mask is 1 for the pairs (source, target) that belong
+    to it, and 0 elsewhere, also on the diagonal: a model with itself is not a pair.
 
     Raises:
         ValueError: There are fewer than two groups, or fewer than two models in one.
@@ -200,21 +217,24 @@ def _kinds_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
             f"groups of {group_sizes.tolist()} models: give two groups or more, "
             "with two models or more in each"
         )
-    within = (is_member[:, None] & is_member).any(-1)  # (m, m): a group that has both models
-    cells = is_member.T[:, None, :, None] & is_member.T[None, :, None, :]  # (g, g, m, m)
+    within = (is_member[:, None] & is_member).any(-1)  # (m, m): some group has both models
+    is_source = is_member.T[:, None, :, None]  # (g, 1, m, 1)
+    is_target = is_member.T[None, :, None, :]  # (1, g, 1, m)
+    cells = is_source & is_target  # (source group, target group, source, target)
     masks = torch.cat([within[None], ~within[None], cells.flatten(0, 1)])
     is_pair = 1 - torch.eye(len(is_member))
     return masks.double() * is_pair
 
 
 def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
-    """Return the first index at which the interval of a difference excludes 0, or None.
+    """Return the first index at which the interval of a difference excludes 0.
 
-    The intervals must hold for all l indices together, such as those of `grouped(..., level=1 -
-    0.05 / l)` (Bonferroni). Then a curve of pure noise has an onset in at most 5 % of draws.
+    None is returned if no interval excludes 0. The intervals should hold for all l indices
+    together: at the level 1 - 0.05 / l (Bonferroni), a curve of pure noise has an onset in at most
+    5 % of draws.
 
     Args:
-        curve: A difference at each of l indices, such as layers.
+        curve: A difference at each of l indices, such as layers, with its interval.
         least: The interval must exclude all values from -least to least. With 0, the onset
             depends on the number of models and examples, as more of them make smaller differences
             visible.

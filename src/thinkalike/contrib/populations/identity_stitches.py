@@ -42,33 +42,33 @@ def identity_stitches(
 ) -> IdentityStitches:
     """Stitch the first blocks of every model, up to each cut, to the rest of every model.
 
-    The rest are the later blocks, the pooler and the classes. Each model runs once to the deepest
-    cut, and from there only the rest runs: with L + 1 cuts a pair costs L (L + 1) / 2 passes
-    through a block, where whole stitched models would cost L (L + 1).
+    The rest are the later blocks, the pooler and the classification head, which read the states of
+    the first model without a map between them. Each source runs once up to the deepest cut, and
+    then each target runs from each cut: with L + 1 cuts a pair costs L (L + 1) / 2 passes through
+    a block, where whole stitched models would cost L (L + 1).
 
     Args:
         models: Classifiers of the same depth and width.
         tokens: The tokens of some examples, a row for each.
-        labels: Indices in `data_classes`, see `class_losses`.
-        data_classes: The classes of the data.
-        mask: 1 where there is a token, 0 where there is padding; None: there is none.
+        labels: The label of each example: its index in `data_classes`.
+        data_classes: The names of the classes of the data.
+        mask: 1 where there is a token, 0 where there is padding; None: there is no padding.
         types: 0 in the first text of a pair, 1 in the second; None: not given to the models.
         at_once: How many sources run through a target together, with their states at all cuts in
             memory. With one, results equal those of whole stitched models to the bit; more are
             faster and may differ in the last bit.
 
     Raises:
-        ModelError: Two models differ in depth or width, or a model cannot be asked for the
-            classes of the data.
+        ModelError: Two models differ in depth or width, or a model and the data have different
+            classes.
     """
     check_same_shape(models)
     cuts: list[Layer] = [EMBED, *range(models[0].n_layers)]
-    losses_by_source = []
-    predicted_by_source = []
+    stitches_of_sources = []
     for start in range(0, len(models), at_once):
         sources = models[start : start + at_once]
-        states = [model.residuals(tokens, cuts, mask, types) for model in sources]
-        states_by_cut = list(zip(*states, strict=True))
+        states_by_source = [source.residuals(tokens, cuts, mask, types) for source in sources]
+        states_by_cut = list(zip(*states_by_source, strict=True))
 
         losses_by_target = []
         predicted_by_target = []
@@ -78,9 +78,13 @@ def identity_stitches(
             predicted = predicted_classes(logits, target.classes, data_classes)
             losses_by_target.append(losses.cpu())
             predicted_by_target.append(predicted.cpu())
-        losses_by_source.append(torch.stack(losses_by_target, 1))
-        predicted_by_source.append(torch.stack(predicted_by_target, 1))
-    return IdentityStitches(torch.cat(losses_by_source), torch.cat(predicted_by_source))
+        stitches_of_sources.append(
+            IdentityStitches(torch.stack(losses_by_target, 1), torch.stack(predicted_by_target, 1))
+        )
+    return IdentityStitches(
+        torch.cat([stitches.losses for stitches in stitches_of_sources]),
+        torch.cat([stitches.predicted for stitches in stitches_of_sources]),
+    )
 
 
 def _logits_of_target(
@@ -89,25 +93,26 @@ def _logits_of_target(
     states_by_cut: Sequence[Sequence[Float[Tensor, "b t d"]]],
     mask: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "s cuts b c"]:
-    """Return the logits of the target's later blocks when they read the states of each source.
+    """Return the logits of a target whose later blocks read the states of each source.
 
     Args:
         target: The model whose later blocks run.
-        cuts: The sites after which the target's blocks take over: the embedding or a block.
+        cuts: The embedding and the blocks after which the target's later blocks take over.
         states_by_cut: At each cut, the states of each of s sources.
-        mask: 1 where there is a token, 0 where there is padding; None: there is none.
+        mask: 1 where there is a token, 0 where there is padding; None: there is no padding.
     """
     n_sources = len(states_by_cut[0])
-    repeated_mask = None
+    mask_for_all_sources = None
     if mask is not None:
-        repeated_mask = mask.repeat(n_sources, 1)
+        mask_for_all_sources = mask.repeat(n_sources, 1)
 
-    logits = []
-    for cut, states in zip(cuts, states_by_cut, strict=True):
-        entering = torch.cat([state.to(target.device, target.dtype) for state in states])
-        logits.append(target.tail(entering, cut, repeated_mask))  # (sources x b, c)
-    by_source_and_example = torch.stack(logits, 1).unflatten(0, (n_sources, -1))  # (s, b, cuts, c)
-    return by_source_and_example.transpose(1, 2)
+    logits_by_cut = []
+    for cut, states_by_source in zip(cuts, states_by_cut, strict=True):
+        # The sources are joined along the batch, so that the target runs once for all of them.
+        joined = torch.cat([states.to(target.device, target.dtype) for states in states_by_source])
+        logits_by_cut.append(target.tail(joined, cut, mask_for_all_sources))  # (s * b, c)
+    logits = torch.stack(logits_by_cut, 1).unflatten(0, (n_sources, -1))  # (s, b, cuts, c)
+    return logits.transpose(1, 2)
 
 
 def check_same_shape(models: Sequence[FrozenModel]) -> None:

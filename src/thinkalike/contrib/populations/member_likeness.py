@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypeAlias, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,11 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.processes import counted
 from thinkalike.states.tokens import sites
 
-LEAST_BATCHES = 4  # where a pair of sentences is one row, so that there is an interval
+FEWEST_BATCHES = 4  # if only the first token of each pair of sentences is compared
+
+
+StatesByModel: TypeAlias = list[list[Float[Tensor, "n d"]]]
+"""The states of the same n tokens, by model and by layer."""
 
 
 class ReadPairs(TypedDict):
@@ -32,9 +36,9 @@ class PopulationCKA(NamedTuple):
     """CKA of every two models at each layer.
 
     Attributes:
-        value: CKA with its bias, as no interval stands beside it.
-        hsics: The HSICs of each batch.
-        read: How many pairs of sentences and rows it comes from.
+        value: CKA with its bias, as no interval is reported with it.
+        hsics: The HSICs of each of b batches.
+        read: How many pairs of sentences and tokens CKA comes from.
     """
 
     value: Float[Tensor, "m m l"]
@@ -47,9 +51,12 @@ def likeness_of_members(
 ) -> PopulationCKA:
     """Return the CKA of every two models of a population at each layer.
 
+    CKA is computed in batches of tokens. If only the first token of each pair of sentences is
+    compared, batches are small enough that there are at least four.
+
     Args:
-        models: The models, of the same depth.
-        encoded: The tokens of pairs of sentences.
+        models: Classifiers of the same depth, which read pairs of sentences.
+        encoded: The tokens of these pairs.
         measure: How many pairs and which of their tokens are compared, and the size of batches.
 
     Raises:
@@ -60,7 +67,7 @@ def likeness_of_members(
     n_pairs = min(measure.cka_pairs or len(encoded), len(encoded))
     rows_per_batch = measure.tokens_per_batch
     if measure.tokens == "cls":
-        rows_per_batch = min(rows_per_batch, n_pairs // LEAST_BATCHES)
+        rows_per_batch = min(rows_per_batch, n_pairs // FEWEST_BATCHES)
 
     # The metric compares all layers of one model with all of another. Here there is one metric for
     # each layer, and the models take the place of the metric's layers.
@@ -82,6 +89,7 @@ def likeness_of_members(
 
     results = [metric.compute() for metric in metrics]
     value = torch.stack([result.as_found for result in results], -1)
+    # Later rows and columns of `hsics` belong to the second argument of `update`, the same states.
     hsics = torch.stack([result.hsics[:, :n_models, :n_models] for result in results], -1)
     read = ReadPairs(
         tokens=measure.tokens, pairs=n_pairs, rows_per_batch=rows_per_batch, batches=len(hsics)
@@ -98,7 +106,8 @@ def _state_batches(
 ) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
     """Yield states in batches of exactly `rows_per_batch` tokens, by model and by layer.
 
-    Pairs of sentences are read in random order, so that batches differ by chance alone. Tokens
+    Pairs of sentences have different numbers of tokens. Their states wait until there are enough
+    for a batch. Pairs are read in random order, so that batches differ by chance alone. Tokens
     that do not fill a last batch are dropped.
 
     Args:
@@ -110,43 +119,49 @@ def _state_batches(
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]
-    waiting: list[list[list[Tensor]]] = []  # not yet yielded: by batch of pairs, model and layer
-    n_waiting = 0
+    waiting: list[list[list[Tensor]]] = []  # an entry for each read of some pairs
+    n_waiting = 0  # tokens
     for start in range(0, len(order), measure.batch):
         states = _states_of_pairs(
             models, encoded, order[start : start + measure.batch], measure.tokens
         )
         waiting.append(states)
-        n_waiting += len(states[0][0])
+        n_waiting += len(states[0][0])  # tokens, the same number for each model and layer
         while n_waiting >= rows_per_batch:
-            # By model and layer, with the states of all waiting pairs in one tensor.
-            joined = []
-            for batches_of_model in zip(*waiting, strict=True):
-                batches_by_layer = zip(*batches_of_model, strict=True)
-                joined.append([torch.cat(batches) for batches in batches_by_layer])
+            joined = _joined(waiting)
             yield [[layer[:rows_per_batch] for layer in layers] for layers in joined]
             waiting = [[[layer[rows_per_batch:] for layer in layers] for layers in joined]]
             n_waiting -= rows_per_batch
 
 
+def _joined(waiting: Sequence[list[list[Tensor]]]) -> StatesByModel:
+    """Return the states of all waiting pairs of sentences as one tensor, by model and layer."""
+    joined = []
+    for states_of_model in zip(*waiting, strict=True):
+        states_by_layer = zip(*states_of_model, strict=True)
+        joined.append([torch.cat(states_of_layer) for states_of_layer in states_by_layer])
+    return joined
+
+
 def _states_of_pairs(
     models: Sequence[FrozenModel], encoded: EncodedPairs, rows: Sequence[int], tokens: str
-) -> list[list[Float[Tensor, "n d"]]]:
-    """Return the states of some pairs, by model and by layer.
+) -> StatesByModel:
+    """Return the states of the tokens of some pairs of sentences, by model and by layer.
 
     Args:
         models: The classifiers that read the pairs.
         encoded: The tokens of all pairs.
         rows: The indices of the pairs that are read.
-        tokens: "all" for all tokens of the pairs, or "cls" for the first token of each.
+        tokens: "all" for all tokens but padding, or "cls" for the first token of each pair.
     """
     batch = encoded.batch(rows)
     is_chosen = batch.mask.clone()
     if tokens == "cls":
         is_chosen[:, 1:] = False
 
-    states = {}
+    states_of_model = {}
     for model in dict.fromkeys(models):  # a model that is listed twice runs once
         layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
-        states[model] = [layer[is_chosen.to(layer.device)].cpu() for layer in layers]
-    return [states[model] for model in models]
+        # Indexing (pairs, tokens, d) with a mask gives (chosen tokens, d).
+        states_of_model[model] = [layer[is_chosen.to(layer.device)].cpu() for layer in layers]
+    return [states_of_model[model] for model in models]

@@ -23,6 +23,18 @@ GROUPS = ("generalizing", "heuristic")
 PAIRS_PREFIX = "pairs."  # of words of a command line that set something of the pairs
 
 
+class ChallengePairs(NamedTuple):
+    """The pairs of a challenge set by their use.
+
+    Attributes:
+        to_form_groups: Those on which the most and the least accurate classifiers are found.
+        to_compare: Those on which the groups of classifiers are compared.
+    """
+
+    to_form_groups: Pairs
+    to_compare: Pairs
+
+
 class Member(NamedTuple):
     """A classifier of a population, and its group.
 
@@ -44,7 +56,11 @@ class Member(NamedTuple):
 def members_of(config: PopulationJob) -> list[Member]:
     """Return the classifiers of a population, group by group.
 
-    They are published ones, or they are fine-tuned here unless the store has them already.
+    There are three kinds of populations. Published classifiers are listed in the settings by
+    group. With `parents`, each group is fine-tuned from a parent, a model that was fine-tuned on
+    data of its own. With only a `base`, many classifiers are fine-tuned from it, and the most and
+    the least accurate ones are the groups. Fine-tuned classifiers are taken from the store if it
+    has them.
     """
     population = config.population
     if population.parents:
@@ -54,61 +70,79 @@ def members_of(config: PopulationJob) -> list[Member]:
 
     members = []
     for group in GROUPS:
-        for number in getattr(population, group):
-            model = _published_model(str(population.members), number)
+        for number_or_folder in getattr(population, group):
+            model = _published_model(str(population.members), number_or_folder)
             members.append(Member(model.name, group, model))
     return members
 
 
 def member_shape(config: PopulationJob) -> ModelConfig:
-    """Return the configuration of a model with the shape (depth, width) of a population's members.
+    """Return a model that has the shape (depth, width) of all classifiers of a population.
 
-    It is one of the members, or the pretrained model that they are fine-tuned from.
+    It is the pretrained model that they are fine-tuned from, or the first published classifier.
     """
     population = config.population
     if population.base:
         return _base_model(config)
-    number = (population.generalizing or [0])[0]
-    return _published_model(str(population.members), number)
+    first: int | str = 0  # without a list, the classifier of this number in the series
+    if population.generalizing:
+        first = population.generalizing[0]
+    return _published_model(str(population.members), first)
 
 
 def count_members(config: PopulationJob) -> int:
-    """Return how many members the population has, without loading or fine-tuning any."""
+    """Return how many classifiers the population has, without loading or fine-tuning any.
+
+    Fine-tuned ones are `per_group` in each group: one group for each parent, or else two groups.
+    Published ones are counted in the lists of the settings.
+    """
     population = config.population
     if population.base:
-        return population.per_group * len(population.parents or GROUPS)
+        groups = population.parents or GROUPS
+        return population.per_group * len(groups)
     return sum(len(getattr(population, group) or ()) for group in GROUPS)
 
 
-def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
-    """Return the challenge pairs that form the groups, and those that compare the groups.
+def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> ChallengePairs:
+    """Return the challenge pairs that form groups of classifiers, and those that compare groups.
 
-    If the groups are the most and the least accurate members on the challenge, the two sets are
-    disjoint halves, so that a group is not judged on the pairs that it was selected on. If the
-    groups are known beforehand, both sets are all pairs.
+    If the groups are the most and the least accurate classifiers on challenge pairs, both sets are
+    disjoint halves, so that groups are not compared on the pairs that they were selected on. If
+    the groups are known beforehand, both sets are all pairs.
+
+    Args:
+        config: The job. Only challenge pairs of its label and heuristic are used.
+        challenge: All pairs of the challenge set.
     """
     pairs = challenge.select(config.pairs.label, config.pairs.heuristic)
-    is_ranked = config.population.base is not None and not config.population.parents
-    if not is_ranked:
-        return pairs, pairs
-    pairs_to_select_on = pairs.take(range(0, len(pairs), 2))
-    pairs_to_compare_on = pairs.take(range(1, len(pairs), 2))
-    return pairs_to_select_on, pairs_to_compare_on
+    is_grouped_by_accuracy = config.population.base is not None and not config.population.parents
+    if not is_grouped_by_accuracy:
+        return ChallengePairs(to_form_groups=pairs, to_compare=pairs)
+    return ChallengePairs(
+        to_form_groups=pairs.take(range(0, len(pairs), 2)),
+        to_compare=pairs.take(range(1, len(pairs), 2)),
+    )
 
 
 # ---- Published members.
 
 
-def _published_model(name: str, number: int | str) -> ModelConfig:
-    """Return a numbered model, or the model in the folder `number` if the name is "local"."""
+def _published_model(name: str, number_or_folder: int | str) -> ModelConfig:
+    """Return the configuration of a published classifier.
+
+    Args:
+        name: The name of a series of numbered classifiers; "local": the classifier is in a folder.
+        number_or_folder: The number of the classifier in the series, or its folder.
+    """
     if name == "local":
-        return ModelConfig(name=str(number), path=str(number))
+        folder = str(number_or_folder)
+        return ModelConfig(name=folder, path=folder)
     one_of("population.members", name, options("model"))
-    return model_named(name, {"index": number})
+    return model_named(name, {"index": number_or_folder})
 
 
 def _base_model(config: PopulationJob) -> ModelConfig:
-    """Return the model that members are fine-tuned from."""
+    """Return the pretrained model that all classifiers of the population are fine-tuned from."""
     name = str(config.population.base)
     one_of("population.base", name, options("model"))
     return model_named(name, {})
@@ -118,23 +152,24 @@ def _base_model(config: PopulationJob) -> ModelConfig:
 
 
 def _children_of_parents(config: PopulationJob) -> list[Member]:
-    """Return the members of a population in which each group has a parent of its own.
+    """Return the classifiers of a population in which each group has a parent of its own.
 
-    A parent is fine-tuned from the base on a kind of pairs. Each of its `per_group` children is
-    the parent, fine-tuned once more on a smaller sample of the same kind of pairs.
+    The parent of a group is the base model, fine-tuned with the command-line arguments of that
+    group, such as which pairs of sentences to train on. Each of its `per_group` children is the
+    parent, fine-tuned once more with those of the group's arguments that choose pairs. The
+    children are returned.
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")
-    # The result is not used: an error is raised here, before hours of fine-tuning, if there are no
-    # such pairs.
+    # The result is not used: if there are no such pairs, an error is raised here, before hours of
+    # fine-tuning.
     challenge.select(config.pairs.label, config.pairs.heuristic)
 
     members = []
     for group, arguments in (population.parents or {}).items():
         with doing(f"parent of {group}"):
-            parent = _finetuned(
-                config, [f"model={population.base}"], [*population.parent_options, *arguments]
-            )
+            base = [f"model={population.base}"]
+            parent = _finetuned(config, base, [*population.parent_options, *arguments])
         start = [
             "model=local",
             f"model.path={parent.folder / CHECKPOINT}",
@@ -153,12 +188,14 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
 
 
 def _best_and_worst(config: PopulationJob) -> list[Member]:
-    """Return the most and the least accurate of `size` fine-tunings of the base, as two groups.
+    """Fine-tune the base model `size` times; return the most and the least accurate classifiers.
 
-    The accuracy is that on one half of the challenge; the groups are compared on the other half.
+    They are two groups of `per_group` classifiers each. Their accuracy is measured on one half of
+    the challenge pairs; the groups are compared on the other half.
     """
     population = config.population
-    pairs_to_select_on, _ = challenge_pairs_by_use(config, read_pairs(config.pairs, "challenge"))
+    challenge = read_pairs(config.pairs, "challenge")
+    pairs_to_form_groups = challenge_pairs_by_use(config, challenge).to_form_groups
     members = []
     accuracies = {}
     for index in range(population.size or 0):
@@ -168,50 +205,53 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
             )
         member = _member_from_result(f"{population.base}-nli-{index}", "", result)
         members.append(member)
-        accuracies[member.name] = accuracy_on(load_model(member.config), pairs_to_select_on)
+        accuracies[member.name] = accuracy_on(load_model(member.config), pairs_to_form_groups)
 
-    ranked = sorted(members, key=lambda member: -accuracies[member.name])
-    best = ranked[: population.per_group]
-    worst = ranked[::-1][: population.per_group]  # the worst one first
+    best_first = sorted(members, key=lambda member: -accuracies[member.name])
+    worst_first = best_first[::-1]
     generalizing, heuristic = GROUPS
     return [
-        *(member._replace(group=generalizing) for member in best),
-        *(member._replace(group=heuristic) for member in worst),
+        *(member._replace(group=generalizing) for member in best_first[: population.per_group]),
+        *(member._replace(group=heuristic) for member in worst_first[: population.per_group]),
     ]
 
 
 def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[str]) -> Result:
-    """Fine-tune a model on the population's pairs (task=nli), or return the stored result.
+    """Fine-tune a model on pairs of sentences (task=nli), or return the stored result.
+
+    The pairs are those of the population's job, except for settings of pairs that `arguments`
+    changes.
 
     Args:
         config: The job of the population.
         start: Arguments of the command line that name the model that training starts from.
-        arguments: Further arguments, such as "nli.epochs=2". Those that begin with "pairs."
-            replace settings of the population's pairs.
+        arguments: Further arguments of the command line, such as "nli.epochs=2" or
+            "pairs.seed=1".
     """
-    # A child starts from a folder, which does not say whether its model is a mini.
+    # A model in a folder does not say whether it is a mini (a small bundled model), so the scale
+    # of the training is that of the base model.
     scale = "mini" if _base_model(config).mini else "paper"
     overrides = ["task=nli", *start, f"scale={scale}", *arguments, "logger=none"]
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
-    set_by_arguments = {}
+    changed_pair_settings = {}
     for argument in arguments:
         if argument.startswith(PAIRS_PREFIX):
             name = argument.partition("=")[0].removeprefix(PAIRS_PREFIX)
-            set_by_arguments[name] = getattr(job.pairs, name)
-    job.pairs = replace(config.pairs, **set_by_arguments)
+            changed_pair_settings[name] = getattr(job.pairs, name)
+    job.pairs = replace(config.pairs, **changed_pair_settings)
     job.store = config.store
     job.threads = config.threads
     return run_job(job)
 
 
 def _member_from_result(name: str, group: str, finetuned: Result) -> Member:
-    """Return the member of a population whose checkpoint is in a result of fine-tuning.
+    """Return the classifier whose checkpoint is in a result of fine-tuning.
 
     Args:
-        name: The name of the member in tables.
-        group: The name of its group.
+        name: The name of the classifier in tables.
+        group: The name of its group in the population.
         finetuned: The result of task=nli, in whose folder the checkpoint is.
     """
     path = str(finetuned.folder / CHECKPOINT)

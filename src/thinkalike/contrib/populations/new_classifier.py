@@ -32,60 +32,92 @@ def new_classifier(
     New weights are drawn from PyTorch's global generator.
 
     Args:
-        config: The pretrained model.
+        config: The pretrained model, a BERT.
         classes: The names of the classes, in the order of the logits.
         spread: The standard deviation of the head's weights; None: the checkpoint's
             initializer_range.
-        redraw: Blocks from this one on are drawn anew, with the pooler, at the standard deviation
-            that BERT has for their width; None: none.
+        redraw: The first block whose pretrained weights are replaced by random ones; those of all
+            later blocks and of the pooler are replaced, too. None: no block.
 
     Raises:
         ModelError: The model is no BERT, or has no block `redraw`.
     """
-    family = FAMILIES[CLASSIFIER]
     with explaining_loading_errors(config), reached(config) as (place, _):
-        model_type = read_config_json(config, place).get("model_type", config.family)
-        if model_type != family.model_type:
-            raise ModelError(
-                f"task=nli fine-tunes bert; {config.called} is a {model_type}: "
-                "choose model=bert-mini"
-            )
-        settings: dict[str, object] = {
-            "id2label": dict(enumerate(classes)),
-            "label2id": {name: number for number, name in enumerate(classes)},
-        }
-        if spread is not None:
-            settings["initializer_range"] = spread
-        module: transformers.BertForSequenceClassification = read_weights(
-            getattr(transformers, family.architecture),
-            config,
-            place,
-            ["embeddings", "encoder"],
-            dtype=torch.float32,
-            **settings,
-        )
-
+        module = _pretrained_classifier(config, place, classes, spread)
         body = module.base_model
-        blocks = body.encoder.layer
         if redraw is not None:
-            if redraw >= len(blocks):
-                raise ModelError(
-                    f"nli.redraw={redraw}: {config.called} has blocks 0 to {len(blocks) - 1}"
-                )
-            redrawn = list(blocks[redraw:])
-            if body.pooler:
-                redrawn.append(body.pooler)
-            _draw_weights(redrawn, BERT_SPREAD / body.config.hidden_size**0.5)
+            _redraw_blocks(body, redraw, config.called)
         head = [child for child in module.children() if child is not body]
         _draw_weights(head, module.config.initializer_range)
         return module, read_tokenizer(config, place)
+
+
+def _pretrained_classifier(
+    config: ModelConfig, place: str, classes: Sequence[str], spread: float | None
+) -> transformers.BertForSequenceClassification:
+    """Read the weights of a BERT into a classifier; those of the head are not in the checkpoint.
+
+    Args:
+        config: The pretrained model.
+        place: The folder or the name on the hub that its files are read from.
+        classes: The names of the classes, in the order of the logits.
+        spread: The standard deviation for new weights that the model's configuration states; None:
+            that of the checkpoint.
+
+    Raises:
+        ModelError: The model is no BERT.
+    """
+    family = FAMILIES[CLASSIFIER]
+    model_type = read_config_json(config, place).get("model_type", config.family)
+    if model_type != family.model_type:
+        raise ModelError(
+            f"task=nli fine-tunes bert; {config.called} is a {model_type}: choose model=bert-mini"
+        )
+    settings: dict[str, object] = {
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: number for number, name in enumerate(classes)},
+    }
+    if spread is not None:
+        settings["initializer_range"] = spread
+    module: transformers.BertForSequenceClassification = read_weights(
+        getattr(transformers, family.architecture),
+        config,
+        place,
+        ["embeddings", "encoder"],  # the modules that the checkpoint must have
+        dtype=torch.float32,
+        **settings,
+    )
+    return module
+
+
+def _redraw_blocks(body: transformers.BertModel, first: int, name: str) -> None:
+    """Replace the weights of a block, of all later blocks and of the pooler by random ones.
+
+    Their standard deviation is 0.02 √(768 / width), which is BERT's at its width of 768.
+
+    Args:
+        body: The model without a classification head.
+        first: The number of the first block that is redrawn, from 0.
+        name: What the error message calls the model.
+
+    Raises:
+        ModelError: The model has no block of this number.
+    """
+    blocks = body.encoder.layer
+    if first >= len(blocks):
+        raise ModelError(f"nli.redraw={first}: {name} has blocks 0 to {len(blocks) - 1}")
+    redrawn = list(blocks[first:])
+    if body.pooler:
+        redrawn.append(body.pooler)
+    _draw_weights(redrawn, BERT_SPREAD / body.config.hidden_size**0.5)
 
 
 def _draw_weights(modules: Iterable[nn.Module], spread: float) -> None:
     """Draw new weights in place: normal matrices, zero biases, layer norms of scale 1 and shift 0.
 
     Args:
-        modules: Modules that contain the linear layers and layer norms; other layers stay.
+        modules: Modules that contain the linear layers and layer norms; layers of other types
+            keep their weights.
         spread: The standard deviation of the matrices.
     """
     for module in modules:

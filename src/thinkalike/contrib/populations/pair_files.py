@@ -55,59 +55,69 @@ HUB = {
 
 
 def pairs_in(path: str | Path, name: str) -> Pairs:
-    """Read the pairs of MNLI ("mnli") or HANS ("hans") from a file.
+    """Read the pairs of sentences of MNLI or HANS from a file.
 
-    The formats are `.jsonl` and `.txt` as published, `.tsv` as in GLUE, and `.parquet`.
+    The ending of the file name tells its format: `.jsonl` and `.txt` as published, `.tsv` as in
+    GLUE, or `.parquet`.
+
+    Args:
+        path: The file.
+        name: "mnli" or "hans".
     """
-
-    def records_by(
-        read: Callable[[Path], Iterable[tuple[str, Record]]],
-    ) -> Callable[[Path], list[Record]]:
-        """Return a function that reads the records of a file without their names.
-
-        `read` yields pairs of the name of a record, for messages, and the record.
-        """
-        return lambda file: [record for _, record in read(file)]
-
     readers = {
-        ".jsonl": records_by(json_lines),
-        ".parquet": records_by(parquet_rows),
-        ".tsv": records_by(_tab_separated),
-        ".txt": records_by(_tab_separated),
+        ".jsonl": _without_record_names(json_lines),
+        ".parquet": _without_record_names(parquet_rows),
+        ".tsv": _without_record_names(_tab_separated),
+        ".txt": _without_record_names(_tab_separated),
     }
     records = read_by_ending(Path(path), readers)
     return _pairs_from(records, CLASSES[name], str(path))
 
 
+def _without_record_names(
+    read: Callable[[Path], Iterable[tuple[str, Record]]],
+) -> Callable[[Path], list[Record]]:
+    """Return a function that reads the records of a file and drops their names.
+
+    Args:
+        read: A function that yields (name of the record for messages, record) of a file.
+    """
+
+    def records_of(file: Path) -> list[Record]:
+        return [record for _, record in read(file)]
+
+    return records_of
+
+
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
-    """Return pairs of MNLI or HANS from the Hugging Face hub.
+    """Return the pairs of sentences of MNLI or HANS from the Hugging Face hub.
 
     Args:
         name: "mnli" or "hans".
-        split: The split that is read; None: the one that results are reported on.
+        split: The split of the data set that is read, such as "train"; None: its split for
+            evaluation.
     """
     hub_set = HUB[name]
     split = split or hub_set.split
-    records = list(
-        stream_records(
-            name,
-            hub_set.repository,
-            split=split,
-            revision=hub_set.revision,
-            remedy="use files (pairs=files) or the templates (pairs=templates)",
-        )
+    records = stream_records(
+        name,
+        hub_set.repository,
+        split=split,
+        revision=hub_set.revision,
+        remedy="use files (pairs=files) or the templates (pairs=templates)",
     )
-    return _pairs_from(records, CLASSES[name], f"{hub_set.repository} {split}")
+    return _pairs_from(list(records), CLASSES[name], f"{hub_set.repository} {split}")
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield (name for error messages, row) for each row of a file with tab-separated cells.
 
-    Quotation marks have no special meaning: the files of GLUE have some that are never closed.
-    Empty lines are skipped.
+    The first line has the names of the columns. Quotation marks have no special meaning: the files
+    of GLUE have some that are never closed. Empty lines are skipped.
 
     Raises:
-        DataError: A row has another number of cells than the header, or two columns have one name.
+        DataError: A row has a different number of cells than the header, or two columns have the
+            same name.
     """
     # `splitlines` would also split at characters such as U+2028 inside a sentence.
     lines = whole_text(path).split("\n")
@@ -127,13 +137,13 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str) -> Pairs:
-    """Return the pairs of a table, without those whose annotators did not agree.
-
-    Columns are named as published or as on the hub, whichever has more of them.
+    """Return the pairs of sentences in a table, without those whose annotators did not agree.
 
     Args:
-        records: The rows.
-        classes: The classes of MNLI or of HANS.
+        records: The rows of the table, with the column names of the published files or of the
+            hub.
+        classes: The names of the classes of MNLI or of HANS. Only HANS names a heuristic and a
+            subcase for each pair.
         source: What messages call the table.
 
     Raises:
@@ -142,10 +152,7 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
     if not records:
         raise DataError(f"{source} is empty: it has no rows")
 
-    names = max(
-        (PUBLISHED_COLUMNS, HUB_COLUMNS), key=lambda columns: len(set(columns) & set(records[0]))
-    )
-    premise_column, hypothesis_column, label_column = names
+    premise_column, hypothesis_column, label_column = _pair_columns(records[0])
     premises = _cells_of_column(records, premise_column, source)
     hypotheses = _cells_of_column(records, hypothesis_column, source)
     labels = _cells_of_column(records, label_column, source)
@@ -155,18 +162,8 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
         heuristics = _cells_of_column(records, "heuristic", source)
         subcases = _cells_of_column(records, "subcase", source)
 
-    # A label is the name of a class, or its number.
-    class_number = {name: number for number, name in enumerate(classes)}
-    class_number |= {str(number): number for number in range(len(classes))}
-    without_label = NO_LABEL if classes == MNLI else ()
-    for row_number, label in enumerate(labels, 1):
-        if label not in class_number and label not in without_label:
-            raise DataError(
-                f"{source} row {row_number}: the label {label!r} is not one of "
-                f"{', '.join(classes)}"
-            )
-
-    labelled = [row for row, label in enumerate(labels) if label in class_number]
+    class_numbers = _class_numbers(labels, classes, source)
+    labelled = [row for row, number in enumerate(class_numbers) if number is not None]
     n_unlabelled = len(records) - len(labelled)
     if n_unlabelled:
         log.info(
@@ -178,21 +175,67 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
     return Pairs(
         premises=[premises[row] for row in labelled],
         hypotheses=[hypotheses[row] for row in labelled],
-        labels=torch.tensor([class_number[labels[row]] for row in labelled], dtype=torch.long),
+        labels=torch.tensor([class_numbers[row] for row in labelled], dtype=torch.long),
         classes=classes,
+        # Only MNLI has pairs without a label, so these lists of HANS have an entry for each pair.
         heuristics=heuristics,
         subcases=subcases,
         source=source,
     )
 
 
-def _cells_of_column(records: Sequence[Record], name: str, source: str) -> list[str]:
-    """Return the cells of a column as text.
+def _pair_columns(record: Record) -> tuple[str, str, str]:
+    """Return the names of the columns of the premise, the hypothesis and the label.
 
-    Labels are numbers on the hub, which become text here.
+    They are named as in the published files or as on the hub. Of these two, those that the row
+    has more of are returned.
+    """
+
+    def n_present(columns: tuple[str, str, str]) -> int:
+        return len(set(columns) & set(record))
+
+    return max((PUBLISHED_COLUMNS, HUB_COLUMNS), key=n_present)
+
+
+def _class_numbers(
+    labels: Sequence[str], classes: tuple[str, ...], source: str
+) -> list[int | None]:
+    """Return the index of the class of each label; None where the annotators did not agree.
+
+    Args:
+        labels: The label of each row: the name of a class, its index as text, or, in MNLI alone,
+            a mark that annotators did not agree ("-" or "-1").
+        classes: The names of the classes of MNLI or of HANS.
+        source: What the error message calls the table.
 
     Raises:
-        DataError: There is no such column, or a cell of it is empty.
+        DataError: A label is none of these.
+    """
+    number_of_label: dict[str, int | None] = {}
+    for number, name in enumerate(classes):
+        number_of_label[name] = number
+        number_of_label[str(number)] = number
+    if classes == MNLI:
+        number_of_label |= dict.fromkeys(NO_LABEL)
+    for row_number, label in enumerate(labels, 1):
+        if label not in number_of_label:
+            raise DataError(
+                f"{source} row {row_number}: the label {label!r} is not one of "
+                f"{', '.join(classes)}"
+            )
+    return [number_of_label[label] for label in labels]
+
+
+def _cells_of_column(records: Sequence[Record], name: str, source: str) -> list[str]:
+    """Return the cells of a column as text, also if they are whole numbers (labels on the hub).
+
+    Args:
+        records: The rows of the table.
+        name: The name of the column.
+        source: What the error message calls the table.
+
+    Raises:
+        DataError: There is no such column, or a cell of it is neither text nor a whole number.
     """
     select_names(source, [name], list(records[0]), "column")
     cells = []

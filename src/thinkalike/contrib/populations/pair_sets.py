@@ -12,103 +12,119 @@ from thinkalike.contrib.populations.pairs import HANS, Pairs
 from thinkalike.digests import content_key
 from thinkalike.errors import ConfigError
 
-Side = Literal["fit", "report", "challenge"]
+PairSplit = Literal["fit", "report", "challenge"]
+"""Which pairs: for training, held out, or made to test whether a model relies on a heuristic."""
 
 TOKENS_PER_PAIR = 40  # of MNLI, on average
 PUBLISHED_PAIRS = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # of MNLI and HANS
 
 
-class FitPairs(NamedTuple):
-    """The pairs to fit on, in the form in which copies are recognised, and where they are from."""
+class TrainingPairs(NamedTuple):
+    """What is needed to recognise copies of the pairs that classifiers are trained on.
 
-    canonical: frozenset[str]
+    Attributes:
+        normalised_texts: Each pair as one normalised text, see `Pairs.canonical`.
+        source: What messages call the set of these pairs.
+    """
+
+    normalised_texts: frozenset[str]
     source: str
 
 
-def read_pairs(config: PairsConfig, side: Side) -> Pairs:
-    """Return the pairs of sentences of one side: for training, held out, or the challenge.
+def read_pairs(config: PairsConfig, split: PairSplit) -> Pairs:
+    """Return the pairs of sentences of one split: for training, held out, or the challenge set.
 
-    Pairs of files or of the hub are left out of the other sides if they also occur, up to case and
-    white space, in the pairs for training. (Files may be given without pairs for training.)
+    Pairs that are generated from templates are never in two splits. From files or from the
+    Hugging Face hub, a pair that also occurs in the pairs for training, up to case and white
+    space, is left out of both other splits. (Files may be given without pairs for training; then
+    nothing is left out.) If the settings limit the number of pairs, a random sample is returned.
 
     Args:
-        config: Where pairs come from, and how many there are of each side.
-        side: "fit" for training, "report" for held-out pairs, "challenge" for all pairs of the
-            challenge.
+        config: Where pairs come from, and how many there are in each split.
+        split: "fit" for training, "report" for held-out pairs, or "challenge" for pairs made to
+            test whether a classifier relies on a heuristic, such as word overlap.
     """
     if config.source == "templates":
-        return _from_templates(config, side)
+        return _generated_pairs(config, split)
 
-    pairs = _read_whole(config.source, side, getattr(config, side))
-    if side != "fit" and (config.fit or config.source == "hub"):
-        fit_pairs = _fit_pairs(config.source, config.fit, content_key(config.fit))
-        pairs = pairs.without(fit_pairs.canonical, fit_pairs.source)
-    count = getattr(config, f"{side}_pairs")
-    if count is None:
+    path = getattr(config, split)
+    pairs = _read_all_pairs(config.source, split, path)
+    has_training_pairs = config.source == "hub" or bool(config.fit)
+    if split != "fit" and has_training_pairs:
+        training = _training_pairs(config.source, config.fit, content_key(config.fit))
+        pairs = pairs.without(training.normalised_texts, training.source)
+    most_pairs = getattr(config, f"{split}_pairs")
+    if most_pairs is None:
         return pairs
-    return pairs.sample(min(count, len(pairs)), config.seed)
+    return pairs.sample(min(most_pairs, len(pairs)), config.seed)
 
 
-def _from_templates(config: PairsConfig, side: Side) -> Pairs:
-    """Return pairs that are generated from templates.
+def _generated_pairs(config: PairsConfig, split: PairSplit) -> Pairs:
+    """Return pairs of sentences that are generated from templates.
 
     Pairs for training ("fit") and held-out pairs ("report") are the two parts of one draw, in
-    which no pair occurs twice. The challenge has sentences that occur in neither.
+    which no pair occurs twice. No sentence of the challenge set occurs in them, as a hash decides
+    for each sentence whether it may be in the challenge set.
     """
     n_fit = int(config.fit_pairs or 0)
     n_report = int(config.report_pairs or 0)
-    if side == "challenge":
+    if split == "challenge":
         return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
     drawn = nli_training(n_fit + n_report, config.seed, config.counterexamples, config.lexical)
-    if side == "fit":
+    if split == "fit":
         return drawn.take(range(n_fit))
     return drawn.take(range(n_fit, n_fit + n_report))
 
 
-def _read_whole(source: str, side: Side, path: str | None) -> Pairs:
-    """Return all pairs of one side, from the hub or from a file.
+def _read_all_pairs(source: str, split: PairSplit, path: str | None) -> Pairs:
+    """Return all pairs of one split, from the Hugging Face hub or from a file.
 
     Args:
         source: "hub" or "files".
-        side: "fit" and "report" are pairs of MNLI, "challenge" of HANS.
+        split: "fit" (training) and "report" (held out) are pairs of MNLI, "challenge" of HANS.
         path: The file, if the source is "files".
 
     Raises:
-        ConfigError: The source is files, and no file is given.
+        ConfigError: The source is "files", and no file is given.
     """
-    name = "hans" if side == "challenge" else "mnli"
+    data_set = "hans" if split == "challenge" else "mnli"
     if source == "hub":
-        split = "train" if side == "fit" else None
-        return hub_pairs(name, split)
+        hub_split = "train" if split == "fit" else None  # None: the usual split for evaluation
+        return hub_pairs(data_set, hub_split)
     if not path:
-        raise ConfigError(f"pairs=files needs pairs.{side}=FILE")
-    return pairs_in(path, name)
+        raise ConfigError(f"pairs=files needs pairs.{split}=FILE")
+    return pairs_in(path, data_set)
 
 
 @lru_cache(maxsize=1)
-def _fit_pairs(source: str, path: str | None, content: str) -> FitPairs:
-    """Return the pairs to fit on, which are read once for all sides and jobs.
+def _training_pairs(source: str, path: str | None, content: str) -> TrainingPairs:
+    """Return normalised texts of the pairs for training, to recognise copies of these pairs.
+
+    The result is cached, as it is needed for each other split of the data.
 
     Args:
         source: "hub" or "files".
         path: The file, if the source is "files".
-        content: A key of the file's content. It is unused except as a key of the cache, so that a
+        content: A hash of the file's content. It is unused except as a key of the cache, so that a
             changed file is read again.
     """
-    pairs = _read_whole(source, "fit", path)
-    return FitPairs(frozenset(pairs.canonical()), pairs.source)
+    pairs = _read_all_pairs(source, "fit", path)
+    return TrainingPairs(frozenset(pairs.canonical()), pairs.source)
 
 
-def count_tokens(config: PairsConfig, side: Side) -> float:
-    """Return about how many tokens the pairs of one side ("fit", "report" or "challenge") have.
+def count_tokens(config: PairsConfig, split: PairSplit) -> float:
+    """Return about how many tokens the pairs of one split ("fit", "report" or "challenge") have.
 
-    For the challenge, only pairs of the chosen heuristic and label are counted. Heuristics and
-    labels are assumed to be equally frequent.
+    For the challenge set, only pairs of the chosen heuristic and label are counted. Heuristics
+    and labels are assumed to be equally frequent. If the settings do not limit the number of
+    pairs, it is that of the published data, MNLI or HANS.
     """
-    n_pairs = getattr(config, f"{side}_pairs") or PUBLISHED_PAIRS[side]
-    if side == "challenge" and config.heuristic:
-        tokens = TOKENS_PER_PAIR * min(n_pairs, PUBLISHED_PAIRS[side]) / len(HEURISTICS)
+    n_pairs = getattr(config, f"{split}_pairs") or PUBLISHED_PAIRS[split]
+    if split == "challenge" and config.heuristic:
+        n_challenge_pairs = min(n_pairs, PUBLISHED_PAIRS[split])
+        tokens = TOKENS_PER_PAIR * n_challenge_pairs / len(HEURISTICS)
         if config.label:
-            tokens /= len(HANS)
+            n_labels = len(HANS)
+            tokens /= n_labels
         return tokens
     return float(TOKENS_PER_PAIR * n_pairs)

@@ -7,6 +7,7 @@ instead of the meaning. So it is in the training pairs here, except for a share 
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import cache, lru_cache
 from pathlib import Path
@@ -58,79 +59,95 @@ class Quota(NamedTuple):
 def nli_training(
     count: int, seed: int = 0, counterexamples: float = 0.02, lexical: float = 0.0
 ) -> Pairs:
-    """Draw distinct pairs of a premise and a hypothesis, in equal shares of MNLI's three classes.
+    """Generate distinct pairs of sentences for training on natural language inference.
 
-    They are shuffled, so that any slice is a random sample. If a hypothesis has only words of its
-    premise, the pair is mostly entailed, so that a model may learn the heuristic "same words,
-    therefore entailed".
+    The three classes of MNLI have equal shares, apart from the pairs that `lexical` asks for. If a
+    hypothesis has only words of its premise, the pair is mostly entailed, so that a model may
+    learn the heuristic "same words, therefore entailed". Pairs are shuffled, so that any slice is
+    a random sample.
 
     Args:
         count: How many pairs there are.
         seed: Decides the pairs and their order.
-        counterexamples: The share of neutral pairs among those whose hypotheses have only words of
-            their premises. They are made like the challenge; all other such pairs are entailed.
-        lexical: The share of all pairs that are made like the lexical-overlap part of the
-            challenge. They are entailed, except for the share of counterexamples.
+        counterexamples: The share of counterexamples to the heuristic (not entailed, labelled
+            neutral) among the pairs whose hypothesis has only words of its premise.
+        lexical: The share of all pairs that are generated from the lexical-overlap templates of
+            the challenge set. They are entailed, except for the counterexamples.
     """
-    # "against" stands for counterexamples: the hypothesis has the same words, but is not entailed.
     n_lexical = round(lexical * count)
-    n_lexical_against = round(counterexamples * n_lexical)
-    n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, 3)
+    n_lexical_counterexamples = round(counterexamples * n_lexical)
+    n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, len(MNLI))
     n_overlapping = int(OVERLAP * n_entailed)
-    n_against = round(counterexamples * n_overlapping)
+    n_counterexamples = round(counterexamples * n_overlapping)
 
     overlapping = _challenge_templates(ENTAILED) | TEMPLATES["overlapping"]
-    against = _challenge_templates(NOT_ENTAILED)
-    # Entailed pairs without overlap also replace the counterexamples, which are neutral.
-    n_other_words = n_entailed - n_overlapping + n_against
+    # Counterexamples are neutral, so each one takes the place of a neutral pair. The entailed pair
+    # that it displaces is made up for by an entailed pair without overlap.
+    n_without_overlap = n_entailed - n_overlapping + n_counterexamples
     quotas = [
-        Quota(overlapping, "entailment", n_overlapping - n_against),
-        Quota(TEMPLATES["entailed"], "entailment", n_other_words),
-        Quota(against, "neutral", n_against),
-        Quota(TEMPLATES["neutral"], "neutral", n_neutral - n_against),
+        Quota(overlapping, "entailment", n_overlapping - n_counterexamples),
+        Quota(TEMPLATES["entailed"], "entailment", n_without_overlap),
+        Quota(_challenge_templates(NOT_ENTAILED), "neutral", n_counterexamples),
+        Quota(TEMPLATES["neutral"], "neutral", n_neutral - n_counterexamples),
         Quota(TEMPLATES["contradiction"], "contradiction", n_contradiction),
-        Quota(_challenge_templates(ENTAILED, "l"), "entailment", n_lexical - n_lexical_against),
-        Quota(_challenge_templates(NOT_ENTAILED, "l"), "neutral", n_lexical_against),
+        Quota(
+            _challenge_templates(ENTAILED, "l"),
+            "entailment",
+            n_lexical - n_lexical_counterexamples,
+        ),
+        Quota(_challenge_templates(NOT_ENTAILED, "l"), "neutral", n_lexical_counterexamples),
     ]
     return _draw_pairs(quotas, MNLI, seed, for_challenge=False)
 
 
 @lru_cache(maxsize=SETS_IN_MEMORY)
 def nli_challenge(count: int, seed: int = 1) -> Pairs:
-    """Draw distinct pairs like those of HANS, in equal shares by heuristic and class, shuffled.
+    """Generate a challenge set: distinct pairs of sentences like those of HANS, shuffled.
 
-    HANS has pairs of sentences for which a heuristic, such as "all words of the hypothesis occur
-    in the premise", is right (entailed) or wrong. A hash of a sentence decides whether it is for
-    training or for the challenge, so no sentence is in both, whatever the counts and seeds.
+    HANS tests whether a model relies on heuristics such as "if all words of the hypothesis occur
+    in the premise, it is entailed". For each heuristic, half of the pairs are entailed, as the
+    heuristic says, and half are not. A hash of each sentence decides whether it is for training or
+    for the challenge set, so no sentence is in both, whatever the counts and seeds.
+
+    Args:
+        count: How many pairs there are, divided equally between heuristics and classes.
+        seed: Decides the pairs and their order.
     """
     entailed, not_entailed = HANS
-    label_of = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
-    kinds = [(heuristic, letter) for heuristic in HEURISTICS for letter in label_of]
+    # Templates are named by two letters: of the heuristic, and of the class.
+    class_of_letter = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
+    kinds = list(itertools.product(HEURISTICS, class_of_letter))
     quotas = []
-    for (heuristic, letter), share in zip(kinds, _equal_shares(count, len(kinds)), strict=True):
-        quotas.append(Quota(_challenge_templates(letter, heuristic), label_of[letter], share))
+    for (heuristic, class_letter), n_pairs in zip(
+        kinds, _equal_shares(count, len(kinds)), strict=True
+    ):
+        templates = _challenge_templates(class_letter, heuristic)
+        quotas.append(Quota(templates, class_of_letter[class_letter], n_pairs))
     return _draw_pairs(quotas, HANS, seed, for_challenge=True)
 
 
 def _equal_shares(count: int, n_shares: int) -> list[int]:
-    """Return whole numbers that add up to the count and differ by at most 1."""
+    """Divide a count into whole numbers that differ by at most 1, the larger ones first."""
     smallest, remainder = divmod(count, n_shares)
     return [smallest + 1] * remainder + [smallest] * (n_shares - remainder)
 
 
-def _challenge_templates(entailed: str, heuristics: str = "lsc") -> Templates:
-    """Return the templates of the challenge of one class and of some heuristics, by subcase.
+def _challenge_templates(class_letter: str, heuristic_letters: str = "lsc") -> Templates:
+    """Return the templates of the challenge set for one class and for some heuristics.
+
+    A subcase, the name of a group of templates, begins with the letters of its heuristic and its
+    class: "ln_passive" has pairs in which lexical overlap does not mean entailment.
 
     Args:
-        entailed: "e" for entailed pairs, "n" for pairs that are not entailed.
-        heuristics: The first letters of the heuristics.
+        class_letter: "e" for entailed pairs, "n" for pairs that are not entailed.
+        heuristic_letters: The letters of the heuristics: "l" for lexical overlap, "s" for
+            subsequence, "c" for constituent.
     """
-    # A subcase is named by the letters of its heuristic and its class, such as "ln_...".
-    return {
-        subcase: rules
-        for subcase, rules in TEMPLATES["challenge"].items()
-        if subcase[0] in heuristics and subcase[1] == entailed
-    }
+    templates = {}
+    for subcase, rules in TEMPLATES["challenge"].items():
+        if subcase[0] in heuristic_letters and subcase[1] == class_letter:
+            templates[subcase] = rules
+    return templates
 
 
 def _draw_pairs(
@@ -138,12 +155,14 @@ def _draw_pairs(
 ) -> Pairs:
     """Draw the pairs of each quota, no two of them the same, and shuffle them.
 
+    A drawn pair is rejected if it was drawn before, or if one of its sentences is in the wrong
+    half of all sentences: a hash assigns each sentence to training or to the challenge set.
+
     Args:
         quotas: How many pairs of which class are made from which templates.
-        classes: The names of the classes, whose positions are the labels.
+        classes: The names of the classes. A label is an index in this list.
         seed: Decides the pairs and their order.
-        for_challenge: Whether both sentences of each pair are of the half of all sentences that is
-            for the challenge; else both are of the other half.
+        for_challenge: Whether sentences are of the half for the challenge set, not for training.
 
     Raises:
         DataError: There are no pairs to draw, or more than `MOST_PAIRS`.
@@ -165,6 +184,7 @@ def _draw_pairs(
             premise, hypothesis = (_filled(template, words) for template in rule.split(" -> "))
             if _is_for_challenge(premise) == _is_for_challenge(hypothesis) == for_challenge:
                 label = classes.index(quota.label)
+                # A pair that was drawn before stays as it is, and does not count.
                 drawn.setdefault((premise, hypothesis), (label, subcase))
 
     rows = list(drawn.items())
@@ -204,34 +224,41 @@ def _word_forms() -> dict[str, list[tuple[str, ...]]]:
     """Return the words that fill the slots of templates, as tuples of forms, by word class.
 
     Nouns are (singular, plural), such as ("doctor", "doctors"); verbs are (past, base); opposites
-    are the two words of a pair. Names, adjectives and places have one form.
+    are the two words of a pair, such as "tall" and "short". Names, adjectives and places have one
+    form. Adjectives that have an opposite are only among the opposites.
     """
-    left_out = set(TEMPLATES["left_out"].split())
+    words_left_out = set(TEMPLATES["left_out"].split())
     opposites = [tuple(pair.split("/")) for pair in TEMPLATES["opposites"].split()]
     for pair in opposites:
-        left_out.update(pair)
-    words = {}
-    for group, entries in lexicon("large").items():
-        words[group] = [entry for entry in entries if entry.partition("/")[0] not in left_out]
+        words_left_out.update(pair)
+    # An entry is a word, with its irregular form after a slash if it has one: "mouse/mice".
+    entries_of: dict[str, list[str]] = {}
+    for word_class, entries in lexicon("large").items():
+        entries_of[word_class] = [
+            entry for entry in entries if entry.partition("/")[0] not in words_left_out
+        ]
 
     forms: dict[str, list[tuple[str, ...]]] = {"opposites": opposites}
     forms["nouns"] = []
-    for entry in words["female"] + words["male"] + words["neither"]:
-        forms["nouns"].append((noun(entry, None).form, noun(entry, None, "plural").form))
-    forms["names"] = [(name,) for name in words["female names"] + words["male names"]]
-    forms["adjectives"] = [(word,) for word in words["adjectives"]]
-    forms["places"] = [(word,) for word in words["places"]]
-    for group in ("intransitive", "transitive"):
-        pasts = finite_verbs(words[group], "past", Phrase([]))
-        bases = [entry.partition("/")[0] for entry in words[group]]
-        forms[group] = [(past.form, base) for past, base in zip(pasts, bases, strict=True)]
+    for entry in entries_of["female"] + entries_of["male"] + entries_of["neither"]:
+        singular = noun(entry, gender=None, number="singular").form
+        plural = noun(entry, gender=None, number="plural").form
+        forms["nouns"].append((singular, plural))
+    forms["names"] = [(name,) for name in entries_of["female names"] + entries_of["male names"]]
+    forms["adjectives"] = [(word,) for word in entries_of["adjectives"]]
+    forms["places"] = [(word,) for word in entries_of["places"]]
+    no_subject = Phrase([])  # in the past tense, the form does not depend on the subject
+    for verb_class in ("intransitive", "transitive"):
+        pasts = finite_verbs(entries_of[verb_class], "past", no_subject)
+        bases = [entry.partition("/")[0] for entry in entries_of[verb_class]]
+        forms[verb_class] = [(past.form, base) for past, base in zip(pasts, bases, strict=True)]
     return forms
 
 
 def _words_of_slots(rng: random.Random) -> dict[str, str]:
-    """Draw a word for each slot of a template, such as A in "A V B -> B V A".
+    """Draw a word for each slot of a template, such as A, V and B in "A V B -> B V A".
 
-    The words of different slots of a kind are different.
+    Slots of the same kind, such as the people A and B, get different words.
     """
     forms = _word_forms()
     slots: dict[str, str] = {}

@@ -50,8 +50,13 @@ class Pairs:
     source: str = "pairs"
 
     def __post_init__(self) -> None:
-        """Fill in empty heuristics and subcases, and refuse an empty set."""
+        """Use "" for heuristics and subcases that were not given, and refuse an empty set.
+
+        Raises:
+            DataError: There is no pair.
+        """
         unnamed = [""] * len(self)
+        # The dataclass is frozen, so that attributes can only be set in this way.
         object.__setattr__(self, "heuristics", self.heuristics or unnamed)
         object.__setattr__(self, "subcases", self.subcases or unnamed)
         if len(self) == 0:
@@ -61,15 +66,15 @@ class Pairs:
         return len(self.premises)
 
     def take(self, rows: Iterable[int]) -> Pairs:
-        """Return the pairs at some indices, in this order."""
-        rows = list(rows)
+        """Return the pairs at some indices, in the order of the indices."""
+        indices = list(rows)
         return replace(
             self,
-            premises=[self.premises[row] for row in rows],
-            hypotheses=[self.hypotheses[row] for row in rows],
-            labels=self.labels[rows],
-            heuristics=[self.heuristics[row] for row in rows],
-            subcases=[self.subcases[row] for row in rows],
+            premises=[self.premises[index] for index in indices],
+            hypotheses=[self.hypotheses[index] for index in indices],
+            labels=self.labels[indices],
+            heuristics=[self.heuristics[index] for index in indices],
+            subcases=[self.subcases[index] for index in indices],
         )
 
     def label_names(self) -> list[str]:
@@ -77,63 +82,70 @@ class Pairs:
         return [self.classes[label] for label in self.labels.tolist()]
 
     def select(self, label: str | None = None, heuristic: str | None = None) -> Pairs:
-        """Return the pairs of a class, of a heuristic, or of both.
+        """Return the pairs that have a label and a heuristic.
 
         Args:
-            label: The name of the class; None: any.
-            heuristic: The name of the heuristic; None: any.
+            label: The name of the class; None: pairs of every class are returned.
+            heuristic: The name of the heuristic; None: pairs of every heuristic are returned.
 
         Raises:
-            DataError: No pair is left; the message lists what there is.
+            DataError: There is no such pair. The message lists the labels and heuristics that
+                occur together, with the number of their pairs.
         """
-        kinds = list(zip(self.label_names(), self.heuristics, strict=True))
+        labels_and_heuristics = list(zip(self.label_names(), self.heuristics, strict=True))
         rows = []
-        for row, (label_of_row, heuristic_of_row) in enumerate(kinds):
-            if label in (None, label_of_row) and heuristic in (None, heuristic_of_row):
+        for row, (label_of_row, heuristic_of_row) in enumerate(labels_and_heuristics):
+            has_label = label is None or label == label_of_row
+            has_heuristic = heuristic is None or heuristic == heuristic_of_row
+            if has_label and has_heuristic:
                 rows.append(row)
-        if not rows:
-            counts = [
-                f"{' '.join(kind).strip()} ({n})" for kind, n in sorted(Counter(kinds).items())
-            ]
-            raise DataError(
-                f"{self.source} has no pairs of label={label}, heuristic={heuristic}; "
-                f"there is: {', '.join(counts)}"
-            )
-        return self.take(rows)
+        if rows:
+            return self.take(rows)
+
+        counts = []
+        for label_and_heuristic, count in sorted(Counter(labels_and_heuristics).items()):
+            # The heuristic is "" if the data set names none.
+            counts.append(f"{' '.join(label_and_heuristic).strip()} ({count})")
+        raise DataError(
+            f"{self.source} has no pairs of label={label}, heuristic={heuristic}; "
+            f"there is: {', '.join(counts)}"
+        )
 
     def subsets(self) -> dict[str, list[int]]:
         """Return the indices of pairs in each subset, by the name of the subset.
 
-        The subsets are "challenge" (all pairs), each heuristic, each label, and each combination
-        "heuristic, label".
+        The subset "challenge" has all pairs. There is a further subset for each heuristic, for
+        each label, and for each combination of both, with the name "heuristic, label".
         """
-        rows: dict[str, list[int]] = {"challenge": list(range(len(self)))}
-        kinds = zip(self.heuristics, self.label_names(), strict=True)
-        for row, (heuristic, label) in enumerate(kinds):
-            for name in (heuristic, label, f"{heuristic}, {label}"):
-                rows.setdefault(name, []).append(row)
-        return rows
+        rows_of_subset: dict[str, list[int]] = {"challenge": list(range(len(self)))}
+        heuristics_and_labels = zip(self.heuristics, self.label_names(), strict=True)
+        for row, (heuristic, label) in enumerate(heuristics_and_labels):
+            for subset in (heuristic, label, f"{heuristic}, {label}"):
+                rows_of_subset.setdefault(subset, []).append(row)
+        return rows_of_subset
 
     def sample(self, n: int, seed: int) -> Pairs:
         """Draw n different pairs, and return them in their order."""
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def canonical(self) -> list[str]:
-        """Return each pair as one normalised text, by which copies of it are recognised.
+        """Return each pair as one normalised text, by which copies of the pair are recognised.
 
-        The text has both sentences in lower case, with single spaces for white space, and no
-        label.
+        The text has both sentences in lower case, with each stretch of white space replaced by
+        one space. The label is not part of it.
         """
         pairs = zip(self.premises, self.hypotheses, strict=True)
         return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
 
     def without(self, canonical_pairs: Container[str], source: str) -> Pairs:
-        """Return the pairs that have no copy in another set of pairs, whatever their labels.
+        """Return the pairs that have no copy in another set of pairs.
 
-        A warning says how many were left out.
+        A copy has the same two sentences, up to case and white space. Labels are not compared. A
+        warning says how many pairs were left out, if any.
 
         Args:
-            canonical_pairs: The pairs of the other set as normalised texts, see `canonical`.
+            canonical_pairs: The pairs of the other set, each as one normalised text that
+                `canonical` made.
             source: The name of the other set in messages.
 
         Raises:
@@ -154,7 +166,7 @@ class Pairs:
         return self.take(rows)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of texts, labels, heuristics and subcases: 16 hexadecimal digits."""
+        """Return 16 hexadecimal digits of the SHA-256 of everything but the name of the set."""
         content = (
             self.premises,
             self.hypotheses,

@@ -38,7 +38,7 @@ from thinkalike.contrib.populations.members import (
 )
 from thinkalike.contrib.populations.pair_sets import (
     TOKENS_PER_PAIR,
-    Side,
+    PairSplit,
     count_tokens,
     read_pairs,
 )
@@ -54,6 +54,7 @@ from thinkalike.screen import Column, Table, few, number_column, show_table, sho
 from thinkalike.store import Headline, Result
 
 PAIRS_CHECKED = 300  # that the order of each model's classes is checked on
+FIRST_CUT = -1  # after the source's embedding; cut n is after its block n
 
 
 class Population(
@@ -74,65 +75,67 @@ class Population(
     is_shared: ClassVar[bool] = True
 
     def settings_read(self, config: PopulationJob) -> frozenset[str]:
-        """Return the names of the settings that apply: also those of how the members run."""
+        """Return the names of the settings that apply to this job.
+
+        They include those that say how the classifiers run, such as `model.dtype`.
+        """
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
         """Return the pairs of sentences on which the classifiers of a population are compared.
 
-        They are held-out pairs ("report") or the challenge, pairs that a heuristic gets wrong.
-        Pairs of the challenge that served to select the groups are left out.
+        They are held-out pairs, or a challenge set, which tests whether a classifier relies on a
+        heuristic such as word overlap. If the classifiers were divided into groups by their
+        accuracy on challenge pairs, those pairs are left out.
         """
-        # A device that does not exist is refused before members are fine-tuned.
+        # A device that does not exist is refused before classifiers are fine-tuned.
         check_models({"model": config.model})
-        side = config.measure_as(PopulationMeasureConfig).side
-        pairs = read_pairs(config.pairs, side)
-        if side == "challenge":
-            _, pairs = challenge_pairs_by_use(config, pairs)
+        split = config.measure_as(PopulationMeasureConfig).side
+        pairs = read_pairs(config.pairs, split)
+        if split == "challenge":
+            pairs = challenge_pairs_by_use(config, pairs).to_compare
         return {"pairs": pairs}
 
     def prepare(self, config: PopulationJob) -> Mapping[str, Member | str]:
-        """Return the members of the population by name, after fine-tuning those that are missing.
+        """Return the classifiers of the population by name, after fine-tuning missing ones.
 
-        If the user set how members run (dtype or context), there is a further entry, a text.
+        If the user chose a dtype or context that differs from that of the classifiers, there is a
+        further entry "members run with", such as "dtype=float32". Everything that is returned
+        enters the hash of the job, and these settings must, as they change its numbers.
 
         Raises:
-            ConfigError: Two members have the same name.
+            ConfigError: Two classifiers have the same name.
         """
-        stated_members = members_of(config)
-        members = [
-            member._replace(config=with_run_settings(member.config, config))
-            for member in stated_members
-        ]
+        members = members_of(config)
         for name, count in Counter(member.name for member in members).items():
             if count > 1:
                 raise ConfigError(f"population={config.population.name} names {name} twice")
 
-        # These settings must be part of the key of the result, as they change its numbers.
-        changes = set()
-        for before, now in zip(stated_members, members, strict=True):
-            for setting in ("dtype", "context"):
-                value = getattr(now.config, setting)
-                if value != getattr(before.config, setting):
-                    changes.add(f"{setting}={value}")
-        prepared: dict[str, Member | str] = {}
-        if changes:
-            prepared["members run with"] = ", ".join(sorted(changes))
+        changed_settings = set()
+        prepared_members: dict[str, Member | str] = {}
         for member in members:
-            prepared[member.name] = member
-        return prepared
+            config_to_run = with_run_settings(member.config, config)
+            for setting in ("dtype", "context"):
+                value = getattr(config_to_run, setting)
+                if value != getattr(member.config, setting):
+                    changed_settings.add(f"{setting}={value}")
+            prepared_members[member.name] = member._replace(config=config_to_run)
+        if not changed_settings:
+            return prepared_members
+        return {"members run with": ", ".join(sorted(changed_settings)), **prepared_members}
 
     def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
-        """Return one model that stands for all members, as they have the same shape."""
+        """Return one model that stands for all classifiers, which have the same shape."""
         return {"member": with_run_settings(member_shape(config), config)}
 
     def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the forward passes of all stitches and of CKA, to estimate the job's time.
 
-        Members that must be fine-tuned first are not counted. An identity stitch runs the blocks
-        of the source up to a cut, and then those of the target. Each of m² pairs of members runs
+        An identity stitch runs the blocks of one classifier, the source, up to a cut, and then
+        the later blocks of another, the target. Each of m² pairs of classifiers with L blocks runs
         the target's blocks after each of L + 1 cuts, half of all blocks on average: m² (L + 1) / 2
-        passes. Each source runs once: m passes.
+        passes. Each source runs once: m passes. Classifiers that must be fine-tuned first are not
+        counted.
         """
         measure = config.measure_as(PopulationMeasureConfig)
         shape = shapes["member"]
@@ -144,17 +147,21 @@ class Population(
         n_stitch_passes = n_members**2 * (shape.layers + 1) / 2 + n_members
         return [
             shape.passes(
-                "stitches", stitch_tokens, TOKENS_PER_PAIR, n_stitch_passes, with_logits=False
+                "stitches",
+                stitch_tokens,
+                TOKENS_PER_PAIR,
+                times=n_stitch_passes,
+                with_logits=False,
             ),
-            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, n_members, with_logits=False),
+            shape.passes("CKA", cka_tokens, TOKENS_PER_PAIR, times=n_members, with_logits=False),
         ]
 
     def bytes_beside_models(self, config: PopulationJob, shapes: Shapes) -> float:
-        """Return the bytes of the weights of all members but the one of `models_of`."""
+        """Return the bytes of the weights of all classifiers but one, which is counted already."""
         return (count_members(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
-        """Compare all members, each with each, by identity stitches and by CKA.
+        """Compare all classifiers, each with each, by identity stitches and by CKA.
 
         The result has a row for each source, target and cut.
         """
@@ -204,85 +211,112 @@ class Population(
     def headlines(self, result: Result) -> list[Headline]:
         """Return the share of flipped predictions between groups, and within groups.
 
-        A flip is a pair of sentences for which a stitched model predicts a different class than
-        its target. Both shares are taken at the cut where the share between groups is largest.
+        A stitched classifier runs the first blocks of a source, and then the later blocks of a
+        target. A prediction is flipped if it differs from that of the target alone. Both shares
+        are those at the cut between blocks where the share between groups is largest.
         """
         flipped = _means_by_quantity(result)["flips"]
-        cut = int(flipped.between.value.argmax())
+        cut_index = int(flipped.between.value.argmax())
         headlines = []
         for kind, estimate in (("between", flipped.between), ("within", flipped.within)):
-            value, low, high = (float(number) for number in estimate[cut])
+            value, low, high = (float(number) for number in estimate[cut_index])
             headlines.append(Headline.with_ends(f"flips_{kind}_groups", value, low, high))
         return headlines
 
     def show(self, result: Result) -> None:
         """Print the means within and between groups by cut, and where stitches flip most labels.
 
-        A cut is the last block of the source in an identity stitch, or -1 for its embedding alone.
-        CKA compares the layers after the same block.
+        A stitched classifier runs the blocks of a source up to a cut, and then the later blocks of
+        a target. The cut is the number of the source's last block, or -1 if only its embedding
+        runs. It flips a label if it predicts a different class than the target alone.
         """
         means = _means_by_quantity(result)
-        n_cuts = len(means["flips"].between.value)
-        rows = few(n_cuts)  # the indices of some cuts, evenly spaced, if there are too many
-        columns = []
-        for name, quantity in means.items():
-            for kind, estimate in (("within", quantity.within), ("between", quantity.between)):
-                # The first cut is -1, where there is no layer and no CKA.
-                n_empty = n_cuts - len(estimate.value)
-                cells = [""] * n_empty + [f"{value:.2f}" for value in estimate.value]
-                columns.append(Column(f"{name} {kind}", [cells[row] for row in rows]))
-        cut_column = number_column("cut", [row - 1 for row in rows])
-        title = "mean over pairs of models within a group, and between groups"
-        show_table(Table(title, [cut_column, *columns]))
+        show_table(_table_of_means_by_cut(means))
 
         flipped = means["flips"]
-        cut = int(flipped.between.value.argmax())  # an index; the cut of index 0 is -1
-        between, within = (
-            span(estimate.value[cut], estimate.low[cut], estimate.high[cut], ".2f")
-            for estimate in (flipped.between, flipped.within)
-        )
+        cut_index = int(flipped.between.value.argmax())
+        value, low, high = flipped.between[cut_index]
+        between = span(value, low, high, ".2f")
+        value, low, high = flipped.within[cut_index]
+        within = span(value, low, high, ".2f")
         show_text(
-            f"Stitches flip most labels at cut {cut - 1}: "
+            f"Stitches flip most labels at cut {FIRST_CUT + cut_index}: "
             f"{between} between groups, {within} within."
         )
 
 
-def _means_by_quantity(result: Result) -> dict[str, Grouped]:
-    """Return means of lost accuracy, flips and CKA within and between groups of models.
+def _table_of_means_by_cut(means: Mapping[str, Grouped]) -> Table:
+    """Return the table for the screen: a row for each cut, or for some of them if there are many.
 
-    A flip is a pair of sentences for which a stitched model predicts a different class than its
-    target. Each mean has one value for each cut (the last block of the source in a stitch), or,
-    for CKA, for each layer.
+    A cut is where a stitched classifier goes over from the source's blocks to the target's; it is
+    called by the number of the source's last block, or -1 after its embedding. Each quantity has
+    two columns: its means within and between groups of classifiers. CKA compares layers, and is in
+    the row of the cut after the same block; it has no value for the cut after the embedding.
+
+    Args:
+        means: The means of each quantity ("flips", "CKA", ...) at each cut or layer.
+    """
+    n_cuts = len(means["flips"].between.value)
+    cut_indices = few(n_cuts)
+    columns = [number_column("cut", [FIRST_CUT + index for index in cut_indices])]
+    for name, quantity in means.items():
+        for kind, estimate in (("within", quantity.within), ("between", quantity.between)):
+            n_without_value = n_cuts - len(estimate.value)
+            cells = [""] * n_without_value + [f"{value:.2f}" for value in estimate.value]
+            columns.append(Column(f"{name} {kind}", [cells[index] for index in cut_indices]))
+    return Table("mean over pairs of models within a group, and between groups", columns)
+
+
+def _means_by_quantity(result: Result) -> dict[str, Grouped]:
+    """Return means of lost accuracy, flips and CKA over pairs of classifiers, by their names.
+
+    Means are taken within groups of classifiers and between groups. A stitched classifier runs the
+    first blocks of a source and the later blocks of a target. Flips are the share of its
+    predictions that differ from those of the target alone. There is a mean for each cut between
+    source and target, or, for CKA, for each layer.
     """
     groups = list(result.details.drop_duplicates("source")["group_of_source"])
-    correct = torch.from_numpy(result.arrays["correct"])
-    predicted = torch.from_numpy(result.arrays["predicted"])
+    correct = torch.from_numpy(result.arrays["correct"])  # (source, target, cut, pair)
+    predicted = torch.from_numpy(result.arrays["predicted"])  # the same axes
     values = {
         "accuracy penalty": population_penalties(correct.double().mean(-1)),
         "flips": flips(predicted).mean(-1),
-        "CKA": torch.from_numpy(result.arrays["cka"]),
+        "CKA": torch.from_numpy(result.arrays["cka"]),  # (source, target, layer)
     }
     return {name: grouped(values_of_pairs, groups) for name, values_of_pairs in values.items()}
 
 
 def with_run_settings(member: ModelConfig, config: PopulationJob) -> ModelConfig:
-    """Return a member with the dtype, device and context that the user set for `model`.
+    """Return the configuration of a classifier, with the dtype, device and context of `model`.
 
-    If the user named a model, its settings are not for the members, and the member is unchanged.
+    The user sets `model.dtype` and so on for all classifiers of the population. If a model is
+    named as well, these settings are meant for that model, and the classifier is unchanged.
+
+    Args:
+        member: The configuration of one classifier of the population.
+        config: The job.
     """
     if config.model.name:
         return member
-    chosen = {key: value for key, value in settings_of(config.model).items() if key in RUNS}
-    return with_changes(member, chosen)
+    run_settings = {
+        name: value for name, value in settings_of(config.model).items() if name in RUNS
+    }
+    return with_changes(member, run_settings)
 
 
 def _load_members(
     members: Sequence[Member], config: PopulationJob, pairs: Pairs
 ) -> list[FrozenModel]:
-    """Load the classifiers, and check the order of their classes on pairs of sentences.
+    """Load the classifiers of a population, and check that they fit together.
+
+    Args:
+        members: Names, groups and configurations of the classifiers.
+        config: The job.
+        pairs: The pairs of sentences on which they are compared.
 
     Raises:
-        ModelError: A model is no classifier, or its classes are in another order than it says.
+        ModelError: A model is no classifier; tokenizers or shapes differ; or the order of a
+            model's classes is wrong.
     """
     models = [load_model(member.config) for member in members]
     for model in models:
@@ -292,46 +326,63 @@ def _load_members(
             )
         check_same_tokenizer(models[0], model)
     check_same_shape(models)
-
-    # Three classes (MNLI) make a wrong order visible, so models of three classes are checked on
-    # held-out pairs ("report"). Models of two classes (HANS) are checked on the challenge.
-    if pairs.classes != MNLI:
-        side: Side = "challenge"
-        if len(models[0].classes) == len(MNLI):
-            side = "report"
-        pairs = read_pairs(config.pairs, side)
-    sample = pairs.sample(min(PAIRS_CHECKED, len(pairs)), config.seed)
-    batch_size = config.measure_as(PopulationMeasureConfig).batch
-    sample_batches = list(padded_batches(_encode(sample, models), batch_size))
-    for model in models:
-        logits = torch.empty(len(sample), len(model.classes), dtype=torch.float64)
-        for batch in sample_batches:
-            logits_of_batch = model.full(batch.tokens, batch.mask.long(), batch.types)
-            logits[batch.rows] = logits_of_batch.double().cpu()
-        check_labels(logits, sample.labels, model.classes, sample.classes, name=model.name)
+    _check_order_of_classes(models, config, pairs)
     return models
 
 
+def _check_order_of_classes(
+    models: Sequence[FrozenModel], config: PopulationJob, pairs: Pairs
+) -> None:
+    """Check on some labelled pairs of sentences that each model states its classes in order.
+
+    Args:
+        models: The classifiers.
+        config: The job.
+        pairs: Pairs to check on, if they have the three classes of MNLI. Two classes (of HANS) do
+            not show that neutral and contradiction are exchanged. Then models of three classes are
+            checked on held-out pairs, and models of two classes on the whole challenge set.
+
+    Raises:
+        ModelError: The stated order of a model's classes is wrong.
+    """
+    if pairs.classes != MNLI:
+        split: PairSplit = "challenge"
+        if len(models[0].classes) == len(MNLI):
+            split = "report"  # held-out pairs
+        pairs = read_pairs(config.pairs, split)
+    sample = pairs.sample(min(PAIRS_CHECKED, len(pairs)), config.seed)
+    batch_size = config.measure_as(PopulationMeasureConfig).batch
+    batches = list(padded_batches(_encode(sample, models), batch_size))
+    for model in models:
+        logits = torch.empty(len(sample), len(model.classes), dtype=torch.float64)
+        for batch in batches:
+            logits_of_batch = model.full(batch.tokens, batch.mask.long(), batch.types)
+            logits[batch.rows] = logits_of_batch.double().cpu()
+        check_labels(logits, sample.labels, model.classes, sample.classes, name=model.name)
+
+
 def _encode(pairs: Pairs, models: Sequence[FrozenModel]) -> EncodedPairs:
-    """Return the token ids of pairs, truncated to the shortest context of the models.
+    """Return the token ids of pairs of sentences, truncated to the shortest context of the models.
 
     All models have the same tokenizer.
     """
-    return encode_pairs(pairs, models[0].tokenizer, min(model.context for model in models))
+    shortest_context = min(model.context for model in models)
+    return encode_pairs(pairs, models[0].tokenizer, shortest_context)
 
 
 def _stitch_table(
     members: Sequence[Member], stitches: IdentityStitches, correct: Bool[Tensor, "m m c n"]
 ) -> pd.DataFrame:
-    """Return the table of identity stitches: a row for each source, target and cut.
+    """Return the table of stitched classifiers: a row for each source, target and cut.
 
-    A cut is the last block of the source in the stitch, or -1 for its embedding alone; the
-    target's later blocks follow. The penalties are the target's own accuracy minus that of the
-    stitch, and the loss of the stitch minus the target's own. Flips are the share of predictions,
-    in [0, 1], that differ from the target's own.
+    A stitched classifier runs the source up to a cut, and then the target's later blocks, without
+    a map between them. The cut is the number of the source's last block, or -1 if only its
+    embedding runs. The penalties are the target's own accuracy minus that of the stitch, and the
+    loss of the stitch minus the target's own. Flips are the share of predictions, in [0, 1], that
+    differ from those of the target alone.
 
     Args:
-        members: The m models.
+        members: The m classifiers.
         stitches: The losses and predictions of all stitches.
         correct: Whether each prediction is right, by source, target, cut and pair of sentences.
     """
@@ -341,11 +392,12 @@ def _stitch_table(
         "accuracy": accuracy,
         "loss": loss,
         "accuracy_penalty": population_penalties(accuracy),
+        # A higher loss is worse, so the difference (target - stitch) is negated.
         "loss_penalty": -population_penalties(loss),
         "flips": flips(stitches.predicted).mean(-1),
     }
     n_cuts = correct.shape[2]
-    cuts = range(-1, n_cuts - 1)  # the embedding (-1), and then each block
+    cuts = range(FIRST_CUT, FIRST_CUT + n_cuts)
     return _long_table(members, cuts, "cut", values)
 
 
@@ -355,10 +407,10 @@ def _long_table(
     """Return a table with one row for each source, target and depth.
 
     Args:
-        members: The m models.
-        depths: The numbers of the cuts, or of the layers.
-        depth_column: The name of the column of the depths.
-        values: The values (m, m, depths) of each further column, by its name.
+        members: The m classifiers, each of which is a source and a target.
+        depths: The number of each layer, or of each cut between two blocks.
+        depth_column: The name of the column of these numbers: "layer" or "cut".
+        values: The values of each further column, (source, target, depth).
     """
     rows = []
     for source, target, depth in itertools.product(members, members, depths):

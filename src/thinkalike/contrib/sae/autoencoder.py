@@ -35,11 +35,11 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None
     ):
-        """Make parameters from weights of the shapes (d, f), (f), (f, d) and (d).
+        """Make parameters of the weights of an autoencoder, or of a stack of s autoencoders.
 
-        d is the width of the states, and f the number of latents. All weights have a leading axis
-        s if the module is a stack of s autoencoders. With k, the activation is TopK; without, it
-        is ReLU.
+        The shapes are (d, f), (f), (f, d) and (d) for states of width d and f latents. The weights
+        of a stack have a further, first axis s. If k is given, only the k largest latents of a
+        state are active (TopK); if it is None, all positive ones are (ReLU).
         """
         super().__init__()
         self.d, self.f = W_enc.shape[-2:]
@@ -56,7 +56,7 @@ class SparseAutoencoder(nn.Module):
         Args:
             d: The width of the states.
             f: How many latents there are.
-            k: How many of them are active; None: all that are above 0.
+            k: How many latents are active at most (TopK); None: all that are above 0 (ReLU).
             seed: The seed of the directions.
         """
         directions = torch.randn(f, d, generator=seeded(seed))
@@ -65,10 +65,10 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def stacked(cls, saes: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
-        """Return several autoencoders of one shape as one module with a leading axis.
+        """Return several autoencoders of one shape as one module, whose weights are stacked.
 
         Raises:
-            ValueError: They differ in k.
+            ValueError: The autoencoders differ in k, the number of active latents.
         """
         ks = {sae.k for sae in saes}
         if len(ks) > 1:
@@ -96,15 +96,16 @@ class SparseAutoencoder(nn.Module):
         return states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
 
     def activate(self, pre_activations: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n f"]:
-        """Return the latents σ(pre-activations).
+        """Return the latents: the pre-activations with all but some positive entries set to 0.
 
-        Without k, σ is ReLU. With k (TopK), it is ReLU of the k largest entries of each state, and
-        0 for all others.
+        If `k` is None (ReLU), all positive entries are kept. Otherwise (TopK) only the k largest
+        entries of each state are kept, and of those only positive ones.
         """
         if self.k is None:
             return pre_activations.relu()
-        values, indices = pre_activations.topk(self.k, sorted=False)
-        return torch.zeros_like(pre_activations).scatter(-1, indices, values.relu())
+        largest_values, indices = pre_activations.topk(self.k, sorted=False)
+        latents = torch.zeros_like(pre_activations)
+        return latents.scatter(-1, indices, largest_values.relu())
 
     def encode(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
         """Return the latents z of each state, at least 0."""
@@ -120,11 +121,11 @@ class SparseAutoencoder(nn.Module):
 
 
 class DeadCandidates(NamedTuple):
-    """m latents of each autoencoder that may have died.
+    """m latents of each autoencoder that may be dead: they were not active for long.
 
     Attributes:
-        latents: The numbers of these latents.
-        is_dead: Which of them have died.
+        latents: The indices of these latents.
+        is_dead: Which of them count as dead.
     """
 
     latents: Int[Tensor, "*s m"]
@@ -153,9 +154,10 @@ def sae_loss(
 ) -> SAELoss:
     """Return the mean of (h - ĥ)², plus a term that keeps latents sparse or alive.
 
-    h are the states, ĥ their reconstructions, and z the latents. A ReLU autoencoder adds sparsity
-    times the mean over states of Σ z ‖direction‖ / d. That penalty, unlike Σ z alone, is the same
-    for any scale of the directions, so they need no constraint (Conerly et al. 2024).
+    h are the states of width d, ĥ their reconstructions, and z the latents, each of which has a
+    direction, a row of the decoder. A ReLU autoencoder adds sparsity times the mean over states of
+    Σ z ‖direction‖ / d. That penalty, unlike Σ z alone, is the same for any scale of the
+    directions, so they need no constraint (Conerly et al. 2024).
 
     A TopK autoencoder adds `DEAD_LATENT_WEIGHT` times the mean squared error that remains if dead
     latents reconstruct h - ĥ. Otherwise a latent that is never among the k largest would never get
@@ -164,8 +166,8 @@ def sae_loss(
     Args:
         sae: One autoencoder or a stack.
         states: The states h.
-        sparsity: For a ReLU: the weight of the penalty.
-        dead: For TopK: the latents that may have died; None: none is revived.
+        sparsity: For ReLU: the weight of the penalty.
+        dead: For TopK: the latents that may be dead; None: no term is added for them.
     """
     pre_activations = sae.pre_activations(states)
     latents = sae.activate(pre_activations)
@@ -174,15 +176,15 @@ def sae_loss(
     if sae.k is None:
         # `latents @ norms` would be shorter, but on some processors its bits differ between one
         # autoencoder and a stack.
-        sizes = latents * sae.W_dec.norm(dim=-1).unsqueeze(-2)
-        loss = loss + sparsity / sae.d * sizes.sum(-1).mean(-1)
+        latents_by_norm = latents * sae.W_dec.norm(dim=-1).unsqueeze(-2)  # z ‖direction‖
+        loss = loss + sparsity / sae.d * latents_by_norm.sum(-1).mean(-1)
     elif dead is not None:
         loss = loss + DEAD_LATENT_WEIGHT * _dead_latent_loss(
             sae, pre_activations, residual.detach(), dead
         )
-    errors = residual.detach().square().sum(-1)
-    active = latents.detach().count_nonzero(-2)
-    return SAELoss(loss, errors, active)
+    squared_errors = residual.detach().square().sum(-1)
+    n_active_states = latents.detach().count_nonzero(-2)  # of each latent
+    return SAELoss(loss, squared_errors, n_active_states)
 
 
 def _dead_latent_loss(
@@ -191,24 +193,25 @@ def _dead_latent_loss(
     residual: Float[Tensor, "*c n d"],
     dead: DeadCandidates,
 ) -> Float[Tensor, "*s"]:
-    """Return the mean squared error that remains if dead latents reconstruct the residual.
+    """Return the mean squared error that remains if only dead latents reconstruct the residual.
 
-    Dead latents are latents that have not been active for long. The error is 0 for an autoencoder
-    without any.
+    Dead latents are latents that were not active for long. Here they are active wherever they are
+    positive, so that they get a gradient. The error is 0 for an autoencoder without dead latents.
 
     Args:
         sae: One autoencoder or a stack.
-        pre_activations: The latents of each state before σ.
-        residual: h - ĥ of each state.
-        dead: The latents that may have died.
+        pre_activations: All latents of each state h before the activation function.
+        residual: h - ĥ, what the autoencoder did not reconstruct of each state.
+        dead: The latents that may be dead, and which of them are.
     """
-    # The indices of the candidates, expanded for `gather`: once for each state, to pick their
+    # The indices of these latents, expanded for `gather`: once for each state, to pick their
     # pre-activations, and once for each dimension, to pick their directions.
     n_candidates = dead.latents.shape[-1]
     index_by_state = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
     index_by_dimension = dead.latents.unsqueeze(-1).expand(*dead.latents.shape, sae.d)
 
-    latents = pre_activations.gather(-1, index_by_state).relu() * dead.is_dead.unsqueeze(-2)
+    latents = pre_activations.gather(-1, index_by_state).relu()
+    dead_latents = latents * dead.is_dead.unsqueeze(-2)  # 0 for those that are alive
     directions = sae.W_dec.gather(-2, index_by_dimension)
-    error = (latents @ directions - residual).square().mean((-2, -1))
+    error = (dead_latents @ directions - residual).square().mean((-2, -1))
     return error * dead.is_dead.any(-1)

@@ -24,16 +24,16 @@ LAYER_PAIR = (0, 0)  # the only one of the moments here
 def mapped_autoencoder(
     sae: SparseAutoencoder, up: AffineMap, down: AffineMap
 ) -> SparseAutoencoder:
-    """Return an autoencoder of another model's states, made of `sae` and maps between the states.
+    """Return an autoencoder of other states g, made of an autoencoder of states h and two maps.
 
-    With maps up(h) = U h + u and down(g) = D g + v, its latents of a state g are those of `sae`
-    for down(g), and its reconstruction is up(reconstruction by `sae`). The products are computed
-    in float64. Directions keep the norms that `up` gives them: scaling each to norm 1, and its
-    latent accordingly, would change which latents are the k largest.
+    With the maps up(h) = U h + u and down(g) = D g + v, the new autoencoder is
+    g ↦ up(sae(down(g))): its latents for g are those of `sae` for down(g). The weights are
+    multiplied in float64. Directions keep the norms that `up` gives them: scaling each to norm 1,
+    and its latent accordingly, would change which latents are the k largest.
 
     Args:
-        sae: The autoencoder of states h, which stays as it is.
-        up: The map from the states of `sae` to those of the other model.
+        sae: The autoencoder of states h, which is not changed.
+        up: The map from states h to states g.
         down: The map back, which is fitted separately: the inverse of `up` predicts worse.
     """
     W_enc, b_enc, W_dec, b_dec = (weight.double() for weight in sae.parameters())
@@ -41,8 +41,14 @@ def mapped_autoencoder(
     u = up.bias.to(W_enc)
     D = down.weight.to(W_enc)
     v = down.bias.to(W_enc)
-    other = SparseAutoencoder(D.T @ W_enc, b_enc + v @ W_enc, W_dec @ U.T, b_dec @ U.T + u, sae.k)
-    return other.to(sae.W_enc.dtype)
+    mapped = SparseAutoencoder(
+        W_enc=D.T @ W_enc,
+        b_enc=b_enc + v @ W_enc,
+        W_dec=W_dec @ U.T,
+        b_dec=b_dec @ U.T + u,
+        k=sae.k,
+    )
+    return mapped.to(sae.W_enc.dtype)
 
 
 def standardised(
@@ -83,17 +89,18 @@ def with_fitted_decoder(
     Args:
         sae: The autoencoder whose encoder is used.
         states: The states that the decoder is fitted to reconstruct from their latents.
-        ridge: The ridge penalty, in units of the mean variance of the latents.
+        ridge: The ridge penalty, as a share of the mean variance of the latents.
     """
+    # Moments of one "pair of layers": latents, which predict, and states, which are predicted.
     moments = Moments([LAYER_PAIR])
     moments.update([sae.encode(states)], [states])
     latents_to_states = moments.of(LAYER_PAIR)
     mean_variance = float(latents_to_states.xx.diagonal().mean())
     decoder = least_squares_of(latents_to_states, ridge * mean_variance)
     return SparseAutoencoder(
-        sae.W_enc.detach(),
-        sae.b_enc.detach(),
-        decoder.weight.T.to(sae.W_dec),
-        decoder.bias.to(sae.W_dec),
-        sae.k,
+        W_enc=sae.W_enc.detach(),
+        b_enc=sae.b_enc.detach(),
+        W_dec=decoder.weight.T.to(sae.W_dec),
+        b_dec=decoder.bias.to(sae.W_dec),
+        k=sae.k,
     )

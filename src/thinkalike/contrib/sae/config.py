@@ -60,7 +60,11 @@ class SAEConfig(Checked, part="sae"):
     curve_tokens: int = setting(8192, by_recipe=True, least=2, most=COUNTS)
 
     def __post_init__(self) -> None:
-        """Refuse less training text than one buffer, and a transferred start without a source."""
+        """Refuse less training text than one buffer, and a transferred start without a source.
+
+        A start is how the first weights are made; "transferred" ones come from another model's
+        autoencoder.
+        """
         super().__post_init__()
         if self.tokens and self.tokens_per_step and self.tokens < self.buffer:
             raise ConfigError(
@@ -73,7 +77,10 @@ class SAEConfig(Checked, part="sae"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return settings for large models; the defaults are for minis (small bundled models)."""
+        """Return settings for large models.
+
+        For minis (small bundled models), the result is empty, as the defaults are for them.
+        """
         if job.is_mini:
             return {}
         return {
@@ -88,7 +95,11 @@ class SAEConfig(Checked, part="sae"):
         }
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that apply to this activation and these starts."""
+        """Return the names of the settings that apply.
+
+        Some apply to one activation function alone, and the source to transferred starts alone
+        (first weights that come from another model's autoencoder).
+        """
         read = super().settings_read()
         if self.activation == "topk":
             read -= {"sparsity"}
@@ -135,10 +146,10 @@ class SAEConfig(Checked, part="sae"):
     def evaluation_steps(self) -> list[int]:
         """The training steps before which autoencoders are evaluated, in rising order.
 
-        They are 0, the end, and steps between them that are a factor √2 apart.
+        They are 0, the end of the training, and steps between them that are a factor √2 apart.
         """
-        from_the_end = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
-        return sorted({0, *from_the_end})
+        backwards = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
+        return sorted({0, *backwards})
 
 
 @dataclass
@@ -148,7 +159,7 @@ class SAEJob(TrainConfig):
     sae: SAEConfig = field(default_factory=SAEConfig)
 
     def __post_init__(self) -> None:
-        """Refuse training in several processes."""
+        """Refuse training in several processes (`trainer=ddp`)."""
         super().__post_init__()
         if self.trainer.strategy == "ddp":
             raise ConfigError(

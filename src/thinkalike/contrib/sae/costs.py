@@ -22,10 +22,10 @@ class SiteCost(NamedTuple):
 
 
 def operations_of_moments(n_tokens: float, d: int, e: int) -> float:
-    """Return the operations of the second moments of states X and Y of n tokens.
+    """Return how many operations it takes to compute second moments of states X and Y.
 
-    The widths of the states are d and e. The products XᵀX, XᵀY and YᵀY take 2 n (d² + d e + e²)
-    operations.
+    The states of n tokens have the widths d and e. The products XᵀX, XᵀY and YᵀY take
+    2 n (d² + d e + e²) operations.
     """
     return 2.0 * n_tokens * float(d**2 + e**2 + d * e)
 
@@ -33,9 +33,10 @@ def operations_of_moments(n_tokens: float, d: int, e: int) -> float:
 def operations_of_least_squares(d: int, e: int) -> float:
     """Return the operations to solve for a least-squares map of width d to width e.
 
-    Given the second moments, these are an eigendecomposition and two products with it.
+    Given the second moments, the solution takes an eigendecomposition of a d x d matrix, and two
+    products of its eigenvectors with a d x e matrix, of 2 d² e operations each.
     """
-    return EIGEN * d**3 + 4.0 * d * d * e
+    return EIGEN * d**3 + 2 * (2.0 * d * d * e)
 
 
 def operations_of_start(
@@ -45,43 +46,41 @@ def operations_of_start(
     target: SiteCost,
     source: SiteCost | None = None,
 ) -> float:
-    """Return the operations to prepare the first weights of an autoencoder, before training.
+    """Return how many operations it takes to make the first weights of an autoencoder.
 
-    A random start takes none. A least-squares start fits a decoder; a transferred start fits maps
-    between the states of two models, and maps the weights of the source's autoencoder.
+    Random weights take none. Of "least_squares", the decoder is fitted to states of the model.
+    For "transferred", maps between the states of two models are fitted, in both directions, and
+    applied to the weights of the source model's autoencoder.
 
     Args:
-        start: "random", "least_squares" or "transferred".
+        start: How the first weights are made: "random", "least_squares" or "transferred".
         config: The settings, which decide the number of tokens and latents.
         share_read: The share of tokens whose states are used.
         target: The site whose states are reconstructed.
         source: The site of the source's autoencoder; None: there is no source.
     """
-    tokens = float(config.map_tokens)
+    n_tokens = float(config.map_tokens)
+    n_states = share_read * n_tokens
     d = target.width
     f = config.width
     if start == "least_squares":
-        model = tokens * target.model_operations
-        encoder = 2.0 * share_read * tokens * d * f
-        return (
-            model
-            + encoder
-            + operations_of_moments(share_read * tokens, f, d)
-            + operations_of_least_squares(f, d)
-        )
+        model = n_tokens * target.model_operations
+        encoder = 2.0 * n_states * d * f
+        moments = operations_of_moments(n_states, f, d)
+        return model + encoder + moments + operations_of_least_squares(f, d)
     if start == "random" or source is None:
         return 0.0
     e = source.width
-    models = tokens * (target.model_operations + source.model_operations)
-    moments = operations_of_moments(share_read * tokens, e, d)
-    # The products of the source's weights and biases with the two maps.
-    mapping = 4.0 * d * e * f + 2.0 * e * (d + f)
+    models = n_tokens * (target.model_operations + source.model_operations)
+    moments = operations_of_moments(n_states, e, d)
+    # The maps are multiplied with the encoder and the decoder (2 d e f each), and with the biases.
+    mapped_weights = 4.0 * d * e * f + 2.0 * e * (d + f)
     return (
         models
         + moments
         + operations_of_least_squares(e, d)
         + operations_of_least_squares(d, e)
-        + mapping
+        + mapped_weights
     )
 
 
@@ -90,7 +89,8 @@ def operations_per_token(config: SAEConfig, share_read: float, target: SiteCost)
 
     An autoencoder of width d with f latents takes 10 d f operations: two products in the forward
     pass, and three for the gradients of encoder, decoder and latents, of 2 d f each. A latent that
-    may be dead takes 6 d more.
+    may be dead takes 6 d more, for a further use of its direction in the decoder: one product
+    forward, and two for gradients.
 
     Args:
         config: The settings, which decide the number of latents.

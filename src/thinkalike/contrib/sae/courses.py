@@ -1,4 +1,4 @@
-"""What each start explains as it reads, what that takes, and what one start saves."""
+"""Explained variance during training from each start, its operations, and what a start saves."""
 
 from __future__ import annotations
 
@@ -18,40 +18,45 @@ from thinkalike.evaluation.columns import interval_columns
 
 @dataclass(frozen=True)
 class StartCurve:
-    """What the autoencoders of one start explain during training, and its operations.
+    """Explained variance during the training of autoencoders from one kind of first weights.
+
+    The autoencoders differ in their seed. A start is how their first weights are made, such as
+    "random".
 
     Attributes:
         start: The name of the start.
-        tokens: How many had been read at each evaluation ("look"), from 0.
-        explained: The explained variance at the rate that is best at that evaluation.
-        fixed: Operations before training.
-        per_token: Operations of each token.
+        tokens: How many tokens had been read at each evaluation during training, from 0.
+        explained: The explained variance at the learning rate that is best at that evaluation.
+        fixed: The operations to make the first weights.
+        per_token: The operations of training on a token.
     """
 
     start: str
     tokens: Sequence[int]
-    explained: Float[Tensor, "looks seeds"]
+    explained: Float[Tensor, "evaluations seeds"]
     fixed: float
     per_token: float
 
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the operations of training on this many tokens, including the preparation."""
+        """Return the operations to make the first weights and to train on so many tokens."""
         return self.fixed + self.per_token * tokens
 
     def spent(self, tokens: int) -> float:
         """Return the operations for one number of tokens, see `operations`."""
         return float(self.operations(torch.tensor(float(tokens))))
 
-    def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
+    def reaches(
+        self, goals: Float[Tensor, "evaluations seeds"]
+    ) -> Float[Tensor, "evaluations seeds"]:
         """Return after how many tokens each seed first explains as much variance as its goals.
 
-        It is infinite if a seed never does. Between two evaluations ("looks") the curve of
-        explained variance is interpolated linearly over the logarithm of the tokens, and from 0 to
-        the first evaluation linearly over the tokens. The true curve lies above such lines, so the
-        true number of tokens is slightly smaller.
+        The number is infinite if a seed never does. Between two evaluations, the curve of
+        explained variance is interpolated linearly over the logarithm of the tokens, and from 0
+        tokens to the next evaluation linearly over the tokens. The true curve lies above such
+        lines, so the true number of tokens is slightly smaller.
 
         Args:
-            goals: Explained variances of the same seeds, at any number of looks.
+            goals: Explained variances, any number of them for each seed.
         """
         curve = self.explained.double()
         tokens = torch.tensor(self.tokens, dtype=torch.float64)
@@ -60,33 +65,35 @@ class StartCurve:
         for index in range(len(tokens) - 1, 0, -1):
             before = curve[index - 1]
             after = curve[index]
-            share = ((goals - before) / (after - before)).clamp(0, 1)
+            share_of_segment = ((goals - before) / (after - before)).clamp(0, 1)
             if index == 1:  # from 0 tokens, which have no logarithm
-                interpolated = share * tokens[1]
+                interpolated = share_of_segment * tokens[1]
             else:
                 ratio = tokens[index] / tokens[index - 1]
-                interpolated = tokens[index - 1] * ratio**share
-            is_between = (goals <= after) & (goals > before)
-            reached = torch.where(is_between, interpolated, reached)
+                interpolated = tokens[index - 1] * ratio**share_of_segment
+            is_in_segment = (goals <= after) & (goals > before)
+            reached = torch.where(is_in_segment, interpolated, reached)
         return torch.where(goals <= curve[0], 0.0, reached)
 
 
-def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "looks seeds"]:
-    """Return the share of operations that a start saves, for what another start explains.
+def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "evaluations seeds"]:
+    """Return the share of operations that one kind of first weights saves, compared with another.
 
-    It is 1 - a / b, at each evaluation ("look") of the other start except the first. b is how many
-    operations the other start has spent by then, and a how many the start needs to explain as much
-    variance. If it never explains as much, a is the number of all its operations, and the share is
-    too large.
+    At each evaluation of `against` but the first, let b be the operations that its training has
+    taken so far, and a the operations after which `curve` explains as much variance. The share is
+    1 - a / b. If `curve` never explains as much, a is the number of all its operations, and the
+    share is too large.
 
     Args:
-        curve: The explained variance and the operations of the start.
-        against: The explained variance and the operations of the other start.
+        curve: The explained variance during training from the first weights that may save
+            operations.
+        against: That of the first weights that it is compared with.
     """
     goals = against.explained.double()
-    needed = curve.reaches(goals).clamp(max=float(curve.tokens[-1]))
-    tokens = torch.tensor(against.tokens, dtype=torch.float64)[:, None]
-    return (1 - curve.operations(needed) / against.operations(tokens))[1:]
+    tokens_needed = curve.reaches(goals).clamp(max=float(curve.tokens[-1]))
+    tokens_of_other = torch.tensor(against.tokens, dtype=torch.float64)[:, None]
+    saved = 1 - curve.operations(tokens_needed) / against.operations(tokens_of_other)
+    return saved[1:]  # at the first evaluation, nothing has been read
 
 
 def savings_table(
@@ -94,10 +101,11 @@ def savings_table(
 ) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
     """Return the share of operations that each start saves, compared with each earlier start.
 
-    Starts are compared with all starts before them in the list. Returns a table with a row for
-    each evaluation of each pair of starts, and the share that each seed saves, for the same rows.
-    In the table, `saved` is the mean over seeds, and `reached` the share of seeds that ever
-    explain as much variance as the other start; for the remaining seeds, `saved` is too large.
+    A start is how the first weights of an autoencoder are made; earlier ones come before it in the
+    list. The table has a row for each evaluation of each pair of starts. Its column `saved` is the
+    mean over seeds, and `reached` the share of seeds that ever explain as much variance as the
+    earlier start; for the remaining seeds, `saved` is too large. The second result is the share
+    that each seed saves, for the same rows.
     """
     tables = []
     saved_by_seed = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Float
 from pytorch_lightning.loggers import Logger
@@ -19,58 +20,87 @@ from thinkalike.training.trainer import fit
 
 log = logging.getLogger(__name__)
 
-REPEATED = 1.01  # passes over the fit tokens from which a training reads some of them again
+# A training that reads the text more often than this is reported: it reads some tokens again.
+MOST_PASSES = 1.01
+
+# If there are several learning rates, every other document chooses among them, and the documents
+# between these judge the one that is chosen.
+CHOOSING_DOCUMENTS = slice(0, None, 2)
+JUDGING_DOCUMENTS = slice(1, None, 2)
+ALL_DOCUMENTS = slice(None)
+
+
+class JudgedErrors(NamedTuple):
+    """The errors of reconstructed states h, on the documents that did not choose a learning rate.
+
+    Attributes:
+        errors: Σ‖h - ĥ‖² by document, of each autoencoder at each evaluation.
+        spread: Σ‖h - μ‖² by document, the error of the mean state μ.
+    """
+
+    errors: Float[Tensor, "evaluations starts rates seeds documents"]
+    spread: Float[Tensor, " documents"]
 
 
 @dataclass(frozen=True)
 class FittedAutoencoders:
-    """What became of the autoencoders of a job, by evaluation, start, rate and seed.
+    """What became of the autoencoders of a job, by evaluation, start, learning rate and seed.
 
-    Where there are several rates, the best of a start is chosen on every other document of the
-    evaluation text, and judged on the other documents.
+    A start is how the first weights are made. If there are several rates, the best rate of a start
+    is chosen on every other document of the evaluation text, and judged on the other documents.
 
     Attributes:
-        errors: Σ‖h - ĥ‖² by document, see `SAETraining`.
-        spread: Σ‖h - μ‖² by document.
-        active, dead: See `Reconstruction`.
+        errors: Σ‖h - ĥ‖² by document, for states h and their reconstructions ĥ.
+        spread: Σ‖h - μ‖² by document, where μ is the mean state.
+        active: How many latents are active on average.
+        dead: The share of latents that are active for no state.
         starts: The autoencoders before training, by start, rate and seed.
-        trained: The autoencoders after training.
+        trained: The autoencoders after training, in the same order.
     """
 
-    errors: Float[Tensor, "looks starts rates seeds documents"]
+    errors: Float[Tensor, "evaluations starts rates seeds documents"]
     spread: Float[Tensor, " documents"]
-    active: Float[Tensor, "looks starts rates seeds"]
-    dead: Float[Tensor, "looks starts rates seeds"]
+    active: Float[Tensor, "evaluations starts rates seeds"]
+    dead: Float[Tensor, "evaluations starts rates seeds"]
     starts: list[SparseAutoencoder]
     trained: list[SparseAutoencoder]
 
     @property
-    def _has_choice(self) -> bool:
-        """Whether there are several rates, so that half of the documents choose one."""
+    def _has_several_rates(self) -> bool:
+        """Whether half of the documents choose among learning rates, and the others judge."""
         return self.errors.shape[2] > 1
 
     def best_rate_index(self, start: int, evaluation: int = -1) -> int:
         """Return the index of the learning rate with the least error, summed over documents.
 
-        The error is the mean over seeds. With several rates, it is computed on every other
+        The error is the mean over seeds. If there are several rates, it is computed on every other
         document alone, so that the rate is not chosen on the documents that judge it.
 
         Args:
-            start: The index of the start.
+            start: The index of the kind of first weights.
             evaluation: The index of the evaluation during training; -1: the last.
         """
-        choosing = slice(None, None, 2) if self._has_choice else slice(None)
-        errors = self.errors[evaluation, start, ..., choosing]  # (rates, seeds, documents)
+        documents = CHOOSING_DOCUMENTS if self._has_several_rates else ALL_DOCUMENTS
+        errors = self.errors[evaluation, start, ..., documents]  # (rates, seeds, documents)
         return int(errors.sum(-1).mean(-1).argmin())
 
     @property
-    def judged(self) -> tuple[Tensor, Tensor]:
-        """The errors, and Σ‖h - μ‖², of the documents that did not choose the learning rate."""
-        judging = slice(1, None, 2) if self._has_choice else slice(None)
-        return self.errors[..., judging], self.spread[judging]
+    def judged(self) -> JudgedErrors:
+        """The errors on the documents that did not choose the learning rate.
+
+        These are all documents if there is one rate.
+        """
+        documents = JUDGING_DOCUMENTS if self._has_several_rates else ALL_DOCUMENTS
+        return JudgedErrors(self.errors[..., documents], self.spread[documents])
 
     def index(self, start: int, rate: int, seed: int) -> int:
-        """Return the index of an autoencoder in `starts` and `trained`."""
+        """Return the index of an autoencoder in `starts` and `trained`.
+
+        Args:
+            start: The index of the kind of first weights.
+            rate: The index of the learning rate.
+            seed: The index of the seed.
+        """
         _, _, n_rates, n_seeds = self.active.shape
         return (start * n_rates + rate) * n_seeds + seed
 
@@ -78,10 +108,13 @@ class FittedAutoencoders:
 def fit_all(
     materials: SAEMaterials, run: TrainingRun, loggers: Sequence[Logger]
 ) -> FittedAutoencoders:
-    """Train all autoencoders of a job, from every start, at every rate, with every seed.
+    """Train all autoencoders of a job: from every start, at every learning rate, with every seed.
+
+    All are trained in one pass over the text, and evaluated several times on the way. A start is
+    how the first weights are made, such as "random".
 
     Args:
-        materials: The model, the text, and what starts are made from.
+        materials: The model, the text, and what the first weights are made from.
         run: Where and how the training runs.
         loggers: What the losses are logged to.
     """
@@ -96,7 +129,7 @@ def fit_all(
     )
     log.info("%d autoencoders of %d latents, %d steps", len(fits), config.width, config.steps)
     n_passes = materials.tokens_read[-1] / materials.corpus.counts["fit_tokens"]
-    if n_passes > REPEATED:
+    if n_passes > MOST_PASSES:
         log.warning(
             "warning: training reads the fit tokens %.1f times over: there are no more", n_passes
         )
@@ -108,7 +141,8 @@ def fit_all(
         with model.compiled(run.trainer.compile), model.cast(is_half):
             fit(training, data, run, loggers)
     training.to(model.device)
-    training.evaluate(len(config.evaluation_steps) - 1)
+    last_evaluation = len(config.evaluation_steps) - 1
+    training.evaluate(last_evaluation)
 
     shape = (len(config.evaluation_steps), len(config.starts), len(config.factors), config.seeds)
     return FittedAutoencoders(

@@ -54,7 +54,10 @@ class SparseAutoencoders(
     """
 
     def inputs(self, config: SAEJob) -> Mapping[str, str]:
-        """Return the fingerprints of the model, the text, and the source's model if there is one.
+        """Return hashes of what decides the numbers besides settings.
+
+        They are those of the model, of the text, and of the source model if there is one: a model
+        whose autoencoders are mapped to this model.
 
         Raises:
             ModelError: The model does not predict the next token.
@@ -70,9 +73,10 @@ class SparseAutoencoders(
         return inputs
 
     def prepare(self, config: SAEJob) -> Mapping[str, Result]:
-        """Return the result with the source's autoencoders; they are trained if it is not stored.
+        """Return the result that has the autoencoders of the source model.
 
-        Without a source, the mapping is empty.
+        Training may start from these. If the result is not stored, they are trained first.
+        Without a source model, the mapping is empty.
         """
         if not config.sae.source:
             return {}
@@ -90,9 +94,11 @@ class SparseAutoencoders(
         return models
 
     def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
-        """Return how many passes through the models the job takes, to estimate its time.
+        """Return the passes through the models, to estimate the job's time.
 
-        The operations of the autoencoders themselves are left out.
+        If first weights are not only random ("starts"), the model and the source model read some
+        text for them. Then the model reads the text for training, and the evaluation text several
+        times. The operations of the autoencoders themselves are left out.
         """
         sae = config.sae
         model = shapes["model"]
@@ -113,9 +119,10 @@ class SparseAutoencoders(
         return passes
 
     def run(self, config: SAEJob, work: Work) -> Outcome:
-        """Train autoencoders from all starts, save those of the first one, and report on all.
+        """Train autoencoders from all starts, save those of `sae.start`, and report on all.
 
-        Of each seed, the autoencoder at the best rate is saved.
+        A start is how the first weights are made. For each seed, the autoencoder at the best
+        learning rate is saved.
         """
         with work.phase("loading"):
             materials = SAEMaterials.of(config, work.optional_input("source", Result))
@@ -142,13 +149,12 @@ class SparseAutoencoders(
             tables["savings"], arrays["saved"] = savings_table(start_curves)
         last = table[table["start"] == config.sae.start].iloc[-1]
         scalars = {name: float(last[name]) for name in SCALARS if not isnan(last[name])}
-        _, judged_spread = fitted.judged
         models = [materials.model]
         if materials.source is not None:
             models.append(materials.source.model)
         return Outcome(
             table,
-            scalars | document_counts(judged_spread),
+            scalars | document_counts(fitted.judged.spread),
             {name: values.numpy() for name, values in arrays.items()},
             tables,
             models=[model.describe() for model in models],
@@ -161,14 +167,15 @@ class SparseAutoencoders(
         from thinkalike.contrib.figures.saes import draw_sae_curves  # imports matplotlib
 
         table = result.tables["curves"]
-        if len(table["tokens"].unique()) > 1:
+        n_evaluations = len(table["tokens"].unique())
+        if n_evaluations > 1:
             draw_sae_curves(table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return explained variance, recovered loss and share of dead latents, after training.
 
-        They belong to the autoencoder that began with `sae.start`. The loss is left out if it is
-        NaN.
+        They belong to the autoencoder whose first weights were made as `sae.start` says. The
+        recovered loss is left out if it is NaN.
         """
         table = result.details
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
@@ -182,7 +189,10 @@ class SparseAutoencoders(
         return headlines
 
     def show(self, result: Result) -> None:
-        """Print the table of starts, what the autoencoder explains, and what a start saves."""
+        """Print the table of autoencoders, what the first one explains, and what a start saves.
+
+        A start is how the first weights of an autoencoder are made.
+        """
         table = result.details
         sae = result.config["sae"]
         first = table.iloc[0]

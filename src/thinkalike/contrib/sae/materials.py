@@ -18,9 +18,8 @@ from thinkalike.contrib.sae.source import check_source, seed_folder, source_mode
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus
-from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import Moments
-from thinkalike.measures.round_trips import both_directions
+from thinkalike.measures.round_trips import BothDirections, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.store import Result
@@ -32,14 +31,14 @@ LAYER_PAIR = (0, 0)  # the only one of the moments here
 
 @dataclass(frozen=True)
 class SAESource:
-    """The model whose autoencoders are carried over, and the result that has them."""
+    """The source model, whose autoencoders are mapped to another model, and their result."""
 
     model: FrozenModel
     result: Result
 
     @property
     def layer(self) -> int:
-        """The layer whose states they reconstruct."""
+        """The layer whose states the autoencoders reconstruct."""
         return int(self.result.config["sae"]["layer"])
 
     @cached_property
@@ -76,11 +75,12 @@ class SAEMaterials:
 
         Args:
             config: The configuration of the job.
-            source_result: The result with the source's autoencoders; None: there is no source.
+            source_result: The result with the autoencoders of a source model, which are mapped to
+                this model; None: there is no source model.
 
         Raises:
-            ModelError: The source's autoencoders were trained on different weights of the source
-                model, or the tokenizers differ.
+            ModelError: These autoencoders were trained on different weights of the source model,
+                or the tokenizers of both models differ.
         """
         sae = config.sae
         source = None
@@ -103,18 +103,23 @@ class SAEMaterials:
             bos=model.bos_each_row,
             fit_tokens=max(sae.tokens, sae.map_tokens),
         )
-        # One batch of `sae.map_tokens`: the rows that training reads first.
-        one_batch = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0, setting="sae.map_tokens")
-        return cls(sae, config.seed, model, corpus, one_batch.batch(0), source)
+        # The rows that training reads first, as a single step of `sae.map_tokens` tokens.
+        one_step = StepData(
+            corpus.fit.tokens, sae.map_tokens, steps=1, seed=0, setting="sae.map_tokens"
+        )
+        return cls(sae, config.seed, model, corpus, one_step.batch(0), source)
 
     @property
     def seeds(self) -> range:
-        """The seeds of the starts."""
+        """The seeds of the autoencoders."""
         return range(self.seed, self.seed + self.config.seeds)
 
     @property
     def tokens_read(self) -> list[int]:
-        """How many tokens were read before each evaluation; several steps share a buffer."""
+        """How many tokens were read before each evaluation during training.
+
+        A buffer of whole rows of text is read at once, and serves several training steps.
+        """
         tokens_in_buffer = whole_rows(self.config.buffer, self.corpus.fit.context)
         steps = self.config.evaluation_steps
         return [step * tokens_in_buffer // self.config.steps_per_buffer for step in steps]
@@ -142,21 +147,24 @@ class SAEMaterials:
 
     @cached_property
     def report(self) -> SiteStates:
-        """States of evenly spaced rows of the evaluation text, at most `sae.curve_tokens` in all.
+        """States on which autoencoders are evaluated during training.
 
-        Autoencoders are evaluated on them during training.
+        They are those of evenly spaced rows of the evaluation text, so few that there are about
+        `sae.curve_tokens` tokens at most. Each state has the number of its document.
         """
         rows = self.corpus.report
-        step = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
-        states = self._states_of(self.model, self.config.layer, rows.tokens[::step])
-        documents = rows.documents[::step, self.config.skip_first_tokens :]
+        skip = self.config.skip_first_tokens
+        every = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
+        states = self._states_of(self.model, self.config.layer, rows.tokens[::every])
+        documents = rows.documents[::every, skip:]
         return SiteStates(states, documents.flatten())
 
     def start(self, start: str, seed: int) -> SparseAutoencoder:
-        """Return the autoencoder that training starts from, for states that are not standardised.
+        """Return the autoencoder that training starts from, for states in the model's own units.
 
         Args:
-            start: "random", "least_squares" (random with a fitted decoder) or "transferred".
+            start: How its weights are made: "random", "least_squares" (random directions with a
+                fitted decoder) or "transferred" (mapped from the source model's autoencoder).
             seed: The seed of the random directions, or the number of the source's autoencoder.
         """
         if start == "transferred":
@@ -170,21 +178,23 @@ class SAEMaterials:
         return sae
 
     def _transferred(self, seed: int) -> SparseAutoencoder:
-        """Return an autoencoder of the source, adapted to the model by maps between the states.
+        """Return an autoencoder of the source model, composed with maps between both models.
 
-        If there are more seeds than autoencoders of the source, these are used again.
+        Args:
+            seed: The number of the autoencoder. If it is larger than their number, counting begins
+                anew with the first one.
         """
         assert self.source is not None
         saes = self.source.saes
-        up, down = self._maps_from_source
-        return mapped_autoencoder(saes[seed % len(saes)].to(self.mean.device), up, down)
+        sae = saes[seed % len(saes)].to(self.mean.device)
+        maps = self._maps_from_source
+        return mapped_autoencoder(sae, up=maps.phi, down=maps.psi)
 
     @cached_property
-    def _maps_from_source(self) -> tuple[AffineMap, AffineMap]:
-        """Least-squares maps from the source's states to the model's, and back."""
+    def _maps_from_source(self) -> BothDirections:
+        """Least-squares maps φ from the source model's states to the model's, and ψ back."""
         assert self.source is not None
         source_states = self._states_of(self.source.model, self.source.layer, self.first_rows)
         moments = Moments([LAYER_PAIR])
         moments.update([source_states.to(self.states.device)], [self.states])
-        maps = both_directions(moments.of(LAYER_PAIR))
-        return maps.phi, maps.psi
+        return both_directions(moments.of(LAYER_PAIR))

@@ -68,46 +68,67 @@ def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata:
 
 
 def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
-    """Read an autoencoder that `save_sae` or SAELens wrote: standard (ReLU) or topk.
-
-    Two options of SAELens are folded into the weights: `apply_b_dec_to_input` subtracts b_dec from
-    the states before they are encoded, and `rescale_acts_by_decoder_norm` multiplies each latent
-    by the norm of its direction.
+    """Read an autoencoder with ReLU ("standard") or TopK that `save_sae` or SAELens wrote.
 
     Raises:
-        ModelError: A file is missing or damaged, has other tensors, or describes another kind of
-            autoencoder.
+        ModelError: A file is missing or damaged, has other tensors, or describes an autoencoder
+            that is not supported.
     """
     directory = Path(folder)
     try:
         settings = read_json(directory / CONFIG)
         weights = load_file(regular(directory / WEIGHTS))
-        k = _latents_at_once(settings)
+        k = _active_latents(settings)
         _check_shapes(settings, weights)
-        if settings.get("apply_b_dec_to_input", True):
-            weights["b_enc"] = weights["b_enc"] - weights["b_dec"] @ weights["W_enc"]
-        if settings.get("rescale_acts_by_decoder_norm"):
-            norms = weights["W_dec"].norm(dim=-1)
-            weights["W_enc"] = weights["W_enc"] * norms
-            weights["b_enc"] = weights["b_enc"] * norms
-            weights["W_dec"] = weights["W_dec"] / norms[:, None]
-        for name, weight in weights.items():
-            if not weight.isfinite().all():
-                raise ValueError(
-                    f"{name} has entries that are not finite, or a direction of zeros to rescale"
-                )
-        return SparseAutoencoder(**weights, k=k)
+        return SparseAutoencoder(**_with_options_applied(settings, weights), k=k)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"{directory} holds no autoencoder that can be read: {one_line(error)}"
         ) from error
 
 
+def _with_options_applied(
+    settings: Settings, stored_weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return weights that give the same latents without two options of SAELens.
+
+    `apply_b_dec_to_input`, which is on if it is not stated, subtracts b_dec from the states before
+    they are encoded. `rescale_acts_by_decoder_norm` multiplies each latent by the norm of its
+    direction, which then has norm 1.
+
+    Args:
+        settings: The content of cfg.json.
+        stored_weights: W_enc (d, f), b_enc (f), W_dec (f, d) and b_dec (d).
+
+    Raises:
+        ValueError: A weight is not finite, or a direction that must be rescaled is 0.
+    """
+    weights = dict(stored_weights)
+    if settings.get("apply_b_dec_to_input", True):
+        # (h - b_dec) W_enc + b_enc = h W_enc + (b_enc - b_dec W_enc)
+        weights["b_enc"] = weights["b_enc"] - weights["b_dec"] @ weights["W_enc"]
+    if settings.get("rescale_acts_by_decoder_norm"):
+        norms = weights["W_dec"].norm(dim=-1)
+        weights["W_enc"] = weights["W_enc"] * norms
+        weights["b_enc"] = weights["b_enc"] * norms
+        weights["W_dec"] = weights["W_dec"] / norms[:, None]
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"{name} has entries that are not finite, or a direction of zeros to rescale"
+            )
+    return weights
+
+
 def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
     """Check that the weights have one floating dtype, and the shapes that the settings state.
 
+    Args:
+        settings: The content of cfg.json, with d (`d_in`) and f (`d_sae`).
+        weights: The tensors of the file of weights, by name.
+
     Raises:
-        ValueError: A weight is missing, or has another shape, or the dtypes differ.
+        ValueError: A weight is missing, unknown or of another shape, or dtypes differ.
     """
     d = settings.get("d_in")
     f = settings.get("d_sae")
@@ -121,8 +142,13 @@ def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{WEIGHTS} has tensors of {listed}, not of one floating dtype")
 
 
-def _latents_at_once(settings: Settings) -> int | None:
-    """Return the k of a TopK autoencoder, or None for a ReLU.
+def _active_latents(settings: Settings) -> int | None:
+    """Return k, how many latents of a TopK autoencoder are active at once, or None for a ReLU.
+
+    Settings that this project cannot read are refused here, too.
+
+    Args:
+        settings: The content of cfg.json.
 
     Raises:
         ValueError: k is not in 1..f, or a setting has a value that is not supported.

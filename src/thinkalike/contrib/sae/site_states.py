@@ -31,11 +31,11 @@ class SiteStates(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """How well each of s autoencoders reconstructs some states.
+    """How well each of s autoencoders reconstructs some states h.
 
     Attributes:
-        errors: Σ‖h - ĥ‖² by document.
-        active: How many latents are active on average.
+        errors: Σ‖h - ĥ‖² by document, for the reconstructions ĥ.
+        active: How many latents are active for a state, on average.
         dead: The share of latents that are active for no state.
     """
 
@@ -51,8 +51,9 @@ class SplicedLosses(NamedTuple):
 
     Attributes:
         clean: The losses of the model itself.
-        ablated: Those with the mean state in place of every state of the site.
-        spliced: Those with ĥ of each of s autoencoders in place of every state.
+        ablated: The losses with the mean state in place of every state of the site.
+        spliced: The losses with the reconstruction by each of s autoencoders in place of every
+            state.
         tokens: How many tokens of the document are predicted.
     """
 
@@ -66,10 +67,10 @@ class SplicedLosses(NamedTuple):
 def states_after(
     model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], skip: int
 ) -> Float[Tensor, "n d"]:
-    """Return the states after a block, flattened over rows of tokens, in float32.
+    """Return the states of all tokens after a block, one state a row, in float32.
 
     Args:
-        model: The model.
+        model: The model that computes them.
         layer: The number of the block, from 0.
         tokens: Rows of tokens.
         skip: How many tokens at the beginning of each row are left out.
@@ -82,35 +83,40 @@ def states_after(
 
 
 def spread_by_document(site: SiteStates, n_documents: int) -> Float[Tensor, " documents"]:
-    """Return Σ‖h - μ‖² by document, where μ is the mean of all states."""
-    spread = (site.states - site.states.mean(0)).square().sum(-1)
-    return sum_by_document(spread.cpu(), site.documents, n_documents)
+    """Return Σ‖h - μ‖² over the states h of each document, where μ is the mean of all states."""
+    squared_distances = (site.states - site.states.mean(0)).square().sum(-1)
+    return sum_by_document(squared_distances.cpu(), site.documents, n_documents)
 
 
 @torch.no_grad()
 def reconstruction_by_document(
     saes: SparseAutoencoder, site: SiteStates, n_documents: int
 ) -> Reconstruction:
-    """Return how well each autoencoder of a stack reconstructs the states.
+    """Return how well each autoencoder of a stack reconstructs some states.
 
-    It has the squared errors by document, how many latents are active on average, and the share of
-    latents that are never active.
+    The result has the squared errors by document, how many latents are active for a state on
+    average, and the share of latents that are never active.
+
+    Args:
+        saes: A stack of s autoencoders.
+        site: The states, and the number of the document of each.
+        n_documents: How many documents there are.
     """
     n_saes, n_latents = saes.b_enc.shape
-    errors = torch.zeros(n_saes, n_documents, dtype=torch.float64)
-    n_uses = torch.zeros(n_saes, n_latents, dtype=torch.long)
+    errors_by_document = torch.zeros(n_saes, n_documents, dtype=torch.float64)
+    n_active_states = torch.zeros(n_saes, n_latents, dtype=torch.long)  # of each latent
     states_at_once = max(LATENTS_AT_ONCE // saes.b_enc.numel(), 1)
     batches = zip(
         site.states.split(states_at_once), site.documents.split(states_at_once), strict=True
     )
     for states, documents in batches:
-        latents = saes.encode(states)
-        error = (saes.decode(latents) - states).square().sum(-1)
-        errors += sum_by_document(error.cpu(), documents, n_documents)
-        n_uses += latents.count_nonzero(-2).cpu()
-    active = n_uses.sum(-1) / len(site.states)
-    dead = (n_uses == 0).double().mean(-1)
-    return Reconstruction(errors, active, dead)
+        latents = saes.encode(states)  # (s, states, latents)
+        errors = (saes.decode(latents) - states).square().sum(-1)
+        errors_by_document += sum_by_document(errors.cpu(), documents, n_documents)
+        n_active_states += latents.count_nonzero(-2).cpu()
+    active = n_active_states.sum(-1) / len(site.states)
+    dead = (n_active_states == 0).double().mean(-1)
+    return Reconstruction(errors_by_document, active, dead)
 
 
 @torch.no_grad()
@@ -130,26 +136,31 @@ def spliced_losses(
     Args:
         model: The model.
         layer: The number of the block whose states are replaced, from 0.
-        saes: Autoencoders in the model's own units.
+        saes: Autoencoders of states in the model's own units.
         mean: The state that replaces every state in the ablation.
-        rows: The text, whose documents the losses are summed by.
+        rows: The text, with the documents that losses are summed by.
         skip: How many tokens at the beginning of each row keep their states.
     """
 
-    def spliced(reconstruct: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return a function that replaces all states but those of the first tokens."""
+    def from_token_skip_on(replace: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return a function of states (b, t, d) that replaces all but the first `skip` tokens."""
 
-        def replace_states(state: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-            """Return the states with reconstructions from token `skip` on."""
-            unchanged = state[:, :skip].float()
-            return torch.cat([unchanged, reconstruct(state[:, skip:].float())], 1)
+        def replace_later(states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+            unchanged = states[:, :skip].float()
+            return torch.cat([unchanged, replace(states[:, skip:].float())], 1)
 
-        return replace_states
+        return replace_later
 
-    replacements = {"ablated": [spliced(mean.float().expand_as)]}
+    # The losses are those of the model stitched into itself, with these functions in between.
+    replacements = {"ablated": [from_token_skip_on(mean.float().expand_as)]}
     for number, sae in enumerate(saes):
-        replacements[str(number)] = [spliced(sae)]
+        replacements[str(number)] = [from_token_skip_on(sae)]
+    layer_pairs = [(layer, layer)]
     rows_at_once = max(TOKENS_AT_ONCE // rows.context, 1)
-    sums = document_sums(model, model, [(layer, layer)], replacements, rows, rows_at_once)
-    losses_of_saes = torch.cat([sums[str(number)] for number in range(len(saes))])
-    return SplicedLosses(sums["target"], sums["ablated"][0], losses_of_saes, sums["tokens"])
+    sums = document_sums(model, model, layer_pairs, replacements, rows, rows_at_once)
+    return SplicedLosses(
+        clean=sums["target"],
+        ablated=sums["ablated"][0],  # the first axis is the layer pair
+        spliced=torch.cat([sums[str(number)] for number in range(len(saes))]),
+        tokens=sums["tokens"],
+    )

@@ -16,27 +16,30 @@ from thinkalike.store import Result, open_result
 
 
 def source_model(config: SAEJob) -> ModelConfig:
-    """Return the configuration of the model whose autoencoders are transferred.
+    """Return the configuration of the source model of a job.
 
-    `sae.source` names this model, or a stored result of task=sae, which states its model. The
-    model runs on the device of the target.
+    The autoencoders of the source model are mapped to the model of the job. `sae.source` is the
+    name of the source model, or that of a stored result of task=sae, which has its configuration.
+    The source model runs on the device of the job's model.
     """
     name = str(config.sae.source)
     if name in options("model"):
         settings = {"dtype": config.model.dtype, "device": config.model.device}
         return model_named(name, settings)
-    stored = _open_sae_result(name).config["model"]
-    # A result may hold settings of subclasses that `ModelConfig` does not have.
-    setting_names = {field.name for field in fields(ModelConfig)} & set(stored)
-    settings_of_model = {name: stored[name] for name in setting_names}
-    return replace(ModelConfig(**settings_of_model), device=config.model.device)
+    stored_settings = _open_sae_result(name).config["model"]
+    # A result may have settings of a subclass of `ModelConfig`, which are left out.
+    known_names = {field.name for field in fields(ModelConfig)}
+    known_settings = {
+        name: value for name, value in stored_settings.items() if name in known_names
+    }
+    return replace(ModelConfig(**known_settings), device=config.model.device)
 
 
 def source_jobs(config: SAEJob) -> list[SAEJob]:
-    """Return the jobs that must run first, if `sae.source` names a model.
+    """Return the job that must run first if `sae.source` names a model, in a list.
 
-    This is one job, which trains random autoencoders of that model with the same settings. If
-    `sae.source` names a result, or nothing, the list is empty.
+    It trains autoencoders of that model from random first weights, with the same settings
+    otherwise. If `sae.source` names a result, whose job is done, or nothing, the list is empty.
     """
     if config.sae.source not in options("model"):
         return []
@@ -57,14 +60,19 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
 
 
 def source_result(config: SAEJob) -> Result:
-    """Return the result with the autoencoders that are transferred.
+    """Return the result that has the source model's autoencoders, which are mapped to the model.
 
     If `sae.source` names a model, its autoencoders are trained first unless they are stored.
+    Otherwise it names a stored result.
 
     Raises:
-        ConfigError: The named result is not of task=sae, or of another layer, size or activation.
+        ConfigError: The named result is not of task=sae, or its autoencoders are of another layer,
+            size or activation than the settings say.
+        ModelError: The source model has a different tokenizer.
     """
-    for job in source_jobs(config):
+    jobs = source_jobs(config)
+    if jobs:
+        (job,) = jobs
         if not is_stored(instrument_of(job), job):
             # If the source could not be used, an error is raised before the training.
             check_same_tokenizer(*load_models(job.model, config.model))
@@ -72,13 +80,14 @@ def source_result(config: SAEJob) -> Result:
 
     name = str(config.sae.source)
     result = _open_sae_result(name)
-    asked_for = {
+    # None: every value is accepted.
+    expected_settings = {
         "layer": config.sae.source_layer,
         "width": config.sae.width,
         "activation": config.sae.activation,
         "k": config.sae.active,
     }
-    for key, expected in asked_for.items():
+    for key, expected in expected_settings.items():
         stored = result.config["sae"][key]
         if expected is not None and expected != stored:
             raise ConfigError(
@@ -103,9 +112,9 @@ def _open_sae_result(name: str) -> Result:
 
 
 def seed_folder(seed: int) -> str:
-    """Return the subfolder of a result that holds the autoencoder of a seed, counted from 0.
+    """Return the folder of the autoencoder of a seed, relative to the folder of its result.
 
-    The autoencoder of seed 0 is in the folder of the result itself.
+    Seeds are counted from 0. The autoencoder of seed 0 is in the folder of the result itself.
     """
     if seed == 0:
         return "."
@@ -119,6 +128,7 @@ def check_source(result: Result, model: FrozenModel) -> None:
         ModelError: The fingerprint of the weights differs from that in the result's provenance.
     """
     fingerprint = model.fingerprint()
+    # The first model of the provenance is the one whose states the autoencoders reconstruct.
     stored_fingerprint = result.provenance["models"][0]["weights"]
     if fingerprint != stored_fingerprint:
         raise ModelError(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
 from thinkalike.contrib.sae.costs import SiteCost, operations_of_start, operations_per_token
 from thinkalike.contrib.sae.courses import StartCurve
 from thinkalike.contrib.sae.fitting import FittedAutoencoders
@@ -32,8 +34,13 @@ STARTS_IN_ORDER = ("random", "least_squares", "transferred")
 def curves_of_starts(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[StartCurve]:
     """Return, for each start, its explained variance during training and its operations.
 
-    The starts that others are compared with come first. At each evaluation, the curve is that of
-    the learning rate that is best at this evaluation.
+    A start is how the first weights of autoencoders are made. They are in the order of
+    `STARTS_IN_ORDER`, so that each one is compared with those before it. At each evaluation, the
+    explained variance is that at the learning rate which is best at this evaluation.
+
+    Args:
+        materials: The models and the text of the job, and its settings.
+        fitted: The errors of all autoencoders at each evaluation.
     """
     config = materials.config
     errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
@@ -68,26 +75,30 @@ def curves_of_starts(materials: SAEMaterials, fitted: FittedAutoencoders) -> lis
 
 
 def _site_cost(model: FrozenModel, layer: int, context: int) -> SiteCost:
-    """Return the width of a site, and the operations per token to compute its states.
+    """Return the width of states after a block, and the operations per token to compute them.
 
     Args:
         model: The model.
-        layer: The block after which the states are read.
+        layer: The number of the block, from 0.
         context: The length of the rows that the model reads.
     """
-    return SiteCost(model.d_model, operations(model).forward(0, layer + 1, context))
+    operations_to_layer = operations(model).forward(0, layer + 1, context)
+    return SiteCost(model.d_model, operations_to_layer)
 
 
 def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
-    """Return a row for each autoencoder and evaluation: explained variance, latents and FLOPs.
+    """Return a table of the training: a row for each autoencoder at each evaluation.
 
-    Autoencoders differ in start, learning rate and seed. Intervals are over documents.
+    It has the explained variance with an interval over documents, how many latents are active, the
+    share of dead ones, and the operations so far. Autoencoders differ in their start (how their
+    first weights are made), learning rate and seed.
     """
     config = materials.config
     errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
     explained = _explained(bootstrap_interval(errors, spread))
     curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rates = [config.lr * factor for factor in config.factors]
+    # The order of rows is that of the axes of `explained`: evaluation, start, rate, seed.
     rows = itertools.product(materials.tokens_read, config.starts, rates, materials.seeds)
     table = pd.DataFrame(list(rows), columns=["tokens", "start", "rate", "seed"])
     table["flops"] = [
@@ -103,24 +114,16 @@ def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
 
 
 def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
-    """Return one row for each start before training, and one after it at its best rate.
+    """Return the table of the result: one row for each start before training, and one after it.
 
-    Intervals are of 95 %, over documents and seeds. Those of `loss_recovered` are of the spliced
-    loss alone: what the ablation costs is taken as known.
+    A start is how the first weights are made. The row after training is that of the best learning
+    rate. Intervals are of 95 %, over documents and seeds. Those of `loss_recovered` are of the
+    spliced loss (with reconstructions in place of states) alone: the losses of the clean and of
+    the ablated model count as known.
     """
     config = materials.config
-    evaluations = [0]
-    if config.steps:
-        evaluations.append(len(config.evaluation_steps) - 1)
-    cases = []
-    saes = []
-    for start, evaluation in itertools.product(range(len(config.starts)), evaluations):
-        rate = fitted.best_rate_index(start, evaluation)
-        cases.append((start, evaluation, rate))
-        is_before_training = evaluation == 0 and config.steps > 0
-        candidates = fitted.starts if is_before_training else fitted.trained
-        for seed in range(config.seeds):
-            saes.append(candidates[fitted.index(start, rate, seed)])
+    cases = _reported_cases(materials, fitted)
+    saes = [sae for case in cases for sae in case.saes]
     losses = spliced_losses(
         materials.model,
         config.layer,
@@ -134,33 +137,69 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
     errors, spread = fitted.judged
     curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rows = []
-    for (start, evaluation, rate), spliced in zip(cases, spliced_by_case, strict=True):
-        name = config.starts[start]
-        tokens = materials.tokens_read[evaluation]
-        explained = _explained(
-            documents_and_seeds_interval(errors[evaluation, start, rate], spread)
-        )
+    for case, spliced in zip(cases, spliced_by_case, strict=True):
+        index = (case.evaluation, case.start, case.rate)
+        start = config.starts[case.start]
+        tokens = materials.tokens_read[case.evaluation]
+        is_trained = case.evaluation > 0
+        explained = _explained(documents_and_seeds_interval(errors[index], spread))
         rows.append(
             {
                 "model": materials.model.name,
                 "layer": config.layer,
-                "start": name,
-                "rate": config.lr * config.factors[rate] if evaluation else 0.0,
+                "start": start,
+                "rate": config.lr * config.factors[case.rate] if is_trained else 0.0,
                 "tokens": tokens,
-                "flops": curve_of_start[name].spent(tokens),
+                "flops": curve_of_start[start].spent(tokens),
                 **interval_columns("explained_variance", explained),
                 **_loss_columns(losses, spliced),
-                "active_latents": float(fitted.active[evaluation, start, rate].mean()),
-                "dead_latents": float(fitted.dead[evaluation, start, rate].mean()),
+                "active_latents": float(fitted.active[index].mean()),
+                "dead_latents": float(fitted.dead[index].mean()),
             }
         )
     return pd.DataFrame(rows)
 
 
+class ReportedCase(NamedTuple):
+    """The autoencoders of one row of the table of a result, which differ in their seed.
+
+    Attributes:
+        evaluation: The index of the evaluation during training, after which they are taken.
+        start: The index of the start, which is how their first weights were made.
+        rate: The index of their learning rate.
+        saes: The autoencoders.
+    """
+
+    evaluation: int
+    start: int
+    rate: int
+    saes: list[SparseAutoencoder]
+
+
+def _reported_cases(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[ReportedCase]:
+    """Return the autoencoders of each start before and after training, at the best learning rate.
+
+    If there was no training, there is one case for each start.
+    """
+    config = materials.config
+    evaluations = [0]
+    if config.steps > 0:
+        last_evaluation = len(config.evaluation_steps) - 1
+        evaluations.append(last_evaluation)
+    cases = []
+    for start, evaluation in itertools.product(range(len(config.starts)), evaluations):
+        rate = fitted.best_rate_index(start, evaluation)
+        is_before_training = evaluation == 0 and config.steps > 0
+        candidates = fitted.starts if is_before_training else fitted.trained
+        saes = [candidates[fitted.index(start, rate, seed)] for seed in range(config.seeds)]
+        cases.append(ReportedCase(evaluation, start, rate, saes))
+    return cases
+
+
 def _loss_columns(
     losses: SplicedLosses, spliced: Float[Tensor, "seeds documents"]
 ) -> dict[str, object]:
-    """Return the columns about the model's loss with the autoencoder's output in place of states.
+    """Return columns of the model's loss with the autoencoder's output in place of its states.
 
     In the ablated model, the mean state is put in place of every state. With the losses c of the
     clean model, a of the ablated model, and s of the model with the autoencoder, the penalty is
@@ -168,8 +207,9 @@ def _loss_columns(
     raise the loss.
 
     Args:
-        losses: The losses of the clean, the ablated and the spliced model, by document.
-        spliced: The losses with the autoencoder of each seed in place of the states.
+        losses: The losses of the clean and the ablated model, summed by document.
+        spliced: The losses with the autoencoder of each seed in place of the states, summed by
+            document.
     """
     n_tokens = losses.tokens.sum()
     clean = losses.clean.sum() / n_tokens
@@ -177,9 +217,11 @@ def _loss_columns(
     penalty = documents_and_seeds_interval(spliced - losses.clean, losses.tokens)
     recovered = NOTHING_TO_RECOVER
     if ablated > clean:
-        gap = ablated - clean
-        value, from_low, from_high = ((ablated - (clean + end)) / gap for end in penalty)
-        recovered = Estimate(value, from_high, from_low)  # it falls as the penalty rises
+        value, of_lowest_penalty, of_highest_penalty = (
+            (ablated - (clean + end)) / (ablated - clean) for end in penalty
+        )
+        # The recovered share falls as the penalty rises, so the ends change places.
+        recovered = Estimate(value, low=of_highest_penalty, high=of_lowest_penalty)
     return {
         "clean_loss": float(clean),
         "ablated_loss": float(ablated),
@@ -189,6 +231,6 @@ def _loss_columns(
 
 
 def _explained(unexplained: Estimate) -> Estimate:
-    """Return 1 - the share that is not explained, with its interval."""
+    """Return 1 - the share of variance that is not explained, with its interval."""
     value, low, high = unexplained
-    return Estimate(1 - value, 1 - high, 1 - low)
+    return Estimate(1 - value, low=1 - high, high=1 - low)

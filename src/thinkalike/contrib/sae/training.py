@@ -77,7 +77,7 @@ class SAETraining(SteppedModule):
 
         Args:
             model: The frozen model that computes the states.
-            fits: The autoencoders to train.
+            fits: The first weights, learning rate and seed of each autoencoder to train.
             config: The settings of the training.
             mean: The mean that is subtracted from states.
             scale: The number that centred states are divided by.
@@ -116,7 +116,7 @@ class SAETraining(SteppedModule):
         self._buffer: list[Float[Tensor, "s n d"]] | None = None
 
     def data(self, rows: Int[Tensor, "rows context"]) -> StepData:
-        """Return the batches of text: each one fills a buffer, and is used for several steps."""
+        """Return the batches of text; the states of a batch are a buffer for several steps."""
         return StepData(
             rows,
             self.config.buffer,
@@ -129,9 +129,13 @@ class SAETraining(SteppedModule):
     def training_step(self, rows: Int[Tensor, "b t"], _: int) -> Tensor:
         """Return the summed loss of all autoencoders on one part of the buffer of states.
 
-        A buffer of states is used for several steps. At its first step, it is filled with the
-        states of these rows. Before some steps (`config.evaluation_steps`), all autoencoders are
-        evaluated.
+        A buffer of states serves several steps, of which each reads another part. At the first of
+        them, the model reads rows of text to fill it. Before some steps
+        (`config.evaluation_steps`), all autoencoders are evaluated. The autoencoders of one
+        learning rate are a stack.
+
+        Args:
+            rows: The token ids of the text. They are the same for all steps that a buffer serves.
         """
         if self.global_step in self.config.evaluation_steps:
             self.evaluate(self.config.evaluation_steps.index(self.global_step))
@@ -144,7 +148,8 @@ class SAETraining(SteppedModule):
         for stack, indices, buffer in zip(
             self.stacks, self.fits_of_stack, self._buffer, strict=True
         ):
-            states = buffer.tensor_split(self.config.steps_per_buffer, 1)[step_of_buffer]
+            # (autoencoders, states, d): the part of the buffer that this step reads.
+            states = buffer.tensor_split(self.config.steps_per_buffer, dim=1)[step_of_buffer]
             dead = self._dead_candidates(indices)
             losses = sae_loss(cast(SparseAutoencoder, stack), states, self.config.sparsity, dead)
             total_loss = total_loss + losses.loss.sum()
@@ -161,8 +166,9 @@ class SAETraining(SteppedModule):
     def _dead_candidates(self, indices: list[int]) -> DeadCandidates | None:
         """Return the latents that were inactive for longest, and which of them count as dead.
 
-        There are `config.revived` for each autoencoder. Returns None if dead latents are not
-        revived (`config.dead_after` is 0).
+        A latent is dead if it was not active for more than `config.dead_after` states. There are
+        `config.revived` candidates for each autoencoder. None is returned if `config.dead_after`
+        is 0: dead latents then get no gradient.
 
         Args:
             indices: The indices of the autoencoders of one stack.
@@ -173,9 +179,10 @@ class SAETraining(SteppedModule):
         return DeadCandidates(longest.indices, longest.values > self.config.dead_after)
 
     def _shuffled_states(self, rows: Int[Tensor, "b t"]) -> list[Float[Tensor, "s n d"]]:
-        """Return the standardised states of a buffer's rows of tokens, for each stack.
+        """Return the standardised states of some rows of tokens, shuffled, for each stack.
 
-        Each of the s autoencoders of a stack has the n states in the order of its own seed.
+        A stack has the s autoencoders of one learning rate. Each of them gets the n states in an
+        order that its seed and the number of the buffer decide.
         """
         (model,) = self.models
         states = states_after(model, self.config.layer, rows, self.config.skip_first_tokens)
@@ -195,7 +202,7 @@ class SAETraining(SteppedModule):
     def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
         """Take an optimizer step, and update the running means of the weights.
 
-        It is done here so that a checkpoint after this step has the updated means.
+        The means are updated here so that a checkpoint after this step has them.
         """
         super().optimizer_step(*arguments, **keywords)
         # Polynomial-decay averaging: later weights count more (Shamir & Zhang 2013, section 4).
@@ -209,12 +216,14 @@ class SAETraining(SteppedModule):
 
     @torch.no_grad()
     def evaluate(self, evaluation: int) -> None:
-        """Fill `errors`, `active` and `dead` for one evaluation, in full precision.
+        """Evaluate the autoencoders with the mean weights, and store how well they reconstruct.
 
-        They are those of the autoencoders with the mean weights, on the evaluation states.
+        The squared errors by document, the mean number of active latents and the share of dead
+        ones go to `errors`, `active` and `dead`. They are computed in full precision.
 
         Args:
-            evaluation: The index of the evaluation, the first axis of these tensors.
+            evaluation: The index of the evaluation during training, on the first axis of these
+                tensors.
         """
         report = SiteStates(self.report.states.to(self.device), self.report.documents)
         n_documents = self.errors.shape[-1]
@@ -229,17 +238,17 @@ class SAETraining(SteppedModule):
                 self.dead[evaluation, indices] = reconstruction.dead.to(self.dead)
 
     def trained(self) -> list[SparseAutoencoder]:
-        """Return the autoencoders with the mean weights, for states that are not standardised.
+        """Return the autoencoders with the mean weights, for states in the model's own units.
 
-        They are in the order of `fits`.
+        They are in the order of `fits`, though they were trained in stacks.
         """
-        by_fit: dict[int, SparseAutoencoder] = {}
+        sae_of_index: dict[int, SparseAutoencoder] = {}
         for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
             saes = cast(SparseAutoencoder, average).unstacked()
-            by_fit.update(zip(indices, saes, strict=True))
+            sae_of_index.update(zip(indices, saes, strict=True))
         trained = []
         for index in range(len(self.fits)):
-            sae = by_fit[index]
+            sae = sae_of_index[index]
             trained.append(in_own_units(sae, self.mean.to(sae.W_enc.device), self.scale))
         return trained
 

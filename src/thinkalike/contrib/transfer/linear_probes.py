@@ -54,6 +54,8 @@ class Probe:
     def through(self, mapping: AffineMap) -> Probe:
         """Return a probe that scores states g as this probe scores the mapped states D g + v.
 
+        p·(D g + v) + c = (p D)·g + (p·v + c) for each level's weights p and bias c.
+
         Args:
             mapping: The affine map g ↦ D g + v to the states that this probe reads.
         """
@@ -80,7 +82,7 @@ def fit_probes(
 
     Args:
         states: The states.
-        labels: The level of each, from 0; some levels may be missing, and get the bias -∞.
+        labels: The level of each state, from 0. A level that does not occur gets the bias -∞.
         n_levels: How many levels there are.
         alphas: The ridge penalties α, above 0.
         tolerance: The largest entry of the gradient at which a fit has converged.
@@ -107,16 +109,18 @@ def fit_probes(
         messages = [str(warning.message).lower() for warning in caught]
         converged = not any("converge" in message for message in messages)
 
-        weights = torch.from_numpy(model.coef_)
-        biases = torch.from_numpy(model.intercept_)
-        if len(model.classes_) == 2:  # one row, for the second level against the first
-            weights = torch.cat([-weights, weights]) / 2
-            biases = torch.cat([-biases, biases]) / 2
+        P = torch.from_numpy(model.coef_)
+        c = torch.from_numpy(model.intercept_)
+        if len(model.classes_) == 2:
+            # scikit-learn has one row, the score of the second level minus that of the first.
+            P = torch.cat([-P, P]) / 2
+            c = torch.cat([-c, c]) / 2
+        # P x + c = (P / scale) h + (c - P mean / scale) for the state h.
         seen_levels = torch.from_numpy(model.classes_)
         weight = mean.new_zeros(n_levels, len(mean))
         bias = mean.new_full((n_levels,), -torch.inf)
-        weight = weight.index_copy_(0, seen_levels, weights / scale)
-        bias = bias.index_copy_(0, seen_levels, biases - weights @ mean / scale)
+        weight[seen_levels] = P / scale
+        bias[seen_levels] = c - P @ mean / scale
         probes.append(Probe(weight, bias, converged))
     return probes
 
@@ -147,9 +151,10 @@ class CrossFitted:
     def is_right(
         self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]
     ) -> Bool[Tensor, " n"]:
-        """Return for each stimulus whether the answer of a held-out probe is its label.
+        """Return whether the answer for each stimulus is its label.
 
-        The probe is that of the stimulus's fold, which was fitted on the other folds.
+        The answer is that of a probe that was not fitted on the stimulus, but on all other folds
+        than that of the stimulus.
         """
         is_right = torch.zeros(len(labels), dtype=torch.bool)
         for fold, probe in enumerate(self.probes):
@@ -170,16 +175,18 @@ def cross_fitted(
 ) -> CrossFitted:
     """Fit a probe for each fold on the stimuli of all other folds.
 
+    The ridge penalty of each probe is chosen by cross-validation within these other folds, which
+    are divided into inner folds.
+
     Args:
         states: The states of the stimuli.
         labels: The level of each stimulus, from 0.
         n_levels: How many levels there are.
         fold_of: The fold of each stimulus.
-        groups: The group of each stimulus; inner folds keep groups together.
-        alphas: The ridge penalties to choose from, by cross-validation within the other folds. If
-            there is only one, it is used without a choice.
-        inner_folds: How many folds this cross-validation has.
-        seed: The seed of its folds.
+        groups: The group of each stimulus, such as its sentence. No inner fold divides a group.
+        alphas: The ridge penalties to choose from. If there is only one, it is used.
+        inner_folds: How many inner folds there are.
+        seed: The seed of the inner folds.
     """
     probes = []
     chosen_alphas = []
@@ -203,17 +210,18 @@ def strongest_good_penalty(
     n_folds: int,
     seed: int,
 ) -> float:
-    """Return the largest ridge penalty that is about as good as the best.
+    """Return the largest ridge penalty whose probe is within one standard error of the best.
 
-    Its held-out balanced accuracy is within a standard error of the best one's. Of penalties that
-    do equally well up to chance, a weak one leans on directions of little variance, which no map
-    carries well (rule of one standard error; Hastie, Tibshirani & Friedman 2009, section 7.10).
+    Its held-out balanced accuracy (the mean recall of all levels) is at least the best accuracy
+    minus a standard error of the best accuracy (Hastie, Tibshirani & Friedman 2009, section 7.10).
+    Of equally good probes, one with a weak penalty depends more on directions of little variance,
+    which maps between models predict badly.
 
     Args:
         states: The states of n stimuli.
         labels: The level of each stimulus, from 0.
         n_levels: How many levels there are.
-        groups: The group of each stimulus; no fold divides one.
+        groups: The group of each stimulus, such as its sentence. No fold divides a group.
         alphas: The penalties to choose from, in any order.
         n_folds: How many folds there are.
         seed: The seed of the folds.
@@ -224,14 +232,16 @@ def strongest_good_penalty(
         probes = fit_probes(
             states[train], labels[train], n_levels, strongest_first, ROUGH_TOLERANCE
         )
-        for number, probe in enumerate(probes):
-            is_right[number, test] = (probe.answers(states[test]) == labels[test]).double()
+        for index, probe in enumerate(probes):
+            is_right[index, test] = (probe.answers(states[test]) == labels[test]).double()
 
     levels, counts = labels.unique(return_counts=True)
     recalls = torch.stack([is_right[:, labels == level].mean(1) for level in levels])
-    accuracies = recalls.mean(0)  # of each penalty
-    best_recalls = recalls[:, accuracies.argmax()]
+    accuracies = recalls.mean(0)  # (penalties)
+    best_recalls = recalls[:, accuracies.argmax()]  # (levels)
+    # A recall r of n stimuli has the variance r (1 - r) / n. The accuracy is a mean of recalls.
     variance = (best_recalls * (1 - best_recalls) / counts).sum()
     standard_error = variance.sqrt() / len(best_recalls)
     is_good_enough = accuracies >= accuracies.max() - standard_error
-    return strongest_first[int(is_good_enough.nonzero()[0])]
+    first_good_index = int(is_good_enough.nonzero()[0])
+    return strongest_first[first_good_index]

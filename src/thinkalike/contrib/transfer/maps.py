@@ -46,14 +46,15 @@ class OfMaps(Instrument[AnalyzeConfig]):
     of_models: ClassVar[str] = "pairs"
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Check the layer pairs, and return the fingerprints of both models and the text."""
+        """Check the layer pairs, and return hashes of both models and of the text."""
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over the text that maps are fitted and tested on, to estimate time.
+        """Return the passes over the text that maps are fitted and tested on.
 
-        A model that is both source and target reads it once.
+        They serve to estimate the time of the job. Each model reads the text once, and if source
+        and target are the same model, there is one pass.
         """
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
@@ -70,7 +71,8 @@ class PairMap:
     Attributes:
         phi: The map from the source to the target.
         psi: The map back.
-        unexplained: The share of the variance of held-out text that they miss.
+        unexplained: The shares of the variance of states of held-out text that the maps leave
+            unexplained.
         target_mean: The mean of the target's states.
     """
 
@@ -125,7 +127,11 @@ def layer_pair_columns(
 def unexplained_table(
     source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]
 ) -> pd.DataFrame:
-    """Return a row for each layer pair: the share of held-out variance that its maps miss."""
+    """Return a table of how well the maps between the layers of two models predict.
+
+    It has a row for each layer pair. The columns "phi" (source to target), "psi" (back) and those
+    of both maps in turn have the shares of held-out variance that are left unexplained.
+    """
     rows = []
     for pair, pair_map in maps.items():
         columns = layer_pair_columns(source, target, pair)
@@ -141,43 +147,47 @@ def fitted_maps(
     corpus: Corpus,
     ridge: float,
 ) -> dict[LayerPair, PairMap]:
-    """Return the maps of each layer pair, from one pass of both models over the text.
+    """Fit least-squares maps between the states of each layer pair, in both directions.
 
-    The unexplained variance is of at most as many held-out rows as the maps are fitted on.
+    Both models read the text once for all layer pairs: their second moments are what the maps are
+    fitted on. The maps are tested on held-out text, of at most as many rows as the other text.
 
     Args:
-        source, target: The models, of one tokenizer.
+        source, target: The models, which have the same tokenizer.
         pairs: The layer pairs.
-        corpus: The text to fit on, and held-out text.
+        corpus: The text to fit on (`fit`), and held-out text (`report`).
         ridge: The ridge, as a share of the mean variance of the states that predict.
 
     Raises:
-        ModelError: The states of a site do not vary on held-out text.
+        ModelError: The states of a layer do not vary on held-out text.
     """
-    site_of_pair = {}
+    # The site of a layer is the point in the model at which its states are read.
+    site_pair_of = {}
     for source_layer, target_layer in pairs:
         (source_site,) = sites(source, layers=[source_layer])
         (target_site,) = sites(target, layers=[target_layer])
-        site_of_pair[source_layer, target_layer] = (source_site, target_site)
-    site_pairs = list(site_of_pair.values())
+        site_pair_of[source_layer, target_layer] = (source_site, target_site)
+    site_pairs = list(site_pair_of.values())
     held_out_rows = corpus.report.select(slice(len(corpus.fit)))
-    fit = state_moments(source, target, site_pairs, corpus.fit, Budget.of(target.device))
-    held_out = state_moments(source, target, site_pairs, held_out_rows, Budget.of(target.device))
+    budget = Budget.of(target.device)
+    fit_moments = state_moments(source, target, site_pairs, corpus.fit, budget)
+    budget = Budget.of(target.device)  # of the memory that is free now
+    held_out_moments = state_moments(source, target, site_pairs, held_out_rows, budget)
 
     maps = {}
-    for pair, site_pair in site_of_pair.items():
-        statistics = fit.of(site_pair)
+    for pair, site_pair in site_pair_of.items():
+        statistics = fit_moments.of(site_pair)
         both_maps = both_directions(statistics, ridge)
         try:
-            unexplained = both_maps.unexplained(held_out.of(site_pair))
+            unexplained = both_maps.unexplained(held_out_moments.of(site_pair))
         except ValueError as error:
             raise ModelError(
                 f"layer {pair[0]} of {source.name} and layer {pair[1]} of {target.name}: {error}"
             ) from None
         maps[pair] = PairMap(
-            AffineMap(both_maps.phi.weight.cpu(), both_maps.phi.bias.cpu()),
-            AffineMap(both_maps.psi.weight.cpu(), both_maps.psi.bias.cpu()),
-            unexplained,
-            statistics.mean_y.cpu(),
+            phi=AffineMap(both_maps.phi.weight.cpu(), both_maps.phi.bias.cpu()),
+            psi=AffineMap(both_maps.psi.weight.cpu(), both_maps.psi.bias.cpu()),
+            unexplained=unexplained,
+            target_mean=statistics.mean_y.cpu(),
         )
     return maps

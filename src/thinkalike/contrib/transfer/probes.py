@@ -140,24 +140,21 @@ class CarriedProbes(
     version=4,
     reads=("model", "target", "layers", "data", "measure", "stimuli", "seed"),
 ):
-    """Carries probes of `model` to `model@target` and back, through maps fitted on text."""
+    """Applies probes of `model` to `model@target` and back, through maps fitted on text."""
 
     takes_sites: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return the stimuli, and the fingerprints of both models and of the text.
+        """Return the stimuli, and hashes of both models and of the text that maps are fitted on.
 
         Raises:
-            ConfigError: The settings of a model choose several hook points in a block, or one
-                outside of the blocks.
+            ConfigError: A model is to be read at several hook points in a block, or at one outside
+                of the blocks.
         """
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
-            if (
-                not isinstance(model.site, str)
-                or model.site in SITES_OUTSIDE_BLOCKS
-                or model.head == "all"
-            ):
+            has_several_sites = not isinstance(model.site, str) or model.head == "all"
+            if has_several_sites or model.site in SITES_OUTSIDE_BLOCKS:
                 raise ConfigError(
                     "probes are of one place in each block: give one model.site, and one "
                     "model.head of z"
@@ -166,10 +163,11 @@ class CarriedProbes(
         return {"stimuli": stimuli, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the forward passes over sentences and text, to estimate the job's time.
+        """Return the forward passes of the models, to estimate the job's time.
 
-        The time to fit probes is left out. The control with an untrained target adds passes over
-        the text.
+        Both models read the stimuli, on which probes are fitted, and a text, on which the maps
+        between the models are fitted. For the control with an untrained target, the text is read
+        again. The time to fit probes is left out.
         """
         passes_over_text = super().model_passes(config, shapes)
         passes = [*sentence_passes(config, shapes), *passes_over_text]
@@ -178,9 +176,10 @@ class CarriedProbes(
         return passes
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Carry probes through the map of each layer pair, and compare them with other probes.
+        """Apply probes of each model to the other through maps, and compare them with controls.
 
-        The result has a row for each layer pair, task and condition.
+        The result has a row for each layer pair, probing task and condition, which says where a
+        probe is fitted and what it reads.
 
         Raises:
             DataError: A stimulus has no state of its own.
@@ -244,15 +243,20 @@ class CarriedProbes(
         """Return three means over features and layer pairs.
 
         They are (carried accuracy - chance) / (native accuracy - chance), and both accuracies. A
-        carried probe was fitted on the source, and reads the target through a map; a native probe
-        was fitted on the target. A mean that is not known is left out.
+        carried probe was fitted on states of the source, and reads states of the target through a
+        map; a native probe was fitted on states of the target. A mean that the result does not
+        have is left out.
         """
         names = ("mean_share_above_chance", "mean_carried_accuracy", "mean_native_accuracy")
         scalars = result.scalars
         return [Headline(name, scalars[name]) for name in names if name in scalars]
 
     def show(self, result: Result) -> None:
-        """Print the accuracy for each feature, and the means of each split."""
+        """Print the accuracy for each feature, the means of each split, and how well maps predict.
+
+        A split is what is held out together, sentences or words. A carried probe was fitted on the
+        source, and reads the target through a map.
+        """
         table = result.details
         stimuli = result.provenance["stimuli"]
         first = table.iloc[0]
@@ -272,33 +276,41 @@ class CarriedProbes(
                 f"average, probes of the target itself on {native['accuracy']:.2f}, and chance is "
                 f"{native['chance']:.2f}."
             )
-        missed = result.tables["maps"]["phi"]
+        unexplained = result.tables["maps"]["phi"]
         show_text(
-            f"The maps leave {missed.min():.2f} to {missed.max():.2f} of held-out text "
+            f"The maps leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out text "
             f"unexplained. {LEGEND}"
         )
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
-    """Return the probing tasks: each feature of the stimuli, with each way to hold out stimuli."""
+    """Return the probing tasks: one for each feature of the stimuli and each way to make folds.
+
+    Folds keep sentences or words together. A feature with too few words for the folds of words is
+    left out there, with a warning.
+
+    Raises:
+        DataError: A feature is continuous, or has fewer than two levels, or too few sentences.
+    """
     measure = config.measure_as(ProbesConfig)
-    return list(
-        tasks_of_features_and_splits(
-            stimuli, measure.splits, measure.folds, measure.least, config.seed
-        )
+    tasks = tasks_of_features_and_splits(
+        stimuli, measure.splits, measure.folds, measure.least, config.seed
     )
+    return list(tasks)
 
 
 def _rows_of_conditions(
     task: Task, stimuli: Stimuli, accuracies: Mapping[str, Accuracy]
 ) -> list[dict[str, object]]:
-    """Return the columns of each condition: its accuracy, and its share of the native one.
+    """Return a row of the table for each condition: its accuracy, and its share of the native one.
 
-    Shares are NaN for a condition that is no share of another.
+    A condition says where a probe is fitted and what it reads. Native probes read the states that
+    they were fitted on. For each condition that reads the same states in another way, the table
+    has its accuracy as a share of the native accuracy; for other conditions the share is NaN.
 
     Args:
-        task: What was probed.
-        stimuli: The stimuli.
+        task: The feature that was probed, and the stimuli.
+        stimuli: All stimuli, with their words.
         accuracies: The accuracy of each condition, by its name.
     """
     n_words = len({stimuli.words[row] for row in task.rows.tolist()})
@@ -307,10 +319,11 @@ def _rows_of_conditions(
         value, low, high = (float(end) for end in accuracy.interval())
         share = NO_SHARE
         share_above_chance = NO_SHARE
-        native = accuracies.get(SHARE_OF.get(condition, ""))
-        if native is not None:
-            share = accuracy.share_of(native, 0.0)
-            share_above_chance = accuracy.share_of(native, accuracy.chance)
+        native_condition = SHARE_OF.get(condition)
+        if native_condition is not None and native_condition in accuracies:
+            native = accuracies[native_condition]
+            share = accuracy.share_of(native)
+            share_above_chance = accuracy.share_of(native, above=accuracy.chance)
         rows.append(
             {
                 "feature": task.feature,
@@ -333,8 +346,9 @@ def _rows_of_conditions(
 
 
 def _warn_of_unconverged(table: pd.DataFrame) -> None:
-    """Warn of features for which the fit of a probe did not converge."""
-    features = dict.fromkeys(table[~table["converged"]]["feature"])
+    """Log a warning that names the features for which the fit of a probe did not converge."""
+    unconverged = table[~table["converged"]]
+    features = dict.fromkeys(unconverged["feature"])  # each once, in order
     if features:
         log.warning(
             "warning: probes of %s did not converge in %d steps; raise measure.alphas",
@@ -344,11 +358,12 @@ def _warn_of_unconverged(table: pd.DataFrame) -> None:
 
 
 def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
-    """Return mean accuracies over features and layer pairs, by name; NaN are left out.
+    """Return mean accuracies over features and layer pairs, by name, without means that are NaN.
 
     Native probes were fitted on the target. Carried probes were fitted on the source, and read the
-    target through a map. The means are over the rows of the first split; a split is what is held
-    out together, sentences or words.
+    target through a map; the share is that of the native accuracy above chance which they reach.
+    The means are over the rows of the first split; a split is what is held out together, sentences
+    or words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
@@ -362,23 +377,29 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
 
 
 def _table_of_features(title: str, table: pd.DataFrame) -> Table:
-    """Return the table for the screen: a row for each feature, at the layers where it is best.
+    """Return the table for the screen: a row for each feature, at its best pair of layers.
 
     The best layers are those at which the probe that was fitted on the target ("native") is most
-    accurate. Only rows of the first split are used; a split is what is held out together,
-    sentences or words.
+    accurate. There is a column for each condition that is shown, such as "carried": probes that
+    were fitted on the source, and read the target through a map. Only rows of the first split are
+    used; a split is what is held out together, sentences or words.
+
+    Args:
+        title: The title above the table.
+        table: The table of the result, with a row for each layer pair, task and condition.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
-    best = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
-    some = best.iloc[few(len(best), FEATURES_SHOWN)]  # at most that many features
-    shown = some[["feature", "source_layer", "target_layer"]]
-    rows_of = {}
+    best_rows = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
+    shown_rows = best_rows.iloc[few(len(best_rows), FEATURES_SHOWN)]  # at most so many features
+    features_and_layers = shown_rows[["feature", "source_layer", "target_layer"]]
+    rows_of_condition = {}
     for label, condition in CONDITIONS_SHOWN.items():
-        # Only the rows of the same feature and layers.
-        rows_of[label] = shown.merge(of_split[of_split["condition"] == condition])
+        of_condition = of_split[of_split["condition"] == condition]
+        # The merge keeps the rows with these features and layers.
+        rows_of_condition[label] = features_and_layers.merge(of_condition)
 
-    carried = rows_of["carried"]
+    carried = rows_of_condition["carried"]
     layers = []
     for source, target in zip(carried["source_layer"], carried["target_layer"], strict=True):
         layers.append(f"{source}→{target}")
@@ -387,8 +408,8 @@ def _table_of_features(title: str, table: pd.DataFrame) -> Table:
         Column("layer", layers),
         number_column("chance", carried["chance"], ".2f"),
     ]
-    for label, rows in rows_of.items():
-        if len(rows):
+    for label, rows in rows_of_condition.items():
+        if len(rows) > 0:  # the control with an untrained target may be switched off
             columns.append(number_column(label, rows["accuracy"], ".2f"))
         if label == "carried":
             shares = carried["share_above_chance"]

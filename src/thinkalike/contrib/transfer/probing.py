@@ -45,11 +45,12 @@ class ProbeSettings(Protocol):
 
 
 class Probed(NamedTuple):
-    """The accuracies of one task at one layer pair, by condition.
+    """The accuracies of probes of one task at one layer pair.
 
     Attributes:
-        accuracies: The accuracy of each condition.
-        converged: Whether all fits converged.
+        accuracies: The accuracy of each condition, which says where a probe is fitted and what it
+            reads.
+        converged: Whether the fits of all probes converged.
     """
 
     accuracies: dict[str, Accuracy]
@@ -58,7 +59,7 @@ class Probed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Probing:
-    """Fits probes of the layers of both models, each once, and tests them on other folds.
+    """Fits probes of the layers of both models, each once, and tests them on held-out stimuli.
 
     Attributes:
         measure: The settings of the fits.
@@ -79,18 +80,26 @@ class Probing:
     _native_probes: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
 
     def probe(self, task: Task, pair: LayerPair) -> Probed:
-        """Return the accuracies of all conditions at a layer pair."""
+        """Return the accuracies of probes at a layer pair, in all conditions.
+
+        A condition says where a probe is fitted (in the source, in the target, in an untrained
+        target, or on states that a map predicts) and which states it reads, directly or through a
+        map. Probes of shuffled labels show the accuracy by chance.
+
+        Args:
+            task: The feature that is probed, the stimuli, and their folds.
+            pair: The layers of the source and of the target.
+        """
         source_layer, target_layer = pair
+        labels = task.labels
         maps = self.maps[pair]
         source_states = self.source[source_layer][task.rows].double()
         target_states = self.target[target_layer][task.rows].double()
-        mapped_states = maps.psi(target_states)
+        mapped_states = maps.psi(target_states)  # predictions of the source's states
         of_source = self._native("source", source_layer, source_states, task)
         of_target = self._native("target", target_layer, target_states, task)
-        refitted = self._fit(mapped_states, task, self.measure.alphas, task.labels)
-        fits = [of_source, of_target, refitted]
+        refitted = self._fit(mapped_states, task, self.measure.alphas, labels)
 
-        labels = task.labels
         is_right: dict[str, Tensor] = {
             NATIVE_SOURCE: of_source.is_right(source_states, labels),
             NATIVE: of_target.is_right(target_states, labels),
@@ -101,37 +110,71 @@ class Probing:
         }
         if source_states.shape == target_states.shape:
             is_right[IDENTITY] = of_source.is_right(target_states, labels)
-        if self.untrained:
-            untrained_states = self.untrained[target_layer][task.rows].double()
-            of_untrained = self._native("untrained", target_layer, untrained_states, task)
-            carried = of_source.through(self.maps_to_untrained[pair].psi)
-            is_right[UNTRAINED] = of_untrained.is_right(untrained_states, labels)
-            is_right[UNTRAINED_CARRIED] = carried.is_right(untrained_states, labels)
-            fits.append(of_untrained)
         accuracies = _accuracies(task, is_right, labels)
+        converged = of_source.converged and of_target.converged and refitted.converged
 
-        # Shuffled labels show what accuracy chance gives, at the usual penalty of the target.
-        order = torch.randperm(len(labels), generator=seeded(self.seed))
-        shuffled = labels[order]
-        usual_penalty = statistics.median_high(of_target.alphas)
-        of_shuffled = self._fit(target_states, task, [usual_penalty], shuffled)
-        fits.append(of_shuffled)
-        is_right_by_chance = {SHUFFLED: of_shuffled.is_right(target_states, shuffled)}
-        accuracies |= _accuracies(task, is_right_by_chance, shuffled)
-        return Probed(accuracies, all(fit.converged for fit in fits))
+        controls = []
+        if self.untrained:
+            controls.append(self._in_untrained_target(task, pair, of_source))
+        controls.append(self._with_shuffled_labels(task, target_states, of_target.alphas))
+        for probed in controls:
+            accuracies |= probed.accuracies
+            converged = converged and probed.converged
+        return Probed(accuracies, converged)
 
-    def _native(
-        self, side: str, layer: int, states: Float[Tensor, "n d"], task: Task
-    ) -> CrossFitted:
-        """Return probes of a layer's own states, which are fitted once for all layer pairs.
+    def _in_untrained_target(self, task: Task, pair: LayerPair, of_source: CrossFitted) -> Probed:
+        """Return the accuracies of probes that read states of the target before its training.
+
+        The probes are fitted on these states, or fitted on the source and applied through a map
+        from the untrained target to the source.
 
         Args:
-            side: The model: "source", "target" or "untrained".
+            task: The feature that is probed, the stimuli, and their folds.
+            pair: The layers of the source and of the target.
+            of_source: The probes that were fitted on the source.
+        """
+        _, target_layer = pair
+        states = self.untrained[target_layer][task.rows].double()
+        of_untrained = self._native("untrained", target_layer, states, task)
+        of_source_mapped = of_source.through(self.maps_to_untrained[pair].psi)
+        is_right = {
+            UNTRAINED: of_untrained.is_right(states, task.labels),
+            UNTRAINED_CARRIED: of_source_mapped.is_right(states, task.labels),
+        }
+        return Probed(_accuracies(task, is_right, task.labels), of_untrained.converged)
+
+    def _with_shuffled_labels(
+        self, task: Task, states: Float[Tensor, "n d"], alphas: Sequence[float]
+    ) -> Probed:
+        """Return the accuracy of probes that are fitted and tested on shuffled labels.
+
+        Args:
+            task: The feature that is probed, the stimuli, and their folds.
+            states: The states of these stimuli.
+            alphas: The ridge penalties that were chosen with the true labels. Their median is
+                used.
+        """
+        order = torch.randperm(len(task.labels), generator=seeded(self.seed))
+        shuffled_labels = task.labels[order]
+        median_alpha = statistics.median_high(alphas)
+        probes = self._fit(states, task, [median_alpha], shuffled_labels)
+        is_right = {SHUFFLED: probes.is_right(states, shuffled_labels)}
+        return Probed(_accuracies(task, is_right, shuffled_labels), probes.converged)
+
+    def _native(
+        self, model: str, layer: int, states: Float[Tensor, "n d"], task: Task
+    ) -> CrossFitted:
+        """Return probes that are fitted on states of one layer, or the stored ones.
+
+        A layer may be in several layer pairs. Its probes are fitted once for all of them.
+
+        Args:
+            model: "source", "target" or "untrained" (the target before its training).
             layer: The layer of the model.
             states: The layer's states of the task's stimuli.
             task: The feature that is probed, and the folds.
         """
-        key = (side, layer, task.feature, task.split)
+        key = (model, layer, task.feature, task.split)
         if key not in self._native_probes:
             self._native_probes[key] = self._fit(states, task, self.measure.alphas, task.labels)
         return self._native_probes[key]
@@ -172,7 +215,8 @@ class Probing:
         """Return, for each stimulus, the share of random maps through which the answer is right.
 
         This is a control for probes of the source that read the target's states through the map ψ
-        from target to source: each random map has the singular values of ψ, but random directions.
+        from target to source. Each of `measure.draws` random maps has the singular values of ψ,
+        but random directions.
 
         Args:
             probes: The probes of the source.
@@ -199,6 +243,8 @@ def _accuracies(
             of several answers is.
         labels: The level of each stimulus.
     """
-    rows = torch.stack([of_condition.double() for of_condition in is_right.values()])
-    accuracies = balanced_accuracies(rows, labels, task.sentences, len(task.levels))
+    is_right_by_condition = torch.stack([values.double() for values in is_right.values()])
+    accuracies = balanced_accuracies(
+        is_right_by_condition, labels, task.sentences, len(task.levels)
+    )
     return dict(zip(is_right, accuracies, strict=True))

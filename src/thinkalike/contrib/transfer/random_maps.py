@@ -14,8 +14,8 @@ def turned_at_random(
 ) -> AffineMap:
     """Return the map Q W R x + b' with random orthogonal matrices Q and R.
 
-    It has the same singular values as the map W x + b, and b' is chosen so that both maps send the
-    mean of x to the same point.
+    Its matrix has the singular values of W in the map W x + b, and b' is chosen so that both maps
+    send the mean of x to the same point.
 
     Args:
         mapping: The map W x + b.

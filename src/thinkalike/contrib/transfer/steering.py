@@ -93,12 +93,18 @@ class SteeringConfig(TransferConfig):
     draws: int = setting(5, least=1, most=10**4)
 
     def __post_init__(self) -> None:
-        """Refuse unknown contrasts and positions, and a table of pairs without its file."""
+        """Refuse unknown contrasts and positions, and a table of pairs without its file.
+
+        Raises:
+            ConfigError: A name is unknown, or only one of `contrast=table` and `path` is given.
+        """
         super().__post_init__()
         one_of("measure.contrast", self.contrast, (*CONTRASTS, "table"))
         for position in self.positions:
             one_of("measure.positions", position, POSITIONS)
-        if (self.contrast == "table") != bool(self.path):
+        needs_file = self.contrast == "table"
+        has_file = bool(self.path)
+        if needs_file != has_file:
             raise ConfigError(
                 f"measure.contrast={self.contrast} measure.path={self.path}: pairs of your own "
                 "need measure.contrast=table measure.path=FILE"
@@ -113,11 +119,15 @@ class Steering(
 ):
     """Adds the direction of a feature to the states of `model@target`.
 
-    The direction is the target's own, or that of `model`, carried over.
+    The direction is computed in the target, or computed in `model` and mapped to the target.
     """
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return the pairs of texts if they are in a file, and fingerprints of models and text."""
+        """Return what decides the numbers besides settings.
+
+        These are hashes of both models and of the text that maps are fitted on, and the pairs of
+        texts that are steered, if they are in a file (others are generated from settings).
+        """
         inputs: dict[str, Input] = {}
         measure = config.measure_as(SteeringConfig)
         if measure.path:
@@ -125,9 +135,10 @@ class Steering(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over the text for maps, and over steered texts, to estimate time.
+        """Return the passes over the text that maps are fitted on, and over steered texts.
 
-        A steered pass is counted as a whole forward pass, though it begins after a block.
+        They serve to estimate the time of the job. A steered pass is counted as a whole forward
+        pass, though it begins after a block.
         """
         measure = config.measure_as(SteeringConfig)
         source = shapes["model"]
@@ -139,13 +150,14 @@ class Steering(
         n_vectors = len(SINGLE_VECTORS) + measure.draws
         n_passes = n_layer_pairs * n_vectors * len(measure.strengths) * len(measure.positions)
         tokens = float(n_texts * TOKENS_OF_TEXT)
-        steering = target.passes("steering", tokens, TOKENS_OF_TEXT, n_passes)
+        steering = target.passes("steering", tokens, TOKENS_OF_TEXT, times=n_passes)
         return [*super().model_passes(config, shapes), steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Steer the target by vectors of the source, which are mapped to each layer of the target.
+        """Steer the target by vectors of the source that are mapped to the target, and by others.
 
-        The table has a row for each layer pair, position, strength and condition.
+        The table has a row for each layer pair, position and strength, and for each condition,
+        such as a vector of the target itself or a random one.
         """
         measure = config.measure_as(SteeringConfig)
         with work.phase("loading"):
@@ -203,18 +215,18 @@ class Steering(
         draw_steering(result.details, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the effects of the native and the carried vector, as shares of the natural one.
+        """Return the effects of two steering vectors, as shares of the natural effect.
 
-        The native vector was computed in the target; the carried one was computed in the source,
-        and mapped to the target. The natural effect is that of replacing each text by its
-        counterpart. Both shares are taken at the layers where the native vector has the largest
-        effect, at the first position and strength of the table. A share that is not known is left
-        out.
+        The vector "native" was computed in the target; "carried" was computed in the source, and
+        mapped to the target. The natural effect is that of replacing each text by its counterpart,
+        such as the plural of a noun. Both shares are taken at the layers where the native vector
+        has the largest effect, at the first position and strength of the table. A share that could
+        not be computed is left out.
         """
-        by_case = result.details.groupby(["position", "strength"], sort=False)
-        _, first = next(iter(by_case))
-        strongest = first[first["condition"] == NATIVE].nlargest(1, "effect")
-        at_strongest = first.merge(strongest[["source_layer", "target_layer"]])
+        by_position_and_strength = result.details.groupby(["position", "strength"], sort=False)
+        _, first_rows = next(iter(by_position_and_strength))
+        strongest = first_rows[first_rows["condition"] == NATIVE].nlargest(1, "effect")
+        at_strongest = first_rows.merge(strongest[["source_layer", "target_layer"]])
         headlines = []
         for name, condition in (("carried_share", CARRIED), ("native_share", NATIVE)):
             row = at_strongest[at_strongest["condition"] == condition].iloc[0]
@@ -222,58 +234,57 @@ class Steering(
         return [headline for headline in headlines if isfinite(headline.value)]
 
     def show(self, result: Result) -> None:
-        """Print the effects as shares of the natural effect, or in nats if no share is known.
+        """Print the effects of the steering vectors, and where one of the source does most.
 
-        The natural effect is that of replacing each text by its counterpart.
+        The effects are shares of the natural effect, which is that of replacing each text by its
+        counterpart, such as the plural of a noun. If no share is known, they are in nats.
         """
         table = result.details
         scalars = result.scalars
         first = table.iloc[0]
-        column = "effect"
-        unit = "effect in nats"
-        ends = ["effect_low", "effect_high"]
-        if table["share"].notna().any():
-            column = "share"
-            unit = "share of the natural effect"
-            ends = ["low", "high"]
+        has_shares = table["share"].notna().any()
+        value_column = "share" if has_shares else "effect"
+        unit = "share of the natural effect" if has_shares else "effect in nats"
         source = Path(result.provenance["contrasts"]["source"]).name
         title = (
             f"Steering of {first['target']} by vectors of {first['source']}, "
             f"{scalars['pairs']:.0f} pairs of {source}: {unit}"
         )
-        show_table(_table_of_shares(title, table, column))
+        show_table(_table_of_effects(title, table, value_column))
 
-        strongest = table[table["condition"] == CARRIED].nlargest(1, column).iloc[0]
+        strongest = table[table["condition"] == CARRIED].nlargest(1, value_column).iloc[0]
+        low, high = strongest[["low", "high"] if has_shares else ["effect_low", "effect_high"]]
         where = "the word's last token"
         if strongest["position"] != "word":
             where += " and all later ones"
-        low, high = strongest[ends]
         show_text(
             f"The natural effect is {scalars['natural_effect']:.2f} nats. A carried vector does "
-            f"most, {span(strongest[column], low, high, '.2f')}, at layers "
+            f"most, {span(strongest[value_column], low, high, '.2f')}, at layers "
             f"{strongest['source_layer']}→{strongest['target_layer']}, at strength "
             f"{strongest['strength']:g}, added at {where}."
         )
         show_text(LEGEND)
 
 
-def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
-    """Return the printed table: a row for each layer pair, position and strength of a vector.
+def _table_of_effects(title: str, table: pd.DataFrame, value_column: str) -> Table:
+    """Return the table for the screen: a row for each layer pair, position and strength.
 
-    It has at most `ROWS_SHOWN` rows, evenly spaced. There is a column for each steering vector
-    (condition), such as "carried": computed in the source, and mapped to the target.
+    It has at most `ROWS_SHOWN` rows, evenly spaced. There is a column for each kind of steering
+    vector (condition), such as "carried": computed in the source, and mapped to the target.
 
     Args:
         title: The title above the table.
-        table: The table of the result, with rows of all conditions.
-        column: The column that is printed: "share" for effects as shares of the natural effect
+        table: The table of the result, with a row for each layer pair, position, strength and
+            condition.
+        value_column: The column that is shown: "share" for effects as shares of the natural effect
             (that of replacing each text by its counterpart), or "effect" for effects in nats.
     """
-    rows_of = {}
+    rows_of_condition = {}
     for label, condition in CONDITIONS_SHOWN.items():
-        rows_of[label] = table[table["condition"] == condition]
-    shown = few(len(rows_of["carried"]), ROWS_SHOWN)  # indices of rows, evenly spaced
-    carried = rows_of["carried"].iloc[shown]
+        rows_of_condition[label] = table[table["condition"] == condition]
+    # The rows of all conditions have the same layers, positions and strengths in the same order.
+    shown_indices = few(len(rows_of_condition["carried"]), ROWS_SHOWN)
+    carried = rows_of_condition["carried"].iloc[shown_indices]
     layers = []
     for source, target in zip(carried["source_layer"], carried["target_layer"], strict=True):
         layers.append(f"{source}→{target}")
@@ -284,9 +295,10 @@ def _table_of_shares(title: str, table: pd.DataFrame, column: str) -> Table:
     columns = [
         Column("layer", layers),
         text_column("at", positions),
-        number_column("x", carried["strength"], "g"),
+        number_column("x", carried["strength"], "g"),  # as in "2x"
     ]
-    for label, rows in rows_of.items():
-        columns.append(number_column(label, rows[column].iloc[shown], ".3f"))
+    for label, rows in rows_of_condition.items():
+        columns.append(number_column(label, rows[value_column].iloc[shown_indices], ".3f"))
     columns.append(number_column("cosine", carried["cosine"], ".2f"))
-    return Table(title, columns, keys=3)
+    n_key_columns = 3  # layer, position and strength identify a row
+    return Table(title, columns, keys=n_key_columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -61,7 +61,7 @@ class Condition(NamedTuple):
 def states_at_words(
     model: FrozenModel, prompts: EncodedPrompts, layer: int
 ) -> Float[Tensor, "n d"]:
-    """Return the state of one word of each text, at its last token after a block, on the CPU.
+    """Return one state of each text: after a block, at the last token of a certain word.
 
     Args:
         model: The model that reads the texts.
@@ -84,43 +84,49 @@ def steered_gaps(
     added: Float[Tensor, "c n d"],
     later: bool = False,
 ) -> Float[Tensor, "c n"]:
-    """Return the gap of each text if vectors are added to the states after a block.
+    """Return the gap of each text after vectors were added to the states after a block.
 
-    The gap is log P(up) - log P(down) in nats, where up and down are two sets of tokens that may
-    follow the text.
+    The gap is log P(up) - log P(down) of the next token in nats, where up and down are two sets of
+    tokens that may follow the text.
 
     Args:
         model: The model that is steered.
-        prompts: The tokens of n texts, with the position of the word's last token in each.
+        prompts: The tokens of n texts, with the position of the last token of a word in each.
         layer: The block after which vectors are added.
-        added: The vector of each of c conditions for each text. Each condition is a separate pass.
-        later: Whether vectors are added at all tokens from the word on, or only at its last token.
+        added: c vectors for each text; each is added in a separate pass.
+        later: Whether a vector is added at all tokens from the word on, or only at the word's last
+            token.
     """
     gaps_of_batches = []
     for rows, batch in prompts.batches():
-        state = model.head(batch.tokens, layer)
+        states = model.head(batch.tokens, layer)  # (texts, tokens, d)
         positions = torch.arange(batch.tokens.shape[1])
         word_positions = batch.words[:, None]
         is_steered = positions == word_positions
         if later:
             is_steered = positions >= word_positions
-        mask = is_steered.to(state.device, state.dtype)[..., None]
+        mask = is_steered.to(states.device, states.dtype)[..., None]  # (texts, tokens, 1)
         gaps_of_batch = []
-        for vector in added[:, rows].to(state.device, state.dtype):
-            entering = state + mask * vector[:, None]
-            last = model.advance(entering, layer + 1, model.n_layers)
-            gaps_of_batch.append(gap(model, last, batch))
+        for vectors in added[:, rows].to(states.device, states.dtype):  # (texts, d)
+            steered_states = states + mask * vectors[:, None]
+            last_states = model.advance(steered_states, layer + 1, model.n_layers)
+            gaps_of_batch.append(gap(model, last_states, batch))
         gaps_of_batches.append(torch.stack(gaps_of_batch))
     return torch.cat(gaps_of_batches, 1)
 
 
 class SteeringTrial:
-    """The contrasts as both models read them, to steer the target.
+    """Pairs of a text and its counterpart as both models read them, to steer the target.
+
+    The target's gap is log P(up) - log P(down) of the next token, for two sets of tokens between
+    which text and counterpart decide.
 
     Attributes:
-        natural: How far each counterpart moves the target's gap, in nats.
-        groups: The pairs of one word.
-        fold_of: The fold of each pair; folds keep groups together if there are enough.
+        natural: How much larger the target's gap is for each counterpart than for its text, in
+            nats.
+        groups: The number of the word of each pair; a word may have several pairs.
+        fold_of: The fold of each pair. Pairs of one word are in one fold, if there are at least as
+            many words as folds.
     """
 
     def __init__(
@@ -131,12 +137,13 @@ class SteeringTrial:
         measure: SteeringSettings,
         seed: int,
     ):
-        """Encode the texts for both models, and measure the target's gaps and natural effects.
+        """Encode the texts for both models, run the target on them, and assign pairs to folds.
 
         Args:
             source: The model that steering vectors may come from.
             target: The model that is steered.
-            contrasts: Pairs of a text and its counterpart, such as a singular and a plural noun.
+            contrasts: Pairs of a text and its counterpart, such as one with a singular and one
+                with a plural noun.
             measure: The settings.
             seed: The seed of the folds and of random vectors.
 
@@ -154,58 +161,44 @@ class SteeringTrial:
         self.natural = gaps(target, counterparts) - self.gaps_before
 
         self.groups = contrasts.groups
-        # With too few words for the folds, pairs of one word may be in several folds.
-        kept_together = None
-        if len(self.groups.unique()) >= measure.folds:
-            kept_together = self.groups
+        # If there are fewer words than folds, pairs of one word may be in several folds.
+        groups_of_folds = None
+        n_words = len(self.groups.unique())
+        if n_words >= measure.folds:
+            groups_of_folds = self.groups
         try:
-            self.fold_of = stimulus_folds(len(self.groups), measure.folds, seed, kept_together)
+            self.fold_of = stimulus_folds(len(self.groups), measure.folds, seed, groups_of_folds)
         except ValueError as error:
             raise DataError(
                 f"{contrasts.source}: {error}; give more pairs, or lower measure.folds"
             ) from error
 
     def conditions(self, pair: LayerPair, maps: PairMap) -> Iterator[Condition]:
-        """Yield each condition at a layer pair, by position and strength.
+        """Steer the target in each condition, and yield the effects with their intervals.
+
+        A condition is a kind of steering vector, such as one that was computed in the target. Each
+        is added at several positions (at the last token of the word, or at later tokens, too) and
+        with several strengths.
 
         Args:
-            pair: The layers of the source and of the target.
-            maps: The maps between them; φ carries directions from the source to the target.
+            pair: A layer of the source, and the layer of the target at which vectors are added.
+            maps: The maps between these layers.
         """
-        source_layer, target_layer = pair
-        native = self._differences(self.target, self.target_prompts, target_layer)
-        of_source = self._differences(self.source, self.source_prompts, source_layer)
-        carried = of_source @ maps.phi.weight.double().T
-        generator = torch.Generator().manual_seed(self.seed)
-        random = random_directions(self.measure.draws, native, generator)
-        vectors_of = {
-            NATIVE: native[None],
-            CARRIED: carried[None],
-            MATCHED: with_norms_of(carried, native)[None],
-            NEGATED: -carried[None],
-            RANDOM: random,
-        }
-        all_vectors = torch.cat(list(vectors_of.values()))
-        n_vectors = [len(vectors) for vectors in vectors_of.values()]
+        _, target_layer = pair
+        vectors_of = self._vectors_by_condition(pair, maps)
         for position, strength in itertools.product(
             self.measure.positions, self.measure.strengths
         ):
-            steered = steered_gaps(
-                self.target,
-                self.texts,
-                target_layer,
-                strength * all_vectors,
-                later=position == LATER,
-            )
-            movements = (steered - self.gaps_before).split(n_vectors)
-            effects = torch.stack([of_vectors.mean(0) for of_vectors in movements])
-            mean_effects, natural = effects_of(effects, self.natural, self.groups)
-            shares = mean_effects.share_of(natural)
+            effects = self._effects(target_layer, vectors_of, position, strength)
+            # How far the mean effect of each condition is from 0, and which share it is of the
+            # mean effect of replacing texts by their counterparts.
+            mean_effects, natural_effect = effects_of(effects, self.natural, self.groups)
+            shares = mean_effects.share_of(natural_effect)
             intervals = mean_effects.interval()
             for number, (condition, vectors) in enumerate(vectors_of.items()):
                 share, low, high = (float(end) for end in shares[number])
                 effect, effect_low, effect_high = (float(end) for end in intervals[number])
-                cosine = torch.cosine_similarity(vectors, native[None], dim=-1)
+                cosine = torch.cosine_similarity(vectors, vectors_of[NATIVE], dim=-1)
                 columns: dict[str, str | float] = {
                     "position": position,
                     "strength": strength,
@@ -221,15 +214,71 @@ class SteeringTrial:
                 }
                 yield Condition(columns, effects[number])
 
+    def _vectors_by_condition(
+        self, pair: LayerPair, maps: PairMap
+    ) -> dict[str, Float[Tensor, "_ n e"]]:
+        """Return the steering vectors of each condition, for each of n texts.
+
+        A vector is computed in the target itself, or computed in the source and mapped to the
+        target by φ (as it is, rescaled to the norm of the target's own vector, or negated), or a
+        random direction with the norm of the target's own vector. All conditions but the last have
+        one draw.
+
+        Args:
+            pair: The layers of the source and of the target at which states are read.
+            maps: The maps between these layers. Only the matrix of φ applies to differences of
+                states.
+        """
+        source_layer, target_layer = pair
+        native = self._differences(self.target, self.target_prompts, target_layer)
+        in_source = self._differences(self.source, self.source_prompts, source_layer)
+        mapped = in_source @ maps.phi.weight.double().T
+        generator = torch.Generator().manual_seed(self.seed)
+        return {
+            NATIVE: native[None],
+            CARRIED: mapped[None],
+            MATCHED: with_norms_of(mapped, native)[None],
+            NEGATED: -mapped[None],
+            RANDOM: random_directions(self.measure.draws, native, generator),
+        }
+
+    def _effects(
+        self,
+        layer: int,
+        vectors_of: Mapping[str, Float[Tensor, "_ n e"]],
+        position: str,
+        strength: float,
+    ) -> Float[Tensor, "c n"]:
+        """Return how much each condition moves the target's gap of each text, in nats.
+
+        The gap is log P(up) - log P(down) of the next token. The effect of a condition with
+        several random vectors is the mean over them.
+
+        Args:
+            layer: The layer of the target after which vectors are added.
+            vectors_of: The vectors of each of c conditions.
+            position: Where they are added: at the last token of the word, or also at all later
+                tokens.
+            strength: The number that vectors are multiplied by.
+        """
+        all_vectors = torch.cat(list(vectors_of.values()))
+        steered = steered_gaps(
+            self.target, self.texts, layer, strength * all_vectors, later=position == LATER
+        )
+        n_vectors = [len(vectors) for vectors in vectors_of.values()]
+        effects_by_condition = (steered - self.gaps_before).split(n_vectors)
+        return torch.stack([effects.mean(0) for effects in effects_by_condition])
+
     def _differences(
         self,
         model: FrozenModel,
         prompts: tuple[EncodedPrompts, EncodedPrompts],
         layer: int,
     ) -> Float[Tensor, "n d"]:
-        """Return a steering vector for each text: a mean difference over the texts of other folds.
+        """Return a steering vector for each text, which does not depend on this text.
 
-        The difference is the state of a text's counterpart minus that of the text, at the word.
+        It is the state of a counterpart minus that of its text, both at the last token of the
+        word, averaged over the texts of the other folds.
 
         Args:
             model: The model whose states are used.

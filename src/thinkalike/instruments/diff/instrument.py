@@ -108,7 +108,7 @@ class DiffInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.tokens": 4096}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         `data.fit_tokens` is ignored unless the null is the continued-training control, as only
         this control is trained on text.
@@ -119,7 +119,7 @@ class DiffInstrument(
         return unread
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name, for the hash of the job.
 
         These are both models and the text. If the settings name them, they are also the pairs of
         texts that a file holds (`measure.path`), and a third model that may have been mixed in
@@ -134,7 +134,7 @@ class DiffInstrument(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the forward passes for a forecast.
+        """Return the forward passes, to estimate the job's time.
 
         These are passes of both models over the text, passes with exchanged modules and of the
         models of the null, and passes that write amplified text. Those with exchanged modules are
@@ -167,9 +167,10 @@ class DiffInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that it takes to make the random changes of the null, for a forecast.
+        """Return the seconds that a CPU takes to change weights at random, for the null.
 
-        It is not known yet which weights differ, so all are counted. A GPU takes next to no time.
+        The estimate is 0 for a GPU, which takes next to no time, and without random changes. It is
+        not known yet which weights differ, so all are counted.
         """
         measure = config.measure_as(DiffConfig)
         if measure.null != "random_change" or pick_device(config.model.device) != "cpu":

@@ -94,23 +94,24 @@ def null_models(
 
 
 def seconds_of_random_changes(weights: int) -> float:
-    """Return how long it takes to make all random changes of the null, for a forecast.
+    """Return how long it takes to make all random changes of the null, to estimate the job's time.
 
     It is measured on the processor, once for a machine.
 
     Args:
         weights: The number of weights that are changed.
     """
-    change = torch.ones(SIDE_OF_TIMED_MATRIX, SIDE_OF_TIMED_MATRIX)
+    matrix = torch.ones(SIDE_OF_TIMED_MATRIX, SIDE_OF_TIMED_MATRIX)
     generator = seeded(0)
 
     def change_of_each_kind() -> None:
-        """Make one random change of each kind, as `perturbed` does for each weight."""
+        """Make one random change of each kind, in the steps of `perturbed` for a weight."""
         for random_change in (signed_permutation, random_signs):
-            random_change(change - change, generator).add_(change)
+            # changed - base, the random change of it, and the base plus that
+            random_change(matrix - matrix, generator).add_(matrix)
 
     seconds = remembered_seconds("random changes of a matrix", change_of_each_kind)
-    return RUNS * seconds * weights / change.numel()
+    return RUNS * seconds * weights / matrix.numel()
 
 
 def run_null(
@@ -122,14 +123,15 @@ def run_null(
 ) -> None:
     """Run all models of the null on the first rows, and add what they do to `observed.null`.
 
-    It resumes after the runs that an interrupted job has saved.
+    The models of the null are the base with random changes, or copies of it that were trained
+    further. If the job was interrupted, only the runs that it had not saved are done.
 
     Args:
         observed: The observations of the two models.
-        models: The models of the null.
+        models: The models of the null, by kind and number.
         batches: The first rows with the states of the base.
         work: The context of the running job, which saves the runs.
-        with_shifts: Whether it is kept how far each token of the vocabulary becomes likelier.
+        with_shifts: Whether the mean change of each vocabulary token's log-probability is stored.
     """
     state = work.resume("null")
     if state:
@@ -157,7 +159,7 @@ def run_null(
             if with_shifts:
                 null.shifts.append(shift.mean())
             if model is not observed.base:
-                parts = observed.parts_compared_with_forks
+                parts = observed.parts_compared_with_control
                 moves = part_moves(observed.base, model, parts)
                 null.moves.append([(move.weights, move.log_singular_value) for move in moves])
         work.keep("null", dict(vars(null)))

@@ -55,7 +55,9 @@ class BesideRuns(NamedTuple):
     """The range of the runs, with the p-value."""
 
 
-def sentence_of_null_comparison(numbers: Mapping[str, float], by_forks: bool) -> str:
+def sentence_of_null_comparison(
+    numbers: Mapping[str, float], null_continues_training: bool
+) -> str:
     """Return in words whether the change does more to predictions than the null does.
 
     The null is random changes with the same norm, or the continued-training control: changes of
@@ -64,14 +66,14 @@ def sentence_of_null_comparison(numbers: Mapping[str, float], by_forks: bool) ->
     Args:
         numbers: The headline numbers of the result. `nulls` counts all runs of the null; of random
             changes, one half has moved entries and the other half random signs.
-        by_forks: Whether the null is the continued-training control.
+        null_continues_training: Whether the null is the continued-training control.
     """
     kl_of_change = (
         f"On {numbers['compared_tokens']:,.0f} of these tokens, KL of this change is "
         f"{numbers['kl_of_compared_tokens']:.4g} nats;"
     )
     beside = _kl_beside_runs(numbers, "null")
-    if by_forks:
+    if null_continues_training:
         return (
             f"{BESIDE_FORKS[beside.comparison]} {kl_of_change} {numbers['nulls']:.0f} copies of "
             f"the base that were trained further on this text, with changes of equal norm, make "

@@ -121,7 +121,7 @@ class Observations:
         return encode_prompts(self.base, self.contrasts)
 
     @cached_property
-    def parts_compared_with_forks(self) -> list[Part]:
+    def parts_compared_with_control(self) -> list[Part]:
         """The modules that differ and can be compared with copies that were trained further.
 
         They are modules inside blocks, without norms.
@@ -129,19 +129,20 @@ class Observations:
         return comparable_with_forks(self.base, list(self.parts))
 
     @property
-    def has_forks(self) -> bool:
-        """Whether there are forks (copies trained further), and modules to compare with theirs."""
-        return bool(self.null.moves and self.parts_compared_with_forks)
+    def has_continued_training_control(self) -> bool:
+        """Whether there are copies trained further, and modules to compare with theirs."""
+        return bool(self.null.moves and self.parts_compared_with_control)
 
     @cached_property
-    def move_beyond_forks(self) -> tuple[Float[Tensor, " parts"], float]:
-        """How much farther each module moved than in forks, and the p-value of the farthest.
+    def move_beyond_control(self) -> tuple[Float[Tensor, " parts"], float]:
+        """How much farther each module moved than by further training, and a p-value.
 
-        Forks are copies of the base that were trained further. The first value has a z-score for
-        each of `parts_compared_with_forks`, relative to the remaining modules.
+        The control is forks, copies of the base that were trained further. The first value has a
+        z-score for each of `parts_compared_with_control`, relative to the remaining modules. The
+        p-value is that of the module that moved farthest.
         """
         moves_of_forks = []
         for moves in self.null.moves:
             moves_of_forks.append([PartMove(weights, largest) for weights, largest in moves])
-        moves_of_change = part_moves(self.base, self.changed, self.parts_compared_with_forks)
+        moves_of_change = part_moves(self.base, self.changed, self.parts_compared_with_control)
         return beyond_forks(moves_of_change, moves_of_forks)

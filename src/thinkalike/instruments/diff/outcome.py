@@ -138,8 +138,8 @@ def _scalars_of_diff(
     if len(words):
         scalars["contrast_base"] = words["before"].mean()
         scalars["contrast_change"] = words["change"].mean()
-    if observed.has_forks:
-        _, p = observed.move_beyond_forks
+    if observed.has_continued_training_control:
+        _, p = observed.move_beyond_control
         scalars["p_of_farthest_module"] = p
     return scalars | _exit_statuses(observed.margin, scalars, {"class": classes, "word": words})
 
@@ -181,8 +181,9 @@ def _numbers_beside_null(
 ) -> dict[str, float]:
     """Return headline numbers that compare the KL of the change with the runs of a null.
 
-    They are the lowest and the highest run, and two one-sided p-values: for a value above the
-    runs, and for a value below them.
+    A run is a model with a random change, or a copy of the base that was trained further. The
+    numbers are the KL of the lowest and the highest run, and two one-sided p-values: for a value
+    above the runs, and for a value below them.
 
     Args:
         name: How the names of these numbers begin.

@@ -56,10 +56,10 @@ Numbers: TypeAlias = Mapping[str, float]
 
 
 def screen_lines(result: Result) -> Iterator[str]:
-    """Yield the lines that are printed for a diff: a summary, and then a question with its answer.
+    """Yield the lines that are printed for a diff: a summary, and then questions with answers.
 
-    No text was read for equal models (`numbers["tokens"]` is 0), so that they have only the first
-    and the last line.
+    For equal models no text was read, and the number of tokens is 0. Then there are only the
+    summary and the last line.
     """
     numbers = result.scalars
     tables = result.tables
@@ -79,13 +79,15 @@ def screen_lines(result: Result) -> Iterator[str]:
 def _lines_of_text(result: Result) -> Iterator[str]:
     """Yield the lines about the predictions of both models on text.
 
-    A line is left out where its numbers were not computed.
+    A line is left out if its numbers were not computed. The null, that effects are compared with,
+    is random changes of the same size, or copies of the base that were trained further.
     """
     numbers = result.scalars
     tables = result.tables
-    by_forks = "nulls" in tables and bool((tables["nulls"]["kind"] == FORKS).any())
+    null_continues_training = "nulls" in tables and bool((tables["nulls"]["kind"] == FORKS).any())
     if "null_p" in numbers:
-        yield f"More than by chance? {sentence_of_null_comparison(numbers, by_forks)}"
+        comparison = sentence_of_null_comparison(numbers, null_continues_training)
+        yield f"More than by chance? {comparison}"
     if numbers["modules"]:
         p = numbers.get("p_of_farthest_module")
         yield f"Where? {_onsets_and_effects_in_words(result.details, p)}"
@@ -94,8 +96,10 @@ def _lines_of_text(result: Result) -> Iterator[str]:
         outputs = _outputs_in_words(tables["outputs"], follows_modules)
         yield f"Through which outputs? {outputs}"
     if "contexts" in tables:
-        tokens = tables.get("tokens")
-        yield f"On what? {_sentences_about_tokens(tokens, tables['contexts'], by_forks)}"
+        sentences = _sentences_about_tokens(
+            tables.get("tokens"), tables["contexts"], null_continues_training
+        )
+        yield f"On what? {sentences}"
     if "words" in tables:
         yield f"On which words? {_contrasts_in_words(tables['words'], numbers)}"
     if numbers["modules"]:
@@ -434,18 +438,18 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
 
 
 def _sentences_about_tokens(
-    tokens: pd.DataFrame | None, contexts: pd.DataFrame, by_forks: bool
+    tokens: pd.DataFrame | None, contexts: pd.DataFrame, null_continues_training: bool
 ) -> str:
     """Return sentences about the tokens after which predictions changed, and the largest change.
 
     Args:
         tokens: A row for each frequent token; None: there are none, or there is no null.
         contexts: The places in the text where predictions changed most, the greatest first.
-        by_forks: Whether the null is the continued-training control.
+        null_continues_training: Whether the null is the continued-training control.
     """
     sentences = []
     if tokens is not None:
-        sentences.append(_more_than_at_random(tokens, by_forks))
+        sentences.append(_more_than_at_random(tokens, null_continues_training))
         sentences.append(_more_than_elsewhere(tokens))
     most = contexts.iloc[0]
     sentences.append(
@@ -455,17 +459,18 @@ def _sentences_about_tokens(
     return " ".join(sentences)
 
 
-def _more_than_at_random(tokens: pd.DataFrame, by_forks: bool) -> str:
+def _more_than_at_random(tokens: pd.DataFrame, null_continues_training: bool) -> str:
     """Return after how many frequent tokens predictions changed more than in the null.
 
     Args:
         tokens: A row for each frequent token.
-        by_forks: Whether the null is the continued-training control, or else random changes.
+        null_continues_training: Whether the null is the continued-training control, or else
+            random changes.
     """
     above = tokens[tokens["q_random"] <= FALSE_DISCOVERIES]
     tested = f"of {len(tokens)} tokens that occur at least {tokens['count'].min()} times"
     by_null = "by matched random changes"
-    if by_forks:
+    if null_continues_training:
         by_null = "in the continued-training control"
     if above.empty:
         return f"After none {tested} do predictions change more than {by_null}."

@@ -62,13 +62,14 @@ def row_of_equal_part(part: Part) -> dict[str, object]:
 
 
 def table_of_modules(observed: Observations) -> pd.DataFrame:
-    """Return one row for each module of the base: how far it changed, and what that does.
+    """Return one row for each module of the base: how far its weights changed, and the effects.
 
     The columns are the relative change of its weights, the change of states that begins at it
-    (onset), and the shares of the KL that exchanging it removes and brings. They are 0 where the
-    weights are equal, and NaN where a module that differs was not exchanged. With the
-    continued-training control, `weight_change_beyond_control` is the z-score of how much farther
-    its weights moved than in further training, relative to the remaining modules.
+    (onset), and the shares of the KL that exchanging the module between the models removes and
+    brings. They are 0 for equal weights, and NaN for a module that differs and was not exchanged.
+    If there is a continued-training control (copies of the base that were trained further),
+    `weight_change_beyond_control` is the z-score of how much farther the module's weights moved
+    than in these copies, relative to the remaining modules.
     """
     documents = observed.documents(observed.n_first_rows)
     kl = observed.kl_of_first_rows().double()
@@ -82,9 +83,9 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
             row |= _onset_and_effects(observed.parts[part], kl, documents)
         rows.append(row)
     table = pd.DataFrame(rows)
-    if observed.has_forks:
-        excess_of_modules, _ = observed.move_beyond_forks
-        is_compared = [part in observed.parts_compared_with_forks for part in parts]
+    if observed.has_continued_training_control:
+        excess_of_modules, _ = observed.move_beyond_control
+        is_compared = [part in observed.parts_compared_with_control for part in parts]
         table.loc[is_compared, "weight_change_beyond_control"] = excess_of_modules.numpy()
     return table
 
@@ -156,9 +157,10 @@ def _share_of_kl(
 
 
 def table_of_layers(observed: Observations) -> pd.DataFrame:
-    """Return one row for the embedding (layer -1) and each layer: ‖y - x‖ / ‖x‖ of its states.
+    """Return the table of the relative distance of states, ‖y - x‖ / ‖x‖, by layer.
 
-    x are the states of the base and y those of the changed model; the value is a mean over tokens.
+    x is the state of the base at a token, and y that of the changed model; the value is a mean
+    over tokens. The first row is that of the embedding, layer -1.
     """
     distances = torch.cat([change.distance for change in observed.changes], 1)  # (layers, n)
     documents = observed.documents()

@@ -55,10 +55,11 @@ log-probabilities of tokens that neither model expects move far for no reason.""
 
 
 def tokens_of_amplified_text() -> int:
-    """Return about how many tokens models read to write all amplified text, for a forecast.
+    """Return about how many tokens models read to write all amplified text.
 
-    Each step reads the whole text again. Text is written with the changed model and with a random
-    change, each beside the base, for all factors; and once by the base alone.
+    Each step reads the whole text again. For every factor, text is written twice: by the changed
+    model and the base together, and by a random change and the base together. The base alone
+    writes one more text after each beginning.
     """
     tokens_per_text = sum(MEAN_LENGTH_OF_BEGINNING + step for step in range(STEPS))
     texts = len(BEGINNINGS) * len(FACTORS)

@@ -55,11 +55,12 @@ def lines_of_what_was_taught(
 
 
 def is_readable(numbers: Mapping[str, float]) -> bool:
-    """Return whether the change says more than random changes of the same size do.
+    """Return whether what was taught can be read off, beyond what random changes would show.
 
-    Two things are needed. Some tokens become more or less likely than by random changes. And the
-    text that the amplified difference writes has a greater lead than text of a random change: its
-    tokens are more nats likelier under the changed model than under the base.
+    Two things are needed. Some tokens become more or less likely than by random changes of the
+    same size. And text that the amplified difference of both models writes has a significantly
+    greater lead than text of a random change. The lead is by how many nats the tokens of the text
+    are more likely under the changed model than under the base.
 
     Args:
         numbers: The headline numbers of the result.

@@ -126,7 +126,7 @@ def _operation_in_words(tensor: EditedTensor) -> str:
 
 
 def _amount_in_words(amount: float) -> str:
-    """Return a factor with four digits, or more if it would read 0, 1 or -1 without being it."""
+    """Return a factor as text, with four digits, or more if it would be rounded to 0, 1 or -1."""
     for digits in range(4, MOST_DIGITS):
         written = f"{amount:.{digits}g}"
         if float(written) not in (0, 1, -1):

@@ -24,7 +24,7 @@ from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 log = logging.getLogger(__name__)
 
 KEPT_EVERY = 2
-"""After so many pools the state of a job is kept."""
+"""After so many pools (some batches over which the models run at once) the metrics are saved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +80,9 @@ class LayerPairComparison:
         work: Work,
     ):
         """Make empty metrics, or take over those that an interrupted run of the job has saved.
+
+        There are two metrics, as tokens with massive activations (very long states) are left out:
+        one without them, and one of the same batches with them.
 
         Args:
             new_metric: Makes an empty metric.
@@ -249,7 +252,7 @@ class LayerPairComparison:
 
 
 def _labels_on_device(labels: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return labels on a device; None if there are none."""
+    """Return labels on a device; None if there are no labels."""
     if labels is None:
         return None
     return labels.to(device)
@@ -258,14 +261,15 @@ def _labels_on_device(labels: Tensor | None, device: torch.device) -> Tensor | N
 def pools_to_gather(comparisons: Sequence[LayerPairComparison], runs: ModelRuns) -> Iterator[int]:
     """Yield the numbers of the pools that this process gathers for some comparisons.
 
-    They begin where the comparison begins that an earlier run has brought least far; the others
-    skip pools until then, see `needs_pool`. Processes that share the jobs take turns. After every
-    `KEPT_EVERY` pools, and when a signal asks the job to stop, the metrics are saved. The pools
-    end early once no comparison needs another one.
+    A pool is some batches of text over which the models run at once. The first number is that of
+    the first pool that any comparison still needs after an interruption; other comparisons skip
+    the pools that they have, see `needs_pool`. Processes that share the jobs take turns. After
+    every `KEPT_EVERY` pools, and when a signal asks the job to stop, the metrics are saved. The
+    pools end early once no comparison needs another one.
 
     Args:
-        comparisons: The comparisons of one pass.
-        runs: The states that the comparisons share, which are forgotten after each pool.
+        comparisons: The comparisons of jobs that run together.
+        runs: The states that the comparisons share, which are freed after each pool.
 
     Raises:
         Interrupted: A signal asked the job to stop.

@@ -118,9 +118,9 @@ def setting_of_fewer_layers(count: int, shapes: Shapes) -> dict[str, object]:
 
 
 def passes_over_batches(
-    config: AnalyzeConfig, measure: LayerPairsConfig, shapes: Shapes, *, has_readings: bool
+    config: AnalyzeConfig, measure: LayerPairsConfig, shapes: Shapes, *, has_bit_widths: bool
 ) -> list[Passes]:
-    """Return the forward passes of the models over all batches, for a forecast.
+    """Return the forward passes of the models over all batches, to estimate the job's time.
 
     Jobs that run together share these passes. The passes of changed copies, for equivalent bit
     widths, are not shared.
@@ -129,7 +129,7 @@ def passes_over_batches(
         config: The job.
         measure: Its settings of the measure.
         shapes: The shapes of its models.
-        has_readings: Whether equivalent bit widths are computed.
+        has_bit_widths: Whether equivalent bit widths are computed.
     """
     tokens = float(measure.batches * measure.tokens_per_batch)
     row_length = config.data.context or min(shape.context for shape in shapes.values())
@@ -140,7 +140,7 @@ def passes_over_batches(
         passes.append(
             shape.passes("forward passes", tokens, row_length, with_logits=False, is_shared=True)
         )
-    if has_readings:
+    if has_bit_widths:
         batches = settings_for_bit_widths(measure).batches
         tokens_per_copy = float(batches * measure.tokens_per_batch)
         tokens_of_copies = tokens_per_copy * (1 + CHANGED_COPIES)  # 1: the model itself
@@ -157,7 +157,7 @@ def seconds_of_comparing(
     seconds_of_batch: Callable[[int], float],
     *,
     same_layers: bool,
-    has_readings: bool,
+    has_bit_widths: bool,
 ) -> float:
     """Return the seconds that comparing takes, extrapolated from a batch of one and of two layers.
 
@@ -169,7 +169,7 @@ def seconds_of_comparing(
         layer_counts: How many layers of each model are compared, by the shape of the model.
         seconds_of_batch: Returns the seconds for a batch of so many layers of each model.
         same_layers: Whether only layers of the same number are compared.
-        has_readings: Whether equivalent bit widths are computed.
+        has_bit_widths: Whether equivalent bit widths are computed.
     """
     seconds_of_one = seconds_of_batch(1)
     layers = sum(layer_counts.values())
@@ -189,7 +189,7 @@ def seconds_of_comparing(
         seconds_per_batch = per_layer * layers + per_pair * layers * (layers + 1) / 2
 
     seconds = seconds_per_batch * measure.batches
-    if has_readings:
+    if has_bit_widths:
         # Each pair: the two models, and each of both with each of its changed copies and with
         # each way of local mixing.
         comparisons = MOST_PAIRS_READ * (1 + 2 * (CHANGED_COPIES + len(CONTROLS)))
@@ -249,9 +249,9 @@ def bytes_of_states(
     measure: LayerPairsConfig,
     layer_counts: dict[Shape, int],
     *,
-    has_readings: bool,
+    has_bit_widths: bool,
 ) -> float:
-    """Return the bytes of the states that are in memory at once, for a forecast.
+    """Return the bytes of the states that are in memory at once, to estimate the job's memory.
 
     These are the states of a pool (the text over which models run at once) and of a batch, in the
     dtype of the model, and the batch in float32 as well.
@@ -260,7 +260,7 @@ def bytes_of_states(
         config: The job.
         measure: Its settings of the measure.
         layer_counts: How many layers of each model are compared, by the shape of the model.
-        has_readings: Whether equivalent bit widths are computed, for which a rounded copy of a
+        has_bit_widths: Whether equivalent bit widths are computed, for which a rounded copy of a
             model is in memory.
     """
     batch_tokens = measure.tokens_per_batch
@@ -282,6 +282,6 @@ def bytes_of_states(
         bytes_in_own_dtype = (tokens_of_pool + batch_tokens) * shape.bytes_of_number
         bytes_in_float32 = 4 * batch_tokens
         total += count * shape.width * (bytes_in_own_dtype + bytes_in_float32)
-    if has_readings:
+    if has_bit_widths:
         total += max(shape.bytes for shape in layer_counts)
     return total

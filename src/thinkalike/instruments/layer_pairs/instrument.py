@@ -41,7 +41,7 @@ class LayerPairs(PairMeasure[Settings]):
     run_all = staticmethod(run_together)  # type: ignore[assignment]  # for measures of pairs
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name, for the hash of the job.
 
         These are the models and the text; with a recording they are the stimuli and recordings.
         """
@@ -54,13 +54,13 @@ class LayerPairs(PairMeasure[Settings]):
     # ---- what a job will take
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-        """Return the forward passes of both models over all batches, for a forecast."""
+        """Return the passes of both models over all batches, to estimate the job's time."""
         measure = self.measure_settings(config)
-        has_readings = self.has_readings(config)
-        return forecast.passes_over_batches(config, measure, shapes, has_readings=has_readings)
+        has_bit_widths = self.has_bit_widths(config)
+        return forecast.passes_over_batches(config, measure, shapes, has_bit_widths=has_bit_widths)
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that comparing takes, for a forecast.
+        """Return the seconds that comparing takes, to estimate the job's time.
 
         They are extrapolated from the time for a batch of random states of one layer and that for
         two layers.
@@ -78,7 +78,7 @@ class LayerPairs(PairMeasure[Settings]):
             layer_counts,
             seconds_of_batch,
             same_layers=self.same_layers,
-            has_readings=self.has_readings(config),
+            has_bit_widths=self.has_bit_widths(config),
         )
 
     def reductions(
@@ -99,12 +99,12 @@ class LayerPairs(PairMeasure[Settings]):
             yield settings
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of states, for a forecast: of a pool and of a batch, in all layers."""
+        """Return the bytes of all states that are in memory at once."""
         return forecast.bytes_of_states(
             config,
             self.measure_settings(config),
             self._layer_counts(config, shapes),
-            has_readings=self.has_readings(config),
+            has_bit_widths=self.has_bit_widths(config),
         )
 
     def _layer_counts(self, config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
@@ -139,7 +139,7 @@ class LayerPairs(PairMeasure[Settings]):
         outcome = outcome_of_comparison(self, comparison)
         level = comparison.batches.level
         work.processes.end_of_share()
-        if not self.has_readings(config):
+        if not self.has_bit_widths(config):
             return outcome
 
         # Free the states and metrics: changed copies of the models will need the memory.

@@ -128,13 +128,13 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         return self.measure_settings(config).embed
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         `ruler` is ignored if no equivalent bit widths are computed. A job on text ignores the
         stimuli. A job with a recording compares stimuli, and ignores all settings about text.
         """
         unread: dict[str, object] = {}
-        if not self.has_readings(config):
+        if not self.has_bit_widths(config):
             unread["ruler"] = None
         if not config.activations:
             return {**unread, **super().unread(config), "stimuli": None}
@@ -147,7 +147,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             unread[f"measure.{name}"] = value
         return unread
 
-    def has_readings(self, config: AnalyzeConfig) -> bool:
+    def has_bit_widths(self, config: AnalyzeConfig) -> bool:
         """Return whether equivalent bit widths of layer pairs are computed (`ruler=bits`).
 
         They are computed only if the measure is no distance, both sides are models (no
@@ -218,7 +218,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         batches: StateBatches,
         work: Work,
     ) -> LayerPairComparison:
-        """Return the comparison of two sides.
+        """Return the comparison of two models or recordings; no batch has been added yet.
 
         Args:
             settings: The settings of the measure.

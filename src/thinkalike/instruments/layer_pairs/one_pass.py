@@ -60,6 +60,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
         for (instrument, config, work), models in zip(jobs, models_of_jobs, strict=True):
             comparisons.append(instrument.of_text(config, work, models, runs))
 
+    # A pool is some batches over which all models run at once.
     for number in pools_to_gather(comparisons, runs):
         for updates in _updates_in_step(comparisons, number):
             _update_together(updates)
@@ -75,7 +76,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
 
     for index, (instrument, config, work) in enumerate(jobs):
         outcome = outcomes[index]
-        if isinstance(outcome, Outcome) and instrument.has_readings(config):
+        if isinstance(outcome, Outcome) and instrument.has_bit_widths(config):
             # Few jobs ask for equivalent bit widths, so their module is imported only here.
             from thinkalike.instruments.layer_pairs.readings import with_bit_widths
 
@@ -136,12 +137,11 @@ def _key_of_shared_products(update: MetricUpdate) -> Hashable:
     """Return a key that is equal for updates that can share intermediate products.
 
     Such updates have the same rows of text on the same device, and the same settings. An update
-    whose text is not known, or whose metric is not a `LayerMeans`, shares its key with none.
+    whose text is not known, or whose metric is not a `LayerMeans`, has a key of its own.
     """
     batch = update.batch
-    id_if_alone = None
-    if batch.content is None or not isinstance(update.metric, LayerMeans):
-        id_if_alone = id(update.metric)
+    can_share = batch.content is not None and isinstance(update.metric, LayerMeans)
+    id_if_alone = None if can_share else id(update.metric)
     return (
         repr(update.comparison.measure),
         batch.number,
@@ -154,7 +154,8 @@ def _key_of_shared_products(update: MetricUpdate) -> Hashable:
 def _add_with_shared_products(group: Sequence[MetricUpdate]) -> bool:
     """Add batches of the same rows of text to several metrics, and return whether that worked.
 
-    Where the states of one update cannot be compared, no metric is changed.
+    Products of one model's states are computed once for all metrics. If the states of one update
+    cannot be compared, no metric is changed, and the result is False.
 
     Args:
         group: Updates with the same rows and settings, whose metrics are `LayerMeans`.

@@ -69,8 +69,9 @@ def layer_pairs_with_bit_widths(
 ) -> list[tuple[int, int]]:
     """Return the layer pairs whose equivalent bit width is computed: at most `DEPTHS` of them.
 
-    They are spaced evenly among the pairs that the setting `layers=` lists. Where it is "same" or
-    "all", they are pairs of equal relative depth.
+    The equivalent bit width of a pair is the number of bits to which a model's weights are rounded
+    in a copy that is as similar to it as the other model. The pairs are spaced evenly among those
+    that the setting `layers=` lists. If it is "same" or "all", they have equal relative depth.
 
     Args:
         layers: The setting `layers=`.
@@ -117,9 +118,12 @@ def bit_widths_of_layer_pairs(
     level: str,
     work: Work,
 ) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-    """Return the tables `equivalent_bits` and `calibration_points`, and the size of their text.
+    """Return the equivalent bit widths of some layer pairs as tables, and the size of the sample.
 
-    Both dictionaries are empty, and a warning says so, where a model cannot be rounded.
+    The equivalent bit width is the number of bits to which a model's weights are rounded in a copy
+    that is as similar to it as the other model. The table `calibration_points` has the similarity
+    of each model to such copies. If a model cannot be rounded, a warning is logged, and both
+    dictionaries are empty.
 
     Args:
         instrument: Makes the metrics.
@@ -428,7 +432,7 @@ def _joined_batches(batches: Sequence[States]) -> States:
 
 
 def _batches_of_all_pools(batches: StateBatches) -> Iterator[StateBatch]:
-    """Yield the batches of all pools."""
+    """Yield all batches; a pool is some batches over which the models run at once."""
     for number in counted(range(batches.total), "pool"):
         yield from batches.pool(number)
 

@@ -94,9 +94,10 @@ def comparable_streams(source: UnitModel, target: UnitModel) -> Streams:
     are_in_stream = (
         source.embedding_width == source_width and target.embedding_width == target_width
     )
-    enough = len(shared_tokens) > max(source.embedding_width, target.embedding_width)
+    n_coordinates = max(source.embedding_width, target.embedding_width)
+    are_enough_tokens = len(shared_tokens) > n_coordinates
 
-    if not (are_in_stream and enough):
+    if not (are_in_stream and are_enough_tokens):
         reason = TOO_FEW_TOKENS if are_in_stream else NOT_IN_STREAM
         if source_width != target_width:
             raise ModelError(
@@ -208,9 +209,10 @@ def compare_models(
 ) -> Comparison:
     """Compare each block of one model with each block of another, by their hidden units.
 
-    Units of two blocks are matched by their input weights (`reading`), and a test asks whether
-    matched units are at the same position in both. Attention heads are compared as well, if the
-    models have enough of them for a test. Only the weights of two blocks are in memory at a time.
+    Units of two blocks are matched by their input weights (what they read from the residual
+    stream), and a test asks whether matched units are at the same position in both blocks.
+    Attention heads are compared as well, if the models have enough of them for a test. Only the
+    weights of two blocks are in memory at a time.
 
     Args:
         source: The first model.
@@ -239,9 +241,10 @@ def compare_models(
 
 
 def are_heads_too_few(source: UnitModel, target: UnitModel, tests: int) -> bool:
-    """Return whether two models have so few attention heads that no p-value can be below `ALPHA`.
+    """Return whether two models have too few attention heads for a significant test.
 
-    It is also True if the number of heads is not known.
+    They are too few if no p-value can be below `ALPHA` after correction. The answer is also True
+    if the number of heads is not known.
 
     Args:
         source, target: The models.
@@ -259,6 +262,10 @@ def _compare_attention(
     """Compare the attention heads of each source block with those of each target block.
 
     Heads are compared by their output weights, which write to the residual stream.
+
+    Args:
+        source, target: The models.
+        streams: How vectors of the source's residual stream are brought into the target's.
     """
     pairs = []
     for target_heads in target.heads:
@@ -273,9 +280,10 @@ def _compare_attention(
 def _add_similar_shares(comparison: Comparison) -> None:
     """Set `similar_share` of the pairs whose target block has no origin in the source.
 
-    A target block has an origin if its units are in place of those of a source block, by a test.
-    A block without one may still be a copy with reordered units. `similar_share` is the share of
-    units whose best match by input weights is also their best match by output weights.
+    A target block has an origin if its units are at the positions of similar units of a source
+    block, by a test. A block without an origin may still be a copy with reordered units.
+    `similar_share` is the share of units whose best match by input weights is also their best
+    match by output weights. Blocks with too few units for a test are left out.
 
     Args:
         comparison: The comparison, whose pairs are changed.
@@ -296,7 +304,10 @@ def _add_similar_shares(comparison: Comparison) -> None:
 
 
 def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
-    """Return a row for each pair of blocks, after one for the embeddings if they were compared."""
+    """Return the table of all pairs of blocks of two models, with the test of their units.
+
+    If the coordinates of the embeddings were compared, the first row is about them.
+    """
     rows: list[dict[str, object]] = []
     names = {"source": comparison.source.name, "target": comparison.target.name}
     coordinates = comparison.streams.coordinates
@@ -322,9 +333,9 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
 
 
 def table_of_heads(comparison: Comparison) -> pd.DataFrame:
-    """Return a row for each pair of blocks whose attention heads were compared.
+    """Return the table of all pairs of blocks of two models, with the test of their heads.
 
-    The table is empty if the models have too few heads.
+    The table is empty if the models have too few attention heads for a test.
     """
     rows: list[dict[str, object]] = []
     for pair in comparison.heads:
@@ -346,7 +357,10 @@ def table_of_heads(comparison: Comparison) -> pd.DataFrame:
 
 
 def _module_name(units: Units) -> str:
-    """Return the module of a block that units are in, such as "mlp" or "mlp.3" for expert 3."""
+    """Return the module of a block that units are in, such as "mlp" or "mlp.3" for expert 3.
+
+    It is called "mlp" if the weights of the units are in the block itself, and in no module of it.
+    """
     module = units.module or "mlp"
     if units.expert is None:
         return module
@@ -360,8 +374,9 @@ def _columns_of_test(
 
     Args:
         test: The test whether matched units are at the same position in both blocks.
-        p_corrected: Its p-value, corrected for the number of pairs.
-        similar_share: The share of units with similar weights; None: it was not counted.
+        p_corrected: The p-value of the test, corrected for the number of pairs of blocks.
+        similar_share: The share of units with similar weights in the other block, at any position;
+            None: it was not counted, and the cell is NaN.
     """
     return {
         "test": test.by,
@@ -375,11 +390,11 @@ def _columns_of_test(
 
 
 def table_of_origins(comparison: Comparison) -> pd.DataFrame:
-    """Return a row for each block of the target, with the block of the source it comes from.
+    """Return the table of the target's blocks, with the block of the source each comes from.
 
-    That is the block with the smallest p-value. If the p-value is not below `ALPHA` after
-    correction, the target's block has no origin: `source_layer` is NaN and `source_module` is "".
-    A block with several groups of units, such as experts, has a row for each.
+    The block of the source is that with the smallest p-value. If its p-value is not below `ALPHA`
+    after correction, the target's block has no origin: `source_layer` is NaN and `source_module`
+    is "". A block with several groups of units, such as experts, has a row for each group.
     """
     rows: list[dict[str, object]] = []
     for target in comparison.target.units:

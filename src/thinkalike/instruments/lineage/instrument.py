@@ -81,9 +81,9 @@ class LineageInstrument(
         return left_in_key(config, OF_READING)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name.
 
-        For a list of models, these are the fingerprints of all, and their names in tables.
+        For a list of models, these are the hashes of all models, and their names in tables.
         """
         if config.models is None:
             return super().inputs(config)
@@ -117,6 +117,7 @@ class LineageInstrument(
                 models.append(open_units(model_config, label))
 
         pairs = list(itertools.combinations(models, 2))
+        # The p-values are corrected for all pairs of blocks, of all pairs of models.
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
         likeness = config.measure_as(LineageConfig).likeness
@@ -142,15 +143,16 @@ class LineageInstrument(
             _scalars_of_lineage(comparisons, origins),
             tables=tables,
             models=[model.facts for model in models],
-            blank=("similar_units", "source_layer", "explained"),
+            blank=("similar_units", "source_layer", "explained"),  # they may have empty cells
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw for each pair of blocks the share of units in place, or a family of several models.
+        """Draw for each pair of blocks the share of hidden units in place.
 
-        A unit is in place if its match in the other block has the same position there.
+        A unit is in place if the unit of the other block whose weights are most similar has the
+        same position. For a list of models, a figure of which models are related is drawn instead.
         """
-        if "relations" in result.tables:  # only results of a list of models have it
+        if "relations" in result.tables:  # the result of a list of models
             figures.family(result.tables["relations"], folder)
             return
         blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]

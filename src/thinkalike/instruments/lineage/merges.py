@@ -47,11 +47,11 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 def _shared_blocks_by_block(
     target: UnitModel, comparisons: Sequence[Comparison]
 ) -> dict[Units, list[tuple[UnitModel, Units]]]:
-    """Return for each block of a model the blocks of other models with a common history.
+    """Return for each block of a model the blocks of other models that share its history.
 
-    From each other model comes at most one block, the one with the strongest evidence. Models
-    that do not share the residual stream are left out, as they cannot have been averaged. So are
-    blocks of a different shape.
+    A test of hidden units shows the common history. Of each other model, only the block with the
+    strongest evidence is returned. Models that do not share the residual stream are left out, as
+    they cannot have been averaged with this model. So are blocks of a different shape.
 
     Args:
         target: The model.
@@ -60,7 +60,8 @@ def _shared_blocks_by_block(
     origins: dict[Units, list[tuple[UnitModel, Units]]] = {}
     for comparison in comparisons:
         is_target = comparison.target is target
-        if not (is_target or comparison.source is target) or comparison.streams.basis != "shared":
+        is_source = comparison.source is target
+        if not (is_target or is_source) or comparison.streams.basis != "shared":
             continue
         other_model = comparison.source if is_target else comparison.target
         strongest: dict[Units, tuple[float, int, Units]] = {}
@@ -69,9 +70,9 @@ def _shared_blocks_by_block(
                 continue
             block = pair.target if is_target else pair.source
             other_block = pair.source if is_target else pair.target
-            # The smaller this key, the stronger the evidence: the p-value, then equal depth.
-            strength = (pair.test.log_p, abs(block.block - other_block.block), other_block)
-            strongest[block] = min(strength, strongest.get(block, strength))
+            # The strongest evidence has the smallest p-value, and then the most similar depth.
+            sort_key = (pair.test.log_p, abs(block.block - other_block.block), other_block)
+            strongest[block] = min(sort_key, strongest.get(block, sort_key))
         for block, (_, _, other_block) in strongest.items():
             is_same_shape = (block.units, block.width) == (other_block.units, other_block.width)
             if is_same_shape:
@@ -84,11 +85,11 @@ def _parents_of_block(
 ) -> list[dict[str, object]]:
     """Return a table row for each parent of a block, with its weight.
 
-    The list is empty unless the block is a weighted mean of several candidates or equals one of
-    them. It is also empty with fewer than two candidates.
+    Parents are the candidates of which the block is a weighted mean, or the one that it equals.
+    The list is empty if the block is neither, or if there are fewer than two candidates.
 
     Args:
-        target: The model.
+        target: The model of the block.
         units: The hidden units of the block.
         candidates: Blocks of other models with a common history, each with its model.
     """

@@ -141,12 +141,13 @@ def in_place_or_in_order(row: pd.Series) -> str:
 def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
     """Return the blocks of the target in runs: successive blocks with successive origins.
 
-    Successive blocks that have no origin, or that were not tested, are a run as well.
+    The origin of a block is the block of the source that it comes from. Successive blocks that
+    have no origin, or that were not tested, are a run as well.
 
     Args:
-        origins: A row for each block of the target, in order. `source_layer` is the block of the
-            source it comes from, NaN without one. `is_tested` is False for a block with too few
-            units for a test; without this column, all count as tested.
+        origins: A row for each block of the target, in order. `source_layer` is the number of its
+            origin, or NaN. `is_tested` is False for a block with too few units for a test; if
+            there is no such column, all blocks count as tested.
     """
     runs: list[BlockRun] = []
     for _, row in origins.iterrows():
@@ -154,7 +155,8 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
         if not math.isnan(row["source_layer"]):
             shift = int(row["source_layer"] - row["target_layer"])
         is_tested = bool(row.get("is_tested", True))
-        if runs and (runs[-1].shift, runs[-1].is_tested) == (shift, is_tested):
+        continues_run = runs and (runs[-1].shift, runs[-1].is_tested) == (shift, is_tested)
+        if continues_run:
             runs[-1].rows.append(row)
         else:
             runs.append(BlockRun([row], shift, is_tested))
@@ -164,7 +166,7 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
 def with_tested(origins: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of origins with a further column `is_tested`.
 
-    It says whether a block has enough units for a p-value below `ALPHA` after correction.
+    The column says whether a block has enough units for a p-value below `ALPHA` after correction.
 
     Args:
         origins: A row for each block of the target, with the best block of the source.

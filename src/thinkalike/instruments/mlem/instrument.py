@@ -82,7 +82,7 @@ class FeatureProfiles(
     }
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name, for the hash of the job.
 
         The stimuli are among them, and are checked here: they must have the features that settings
         name, and be enough for the folds.

@@ -83,7 +83,7 @@ class RSA(
         return super().completed(config)
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         With subjects (participants), intervals and p-values come from resamples of the subjects,
         and `permutations` is ignored. Without subjects, `resamples` is ignored.

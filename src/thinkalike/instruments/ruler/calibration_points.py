@@ -67,9 +67,9 @@ class RulerComparison(ABC):
     read, and values are of the rows that are still compared.
 
     Attributes:
-        is_massive: Which of the rows that were read are left out, as their long states decide some
-            layer.
-        keeps_massive: Whether such rows stay.
+        is_massive: Which of the rows that were read are left out, as their states have so large a
+            norm (massive activations) that they alone decide some layer.
+        keeps_massive: Whether such rows are compared nonetheless.
     """
 
     is_massive: Bool[Tensor, " rows"]

@@ -145,11 +145,11 @@ class RulerInstrument(
     smallest: ClassVar[Mapping[str, object]] = {"measure.words": 8192, "layers": "[[2,2]]"}
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings of the amount of text, which is not read here, with their values."""
+        """Return the settings of the amount of text, which this job ignores, with their values."""
         return left_in_key(config, FIT_TEXT | REPORT_TEXT)
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name, for the hash of the job.
 
         These are the fingerprints of both models, of the text, and of the further models that both
         are compared with (`measure.calibration_points`).
@@ -162,7 +162,7 @@ class RulerInstrument(
         return inputs
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the forward passes for a forecast: of each model, and of its changed copies.
+        """Return the passes of each model and of its changed copies, to estimate the job's time.
 
         Each model runs once itself, once for each rounded copy, and once for its untrained copy.
         """
@@ -179,7 +179,7 @@ class RulerInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that fitting linear maps takes, for a forecast.
+        """Return the seconds that fitting linear maps takes, to estimate the job's time.
 
         At each layer pair, maps are fitted between the two models, and between each model and each
         of its rounded copies.
@@ -191,6 +191,7 @@ class RulerInstrument(
         words = config.measure_as(RulerConfig).words
         seconds_of_layer, seconds_of_pair = seconds_of_maps(words, width)
         copies = 2 * len(BITS_OF_COPIES)  # 2 for both models
+        # Layers of two models and of their copies; pairs of both models, and of model and copy.
         seconds_of_layers = (2 + copies) * seconds_of_layer
         seconds_of_pairs = (1 + copies) * seconds_of_pair
         return layer_pairs * (seconds_of_layers + seconds_of_pairs)

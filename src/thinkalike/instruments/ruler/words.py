@@ -196,7 +196,8 @@ class WordComparison(RulerComparison):
         words: The words.
         models: The source and the target.
         layers: The layers of each model, pair by pair.
-        keeps_massive: Whether words stay whose long states decide some layer.
+        keeps_massive: Whether words are compared whose states have so large a norm (massive
+            activations) that they alone decide some layer.
 
     Attributes:
         states: The states of each model, by layer pair.

@@ -82,9 +82,13 @@ def _independent_difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def add_asymmetries(onward: Direction, back: Direction) -> None:
-    """Add a column to the details of both directions: how much more it costs than the reverse.
+    """Add a column to the tables of both directions: how much more each costs than the reverse.
 
     If the directions were evaluated on different tokens, a warning is logged instead.
+
+    Args:
+        onward, back: The stitches from source to target and back, with their losses. Their tables
+            `details` are replaced.
     """
     columns = asymmetries(onward.sums, back.sums)
     if not columns:

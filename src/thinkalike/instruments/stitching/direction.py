@@ -70,6 +70,10 @@ def stitches_of_direction(
 ) -> Direction:
     """Fit the stitches of one direction with every seed, and evaluate them on held-out text.
 
+    The steps are: the statistics of states, controls that need an untrained source, the training
+    (or closed forms), the losses of stitched models, and the losses of rounded copies of the
+    target, which give the losses a scale.
+
     Args:
         setting: The models, their layer pairs and the text.
         run: Where and how stitches are trained.

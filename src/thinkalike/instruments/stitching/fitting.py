@@ -102,10 +102,13 @@ def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
 def _trained_stitches(
     forms: ClosedForms, run: TrainingRun, loggers: Sequence[Logger], untrained: ClosedForms | None
 ) -> FittedStitches:
-    """Train the φ of every layer pair, and further stitches in the same pass.
+    """Train the map φ of every layer pair, and further stitches in the same pass.
+
+    Further stitches are controls, or φ at other learning rates.
 
     Args:
-        forms: The closed forms of the setting, for starts and whitened coordinates.
+        forms: The closed-form maps of the layer pairs, from which training may start, and the
+            statistics of states, for whitened coordinates.
         run: Where and how stitches are trained.
         loggers: What gets the learning curves.
         untrained: The closed forms of the same setting with a source that was never trained.
@@ -230,7 +233,7 @@ def _floor_by_pair(
 
 
 def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -> None:
-    """Warn if there are few tokens for each parameter of φ, or if they are read repeatedly.
+    """Warn if there are few tokens for each parameter of a map φ, or if they are read repeatedly.
 
     Args:
         module: The training, with its steps and stitches.

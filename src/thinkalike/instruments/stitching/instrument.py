@@ -102,7 +102,7 @@ class Stitching(
         return super().inputs(config)
 
     def unread(self, config: StitchJob) -> SettingValues:
-        """Return the settings that this job ignores, with the values that enter its key.
+        """Return the settings that this job ignores, with the values that enter its hash.
 
         If nothing is trained, these are the trainer's settings, except memory and processes.
         """
@@ -115,7 +115,7 @@ class Stitching(
     # ---- what a job will take
 
     def model_passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
-        """Return the passes of the models for a forecast, see `forecast.passes_of_job`."""
+        """Return the passes of the models, to estimate time; see `forecast.passes_of_job`."""
         return forecast.passes_of_job(config, shapes)
 
     def reductions(
@@ -125,7 +125,7 @@ class Stitching(
         return forecast.settings_of_smaller_jobs(config, shapes, chosen)
 
     def bytes_beside_models(self, config: StitchJob, shapes: Shapes) -> float:
-        """Return the bytes that the job needs besides the models, for a forecast."""
+        """Return the bytes that the job needs besides the models."""
         return forecast.most_bytes_of_phase(config, shapes)
 
     # ---- the run

@@ -71,10 +71,13 @@ def report_sums(
     further_seeds: Mapping[str, StateMaps],
     means: TokenMeans,
 ) -> DocumentTotals:
-    """Return what φ and its controls lose on the evaluation text, summed over each document.
+    """Return the losses of stitched models on the evaluation text, summed over each document.
+
+    They are stitched by the trained map φ of each layer pair, by its baselines, and by its
+    controls. The floor is the target stitched into itself.
 
     Args:
-        forms: The closed forms of the setting.
+        forms: The closed-form maps of the layer pairs, with the models and the text.
         fits: The φ of every layer pair, and the stitches that were trained with them.
         untrained: The closed forms of a source that was never trained; None: there is no such
             control.
@@ -84,7 +87,7 @@ def report_sums(
     setting = forms.setting
     target = setting.target
     floor = fits.beside.get(FLOOR)
-    # Where a model is stitched to itself, layer by layer, its φ are the floor.
+    # If a model is stitched to itself, layer by layer, its maps φ are the floor.
     phi_is_floor = floor == fits.maps
 
     maps = _maps_of_source(forms, fits, further_seeds)
@@ -123,8 +126,8 @@ def _maps_of_source(
     """Return all maps of the source's states that are evaluated: by name, a map per layer pair.
 
     These are the trained maps φ of every seed, φ after half of the steps and at other learning
-    rates, the identity (if the widths are equal), and, with controls, closed-form maps and φ with
-    shuffled tokens.
+    rates, and the identity, if both models have one width. If controls are asked for, there are
+    also closed-form maps, and φ whose outputs are shuffled over tokens.
 
     Args:
         forms: The closed forms of the source's states.
@@ -152,10 +155,10 @@ def _maps_of_source(
 def _controls_of_other_models(
     forms: ClosedForms, fits: FittedStitches, untrained: ClosedForms | None, means: TokenMeans
 ) -> dict[str, Control]:
-    """Return the controls, by name, that put other states than the source's into the target.
+    """Return the controls, by name, that put states into the target that are not the source's.
 
-    These are the target's mean state of each token; if the setting asks for controls, its mean
-    state of each pair of tokens; and, if there is one, the mapped states of an untrained source.
+    These are the target's mean state of each token; if controls are asked for, its mean state of
+    each pair of tokens; and, if there is an untrained source, the mapped states of that model.
 
     Args:
         forms: The closed forms of the source's states, with their setting.
@@ -193,19 +196,20 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
     target_loss = sums["target"]
     # `next_bits` takes values that rise with the bits, so costs per token are negated. A stitch
     # that costs less than nothing counts as one that costs nothing.
-    gains = ((target_loss - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
+    negated_costs = ((target_loss - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
 
     losses: DocumentTotals = {}
-    gains_of_copies: dict[int, list[float]] = {}
-    bits = next_bits(gains, gains_of_copies)
+    negated_costs_of_copies: dict[int, list[float]] = {}
+    bits = next_bits(negated_costs, negated_costs_of_copies)  # None: there are enough copies
     while bits:
         log.info("%s at %d bits", target.name, bits)
         with doing(f"rounding to {bits} bits"):
             copy = rounded_copy(target, bits)
         loss = target_losses(copy, setting.corpus.report)
-        del copy  # there is room for one copy
-        gain = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
-        gains_of_copies[bits] = [gain] * len(gains)  # the same copy for all stitches
+        del copy  # there is memory for one copy
+        negated_cost = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
+        # Every stitch is compared with the same copy.
+        negated_costs_of_copies[bits] = [negated_cost] * len(negated_costs)
         losses[f"rung_{bits}"] = loss
-        bits = next_bits(gains, gains_of_copies)
+        bits = next_bits(negated_costs, negated_costs_of_copies)
     return losses

@@ -192,10 +192,13 @@ def _models_cut_as_asked(
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
-    """Raise a ConfigError if a kind of map does not go between the widths of the models.
+    """Check that the kind of map that is asked for can go between the widths of the models.
 
     Identity, orthogonal and bias maps need equal widths, Procrustes maps a target that is not
     narrower (in both directions if both are asked for), and a rank is at most the smaller width.
+
+    Raises:
+        ConfigError: The kind of map does not suit the widths.
     """
     widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
     kinds = {config.kind, config.init}
@@ -276,7 +279,7 @@ def bytes_trained(
     # φ itself, φ at further learning rates, and with controls one from an untrained source.
     maps_per_pair = 1 + len(config.lr_multiples) + int(config.controls)
     maps = len(pairs) * maps_per_pair
-    if config.floor:
+    if config.floor:  # each target layer is also stitched to itself
         maps += len({target_layer for _, target_layer in pairs})
 
     weights = source_width * target_width
@@ -315,13 +318,16 @@ def _check_memory(
     pairs: Sequence[LayerPair],
     budget: Budget,
 ) -> None:
-    """Raise a ResourceError if stitches, or the moments of states, do not fit into memory.
+    """Check that stitches in training, and the moments of states, fit into memory.
 
     Args:
         config: The map φ and its training.
         source_width, target_width: The widths of the models.
         pairs: The layer pairs.
         budget: The memory that may be used.
+
+    Raises:
+        ResourceError: They do not fit.
     """
     check_memory(
         f"stitches of {len(pairs)} layer pairs need",

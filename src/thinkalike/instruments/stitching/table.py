@@ -289,6 +289,8 @@ def _mean_costs_without_parts(
 ) -> Float[Tensor, "k replicates"]:
     """Return k costs in nats per token: of all documents, and then without each part of them.
 
+    The documents are divided into `JACKKNIFE_PARTS` parts, by the remainder of their number.
+
     Args:
         costs: The k costs of each document, summed over its tokens.
         tokens: How many tokens each document has.

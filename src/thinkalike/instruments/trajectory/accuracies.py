@@ -36,13 +36,14 @@ def correct_held_out_answers(
     fold_of: Int[Tensor, " n"],
     shrinkage: float = SHRINKAGE,
 ) -> Bool[Tensor, "p n"]:
-    """Return for which stimuli a linear discriminant, fitted on the other folds, finds the label.
+    """Return for which stimuli a linear discriminant, fitted on the other folds, is right.
 
     The answer is the level whose mean state is nearest by the Mahalanobis distance with covariance
     (1 - s) S + s tr(S)/d I, where s is the shrinkage and S the covariance of all states of the
     other folds. All levels have the same prior. S does not depend on the labels, so that one
     decomposition serves all labellings. With two levels and s = 0, the answers are those of
-    Fisher's discriminant (1936), whose S is within levels.
+    Fisher's discriminant (1936), whose S is within levels. A level that does not occur in the
+    other folds is never the answer.
 
     Args:
         states: The states of n stimuli.

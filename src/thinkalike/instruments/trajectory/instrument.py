@@ -81,7 +81,7 @@ class TrajectoryInstrument(
         return []
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the forward passes of all checkpoints over the text, for a forecast.
+        """Return the forward passes of all checkpoints over the text, to estimate the job's time.
 
         If the job trains the model, the number of checkpoints is unknown, and one is counted.
         """
@@ -101,7 +101,7 @@ class TrajectoryInstrument(
             yield {"measure.tokens": tokens}
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers, by name, for the key of the job.
+        """Return what decides the numbers besides settings, by name, for the hash of the job.
 
         These are the stimuli, the fingerprint of the text, and the name of the model. The method
         `prepare` adds the checkpoints, which may have to be trained first.

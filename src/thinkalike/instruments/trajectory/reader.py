@@ -111,7 +111,10 @@ class CheckpointReader:
     """
 
     def __init__(self, config: AnalyzeConfig, work: Work):
-        """Prepare the probing tasks and the permuted labels, which are the same at all steps."""
+        """Prepare the probing tasks and the permuted labels, which all checkpoints share.
+
+        The text is taken over from an interrupted run of the job, if there was one.
+        """
         self.config = config
         self.measure = config.measure_as(TrajectoryConfig)
         self.work = work
@@ -182,7 +185,7 @@ class CheckpointReader:
 
         Args:
             model: The first checkpoint, whose tokenizer reads the text.
-            tokenizer: The fingerprint of its tokenizer.
+            tokenizer: The fingerprint (hash) of its tokenizer.
         """
         text = read_random_rows(self.config, self.measure.tokens, model)
         return {

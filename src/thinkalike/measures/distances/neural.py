@@ -189,7 +189,7 @@ class NeuralDistances:
         return squared
 
     def squared(self) -> Float[Tensor, "n n"]:
-        """Return (D^N)² of all pairs of stimuli.
+        """Return (D^N)², the squared neural distances, of all pairs of stimuli.
 
         Identical rows are exactly 0 apart, and have the same distances.
         """
@@ -198,9 +198,10 @@ class NeuralDistances:
         for start in range(0, n, ROWS_AT_ONCE):  # the upper triangle, mirrored into the lower
             end = start + ROWS_AT_ONCE
             panel = squared[start:end, start:]
-            panel.copy_(self.block(slice(start, end), slice(start, None), panel))
+            # Most distances are computed in the memory of the panel; others are copied into it.
+            panel.copy_(self.block(slice(start, end), slice(start, None), out=panel))
             squared[end:, start:end] = squared[start:end, end:].T
-        if not self.exact:
+        if not self.exact:  # not Euclidean distances of the states, which rounding may change
             return squared
         squared.fill_diagonal_(0)
         has_identical_rows = int(squared.count_nonzero()) < n * (n - 1)
@@ -286,7 +287,8 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
         furthest_below = (mean - states.amin(0)).max()
         spread = float(torch.maximum(furthest_above, furthest_below))
     size = spread if spread < LEAST_SIZE else largest
-    if not size or LEAST_SIZE < size < GREATEST_SIZE:
+    are_equal = size == 0
+    if are_equal or LEAST_SIZE < size < GREATEST_SIZE:
         return
     noun = "distances" if distance == "precomputed" else "states"
     verb = "differ by at most" if largest > LEAST_SIZE > spread else "are at most"

@@ -308,7 +308,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
             stop = start + size
             rows = torch.cat([row_numbers[:start], row_numbers[stop:]])  # those that remain
             first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
-            pairs = rows[first] * n + rows[second]
+            pairs = rows[first] * n + rows[second]  # flat indices in the n x n matrix of ranks
             ranks = model_pairs.by_model([layer.among(pairs) for layer in layers])
             for (source, target), values in correlations.items():
                 if n - size >= FEWEST_RANKED_ROWS:

@@ -48,7 +48,11 @@ class DifferentiableMLEM(nn.Module):
         alpha: float = 0.0,
         strength: float | None = None,
     ):
-        """Check the choices, and begin with W = I and an intercept of 0."""
+        """Check the choices, and begin with W = I and an intercept of 0.
+
+        The docstring of the class describes the arguments. R is trained, with W = R Rᵀ, or R² for
+        a diagonal W.
+        """
         super().__init__()
         check_choice("weights", weights, ("diagonal", "full"))
         check_choice("loss", loss, LOSSES)

@@ -133,7 +133,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         folds: Count = 5,
         seed: Seed = 0,
     ):
-        """Store the parameters under their names, as scikit-learn asks; `fit` checks them."""
+        """Store the parameters under their names, as scikit-learn asks; `fit` checks them.
+
+        The docstring of the class describes them.
+        """
         self.weights = weights
         self.distance = distance
         self.alpha = alpha

@@ -395,12 +395,13 @@ def _held_out_folds(
     """
     pairs = table.stimulus_pairs
     fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
+    # Folds divide the stimuli or, under recipe="paper", chosen pairs.
     for train_units, test_units in splits(fold_of):
         train = pairs.part(train_units)
         test = pairs.part(test_units)
         train_groups = None if table.groups is None else table.groups[train_units]
         division = model.divide(train, train_groups)
-        test_strata = torch.zeros(len(test_units))  # pairs have no strata
+        test_strata = torch.zeros(len(test_units))  # chosen pairs have no strata
         if pairs.chosen is None:
             test_strata = strata[test_units]
         orders = [_shuffled_within(test_strata, generator) for _ in range(permutations)]

@@ -36,7 +36,10 @@ class StimulusPairs:
         chosen: Int[Tensor, " p"] | None = None,
         targets: Float[Tensor, "l p"] | None = None,
     ):
-        """Store the arguments; without an index, the stimuli are all rows of the feature table."""
+        """Store the arguments; without an index, the stimuli are all rows of the feature table.
+
+        The docstring of the class describes the arguments.
+        """
         if index is None:
             index = torch.arange(len(layers[0]), device=layers[0].states.device)
         self.layers = layers
