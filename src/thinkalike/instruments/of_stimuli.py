@@ -319,7 +319,7 @@ def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
         if different_layers:
             raise DataError(
                 f"{subject.name} and {subjects[0].name} differ in the layers "
-                f"{', '.join(sorted(different_layers))}"
+                f"{', '.join(sorted(map(str, different_layers)))}"
             )
         content_hash = subject.origin["fingerprint"].split()[-1]
         if content_hash in subject_of_content:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from thinkalike.errors import StoreError
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.phases import Phases
 from thinkalike.loggers import Wandb
@@ -18,6 +19,7 @@ from thinkalike.unkept import UnkeptJob
 log = logging.getLogger(__name__)
 
 InputType = TypeVar("InputType")
+SavedType = TypeVar("SavedType")
 
 
 @dataclass
@@ -58,11 +60,11 @@ class Work:
         """Return an input of the job by its name; None if there is no input of this name."""
         return self.input(name, kind) if name in self.inputs else None
 
-    def resume(self, name: str) -> dict[str, Any] | None:
+    def resume(self, name: str) -> dict[str, object] | None:
         """Return the tensors and plain values that a stopped run of the job stored under a name.
 
         None means that there are none, or that the job stores no states, as one without a store. A
-        damaged state is moved aside.
+        damaged state is moved aside. `saved` checks the type of what is taken from a state.
 
         Raises:
             StoreError: The state is that of another job.
@@ -75,13 +77,36 @@ class Work:
         log.info("resuming from %s", path)
         return read_state(path)
 
-    def keep(self, name: str, state: dict[str, Any]) -> None:
+    def keep(self, name: str, state: Mapping[str, object]) -> None:
         """Store tensors and plain values under a name, to resume from them after an interruption.
 
         They replace those of the same name. A job without a store stores nothing.
         """
         if self.job.keeps_states:
             write_state(self.job.states, name, state)
+
+
+def saved(state: Mapping[str, object], name: str, kind: type[SavedType]) -> SavedType:
+    """Return an entry of a saved state by its name, after a check of its class.
+
+    Args:
+        state: What `Work.resume` returned.
+        name: The name of the entry.
+        kind: The class that it must have.
+
+    Raises:
+        StoreError: The state has no such entry, or one of another class, as code of a different
+            version may have saved it.
+    """
+    if name not in state:
+        raise StoreError(f"the saved state of the job has no {name}; remove its file")
+    value = state[name]
+    if not isinstance(value, kind):
+        raise StoreError(
+            f"the saved state of the job has {name} of type {type(value).__name__}, and not "
+            f"{kind.__name__}; remove its file"
+        )
+    return value
 
 
 @contextlib.contextmanager

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from thinkalike.contrib.populations.config import PopulationMeasureConfig
 from thinkalike.contrib.populations.encoding import EncodedPairs, PairBatch, padded_batches
 from thinkalike.contrib.populations.identity_stitches import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.pairs import Pairs
-from thinkalike.job import Work
+from thinkalike.job import Work, saved
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.processes import asked, at_boundaries, doing, stop
 
@@ -48,8 +49,10 @@ def stitched_members(
         stitches = IdentityStitches(losses, predicted)
         first = 0
     else:
-        stitches = IdentityStitches(state["losses"], state["predicted"])
-        first = int(state["batches"])
+        stitches = IdentityStitches(
+            saved(state, "losses", Tensor), saved(state, "predicted", Tensor)
+        )
+        first = saved(state, "batches", int)
     not_gathered: list[tuple[PairBatch, IdentityStitches]] = []
 
     def stitch(batch: PairBatch) -> None:

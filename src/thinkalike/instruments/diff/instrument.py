@@ -22,7 +22,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
+from thinkalike.evaluation.exchanges import ExchangesDone, exchange_outputs, exchange_parts
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.differing_settings import (
     row_of_differing_forward_pass,
@@ -44,7 +44,7 @@ from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.instruments.diff.taught import add_what_was_taught, tokens_of_amplified_text
 from thinkalike.instruments.diff.unread_tokens import numbers_after_unread_tokens
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Work, saved
 from thinkalike.job.inputs import Input, Inputs
 from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
@@ -342,7 +342,7 @@ def _run_models_and_null(
                 parts,
                 batches,
                 most_parts,
-                work.resume("parts"),
+                _resumed_exchanges(work),
                 partial(work.keep, "parts"),
             )
             observed.directions = rows_of_directions(observed, batches)
@@ -362,3 +362,20 @@ def _run_models_and_null(
     if parts and measure.taught:
         with work.phase("what was taught"):
             add_what_was_taught(observed, batches, models)
+
+
+def _resumed_exchanges(work: Work) -> ExchangesDone | None:
+    """Return the exchanges of parts that a stopped run of the job saved; None: there are none.
+
+    Raises:
+        StoreError: The state lacks an entry, or has one of another type.
+    """
+    state = work.resume("parts")
+    if state is None:
+        return None
+    return {
+        "tried": saved(state, "tried", list),
+        "entering": saved(state, "entering", dict),
+        "without": saved(state, "without", dict),
+        "alone": saved(state, "alone", dict),
+    }

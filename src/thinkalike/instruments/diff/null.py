@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from thinkalike.evaluation.forks import fork, learning_rate_for_norm, part_moves
 from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
-from thinkalike.job import Work
+from thinkalike.job import Work, saved
 from thinkalike.measures.amplified import ShiftSum
 from thinkalike.measures.changes import divergence, random_signs, signed_permutation
 from thinkalike.measures.seeds import seeded
@@ -133,7 +134,8 @@ def run_null(
     """
     state = work.resume("null")
     if state:
-        observed.null = NullRuns(**state)
+        lists = {item.name: saved(state, item.name, list) for item in fields(NullRuns)}
+        observed.null = NullRuns(**lists)
     null = observed.null
     runs = []
     for kind in models.open_by_kind:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import pandas as pd
 import torch
@@ -28,7 +28,7 @@ from thinkalike.instruments.trajectory.accuracies import (
     permuted_labels,
 )
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
-from thinkalike.job import Work
+from thinkalike.job import Work, saved
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
@@ -74,6 +74,38 @@ class CheckpointNumbers(TypedDict, total=False):
     importance: Float[Tensor, "l f k"]
 
 
+def text_of_state(state: Mapping[str, object]) -> Text:
+    """Return the text that a saved state holds.
+
+    Raises:
+        StoreError: The state lacks an entry, or has one of another type.
+    """
+    return {
+        "tokens": saved(state, "tokens", Tensor),
+        "documents": saved(state, "documents", Tensor),
+        "facts": saved(state, "facts", dict),
+        "tokenizer": saved(state, "tokenizer", str),
+    }
+
+
+def numbers_of_state(state: Mapping[str, object]) -> CheckpointNumbers:
+    """Return the numbers of a checkpoint that a saved state holds.
+
+    Raises:
+        StoreError: The state lacks an entry, or has one of another type.
+    """
+    numbers: CheckpointNumbers = {
+        "states": saved(state, "states", list),
+        "losses": saved(state, "losses", Tensor),
+        "model": saved(state, "model", dict),
+        "right": saved(state, "right", list),
+        "null": saved(state, "null", list),
+    }
+    if "importance" in state:
+        numbers["importance"] = saved(state, "importance", Tensor)
+    return numbers
+
+
 def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     """Return one probing task for each feature.
 
@@ -117,7 +149,10 @@ class CheckpointReader:
         self.work = work
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
         self.tasks = one_task_per_feature(config, self.stimuli)
-        self._text = cast(Text | None, work.resume("text"))
+        self._text: Text | None = None
+        saved_text = work.resume("text")
+        if saved_text is not None:
+            self._text = text_of_state(saved_text)
         self._settings: str | None = None  # those of the checkpoint that was read before this one
         self._labellings = []
         for task in self.tasks:
