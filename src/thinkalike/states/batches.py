@@ -36,7 +36,6 @@ from thinkalike.states.folder import check_reads_rows, folder_of_rows
 from thinkalike.states.pieces import (
     TIMES_AS_MUCH_TEXT,
     WORDS_PER_PIECE,
-    Pieces,
     drawn_pieces,
     percentage,
 )
@@ -140,6 +139,7 @@ class StateBatch(NamedTuple):
     """As many rows, drawn with massive ones, in the first pool."""
 
 
+@runtime_checkable
 class BatchesOfReader(Protocol):
     """Returns batches of the same rows of text as another model has them."""
 
@@ -504,9 +504,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
             of=self.of_model,
         )
 
-    def of_model(
-        self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]
-    ) -> StateBatches:
+    def of_model(self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]) -> StateBatches:
         """Return the states of another model for the same rows, in the same batches.
 
         Rows are left out where the states of the first models, not of this one, are massive.
