@@ -3,6 +3,6 @@
 from thinkalike.job.inputs import fingerprints
 from thinkalike.job.instrument import Instrument
 from thinkalike.job.outcome import Outcome
-from thinkalike.job.work import Work, saved
+from thinkalike.job.work import Work
 
-__all__ = ["Instrument", "Outcome", "Work", "fingerprints", "saved"]
+__all__ = ["Instrument", "Outcome", "Work", "fingerprints"]

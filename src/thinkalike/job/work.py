@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from thinkalike.errors import StoreError
@@ -20,6 +21,39 @@ log = logging.getLogger(__name__)
 
 InputType = TypeVar("InputType")
 SavedType = TypeVar("SavedType")
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The tensors and plain values that a stopped run of a job stored under one name.
+
+    Attributes:
+        path: The file that they were read from.
+        entries: The tensors and values, by name.
+    """
+
+    path: Path
+    entries: Mapping[str, object]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def entry(self, name: str, kind: type[SavedType]) -> SavedType:
+        """Return an entry by its name, after a check of its class.
+
+        Raises:
+            StoreError: There is no such entry, or it has another class: a different version of the
+                job may have stored the state.
+        """
+        if name not in self.entries:
+            raise StoreError(f"{self.path} has no {name}, from which the job resumes; remove it")
+        value = self.entries[name]
+        if not isinstance(value, kind):
+            raise StoreError(
+                f"{self.path} has {name} of type {type(value).__name__}, and the job resumes from "
+                f"{kind.__name__}; remove it"
+            )
+        return value
 
 
 @dataclass
@@ -60,11 +94,11 @@ class Work:
         """Return an input of the job by its name; None if there is no input of this name."""
         return self.input(name, kind) if name in self.inputs else None
 
-    def resume(self, name: str) -> dict[str, object] | None:
+    def resume(self, name: str) -> SavedState | None:
         """Return the tensors and plain values that a stopped run of the job stored under a name.
 
         None means that there are none, or that the job stores no states, as one without a store. A
-        damaged state is moved aside. `saved` checks the type of what is taken from a state.
+        damaged state is moved aside.
 
         Raises:
             StoreError: The state is that of another job.
@@ -75,7 +109,7 @@ class Work:
         if path is None:
             return None
         log.info("resuming from %s", path)
-        return read_state(path)
+        return SavedState(path, read_state(path))
 
     def keep(self, name: str, state: Mapping[str, object]) -> None:
         """Store tensors and plain values under a name, to resume from them after an interruption.
@@ -84,29 +118,6 @@ class Work:
         """
         if self.job.keeps_states:
             write_state(self.job.states, name, state)
-
-
-def saved(state: Mapping[str, object], name: str, kind: type[SavedType]) -> SavedType:
-    """Return an entry of a saved state by its name, after a check of its class.
-
-    Args:
-        state: What `Work.resume` returned.
-        name: The name of the entry.
-        kind: The class that it must have.
-
-    Raises:
-        StoreError: The state has no such entry, or one of another class, as code of a different
-            version may have saved it.
-    """
-    if name not in state:
-        raise StoreError(f"the saved state of the job has no {name}; remove its file")
-    value = state[name]
-    if not isinstance(value, kind):
-        raise StoreError(
-            f"the saved state of the job has {name} of type {type(value).__name__}, and not "
-            f"{kind.__name__}; remove its file"
-        )
-    return value
 
 
 @contextlib.contextmanager

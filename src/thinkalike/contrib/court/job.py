@@ -31,7 +31,7 @@ from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.job import Instrument, Outcome, Work, fingerprints, saved
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
@@ -285,7 +285,7 @@ def _judged_sources(
     rows: list[dict[str, str | float]] = []
     state = work.resume(STATE)
     if state is not None:
-        rows = saved(state, "rows", list)
+        rows = state.entry("rows", list)
     # There is a state from the beginning, so that the first training can be resumed as well.
     work.keep(STATE, {"rows": rows})
     n_done = len(rows)

@@ -12,7 +12,7 @@ from thinkalike.contrib.populations.config import PopulationMeasureConfig
 from thinkalike.contrib.populations.encoding import EncodedPairs, PairBatch, padded_batches
 from thinkalike.contrib.populations.identity_stitches import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.pairs import Pairs
-from thinkalike.job import Work, saved
+from thinkalike.job import Work
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.processes import asked, at_boundaries, doing, stop
 
@@ -50,9 +50,9 @@ def stitched_members(
         first = 0
     else:
         stitches = IdentityStitches(
-            saved(state, "losses", Tensor), saved(state, "predicted", Tensor)
+            state.entry("losses", Tensor), state.entry("predicted", Tensor)
         )
-        first = saved(state, "batches", int)
+        first = state.entry("batches", int)
     not_gathered: list[tuple[PairBatch, IdentityStitches]] = []
 
     def stitch(batch: PairBatch) -> None:

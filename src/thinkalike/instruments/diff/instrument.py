@@ -44,7 +44,7 @@ from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.instruments.diff.taught import add_what_was_taught, tokens_of_amplified_text
 from thinkalike.instruments.diff.unread_tokens import numbers_after_unread_tokens
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW, read_random_rows
-from thinkalike.job import Instrument, Outcome, Work, saved
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Input, Inputs
 from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import REPORT_TEXT, left_in_key
@@ -374,8 +374,8 @@ def _resumed_exchanges(work: Work) -> ExchangesDone | None:
     if state is None:
         return None
     return {
-        "tried": saved(state, "tried", list),
-        "entering": saved(state, "entering", dict),
-        "without": saved(state, "without", dict),
-        "alone": saved(state, "alone", dict),
+        "tried": state.entry("tried", list),
+        "entering": state.entry("entering", dict),
+        "without": state.entry("without", dict),
+        "alone": state.entry("alone", dict),
     }

@@ -17,7 +17,7 @@ from thinkalike.evaluation.forks import fork, learning_rate_for_norm, part_moves
 from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
-from thinkalike.job import Work, saved
+from thinkalike.job import Work
 from thinkalike.measures.amplified import ShiftSum
 from thinkalike.measures.changes import divergence, random_signs, signed_permutation
 from thinkalike.measures.seeds import seeded
@@ -133,8 +133,8 @@ def run_null(
         with_shifts: Whether it is kept how far each token of the vocabulary becomes likelier.
     """
     state = work.resume("null")
-    if state:
-        lists = {item.name: saved(state, item.name, list) for item in fields(NullRuns)}
+    if state is not None:
+        lists = {item.name: state.entry(item.name, list) for item in fields(NullRuns)}
         observed.null = NullRuns(**lists)
     null = observed.null
     runs = []

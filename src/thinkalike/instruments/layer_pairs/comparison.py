@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
-from thinkalike.job import Work, saved
+from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.processes import asked, at_boundaries, doing, stop
@@ -98,12 +98,12 @@ class LayerPairComparison:
         self.pools_kept = 0
 
         state = work.resume("metrics")
-        if state:
-            self.pools_kept = saved(state, "pools", int)
+        if state is not None:
+            self.pools_kept = state.entry("pools", int)
             # The states of all processes are joined, so only the first one takes them over.
             if work.processes.rank == 0:
-                self.metric.load_state_dict(saved(state, "metric", dict))
-                self.with_massive.load_state_dict(saved(state, "with_massive", dict))
+                self.metric.load_state_dict(state.entry("metric", dict))
+                self.with_massive.load_state_dict(state.entry("with_massive", dict))
 
     def needs_pool(self, number: int) -> bool:
         """Return whether a pool is yet to be added to the metrics.

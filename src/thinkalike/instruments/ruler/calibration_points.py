@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.errors import DataError
-from thinkalike.job import Work, saved
+from thinkalike.job import Work
 from thinkalike.measures.bit_readings import next_bits
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.massive_rows import massive
@@ -230,7 +230,7 @@ def _resumed_or_new_states(
     name_of_saved = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
     resumed = work.resume(name_of_saved)
     if resumed is not None:
-        return saved(resumed, "states", list)
+        return resumed.entry("states", list)
     states = comparison.calibration_states(side, calibration_point)
     work.keep(name_of_saved, {"states": states})
     return states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -28,7 +28,8 @@ from thinkalike.instruments.trajectory.accuracies import (
     permuted_labels,
 )
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
-from thinkalike.job import Work, saved
+from thinkalike.job import Work
+from thinkalike.job.work import SavedState
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
@@ -74,35 +75,35 @@ class CheckpointNumbers(TypedDict, total=False):
     importance: Float[Tensor, "l f k"]
 
 
-def text_of_state(state: Mapping[str, object]) -> Text:
+def text_of_state(state: SavedState) -> Text:
     """Return the text that a saved state holds.
 
     Raises:
         StoreError: The state lacks an entry, or has one of another type.
     """
     return {
-        "tokens": saved(state, "tokens", Tensor),
-        "documents": saved(state, "documents", Tensor),
-        "facts": saved(state, "facts", dict),
-        "tokenizer": saved(state, "tokenizer", str),
+        "tokens": state.entry("tokens", Tensor),
+        "documents": state.entry("documents", Tensor),
+        "facts": state.entry("facts", dict),
+        "tokenizer": state.entry("tokenizer", str),
     }
 
 
-def numbers_of_state(state: Mapping[str, object]) -> CheckpointNumbers:
+def numbers_of_state(state: SavedState) -> CheckpointNumbers:
     """Return the numbers of a checkpoint that a saved state holds.
 
     Raises:
         StoreError: The state lacks an entry, or has one of another type.
     """
     numbers: CheckpointNumbers = {
-        "states": saved(state, "states", list),
-        "losses": saved(state, "losses", Tensor),
-        "model": saved(state, "model", dict),
-        "right": saved(state, "right", list),
-        "null": saved(state, "null", list),
+        "states": state.entry("states", list),
+        "losses": state.entry("losses", Tensor),
+        "model": state.entry("model", dict),
+        "right": state.entry("right", list),
+        "null": state.entry("null", list),
     }
     if "importance" in state:
-        numbers["importance"] = saved(state, "importance", Tensor)
+        numbers["importance"] = state.entry("importance", Tensor)
     return numbers
 
 
