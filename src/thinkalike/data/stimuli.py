@@ -177,7 +177,7 @@ class Stimuli:
         """The number of the text of each stimulus, by which measures keep stimuli together."""
         return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
-    def take(self, rows: NDArray[np.generic] | slice | Sequence[int]) -> Stimuli:
+    def take(self, rows: NDArray[np.generic] | pd.Series | slice | Sequence[int]) -> Stimuli:
         """Return some of the stimuli, in the order of `rows`.
 
         Texts without a chosen stimulus are dropped, and the other texts are numbered anew.
