@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from thinkalike.errors import PluginError, ThinkalikeError, in_home, one_line, short
 
@@ -88,9 +88,9 @@ def _are_ends(scale: object) -> bool:
 class PreparesAndCompares(Protocol):
     """An instance of `LayerMeasure`, known by its methods: importing that class takes seconds."""
 
-    def prepare(self, layer: Any, name: str) -> Any: ...
+    def prepare(self, layer: object, name: str) -> object: ...
 
-    def compare(self, first: Any, second: Any) -> Any: ...
+    def compare(self, first: object, second: object) -> object: ...
 
 
 def is_plugin(name: object) -> TypeGuard[str]:

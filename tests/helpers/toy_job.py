@@ -44,7 +44,7 @@ class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
         self.calls.append("run")
         work.opened.callback(lambda: self.calls.append("closed"))
         kept = work.resume("half")
-        start = 0 if kept is None else int(kept["done"])
+        start = 0 if kept is None else kept.entry("done", int)
         numbers = torch.randn(config.measure.size)
         if self.break_off:
             work.keep("half", {"done": 2, "numbers": numbers})

@@ -234,6 +234,21 @@ def test_a_state_holds_nothing_that_could_run_code(tmp_path):
         perform(Toy(), config(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [({}, "has no done"), ({"done": "two"}, "has done of type str, and the job resumes from int")],
+)
+def test_a_state_that_lacks_what_a_job_resumes_from_is_named(entries, message, tmp_path):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    (state,) = tmp_path.glob("toy/*.partial/checkpoints")
+    path = write_state(state, "half", entries)
+    with pytest.raises(StoreError, match=f"^{re.escape(str(path))} {message}.*; remove it$"):
+        perform(Toy(), config(tmp_path))
+    write_state(state, "half", {"done": 2})
+    assert perform(Toy(), config(tmp_path)).table["start"].eq(2).all(), "control"
+
+
 @pytest.mark.parametrize("left", ["null", "", "[1]", "{", '{"a": 1}', "\ud800".encode(errors="surrogatepass")])
 def test_warnings_that_cannot_be_read_end_no_job(left, tmp_path, caplog):
     with pytest.raises(DataError):

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
@@ -334,7 +334,7 @@ class StimuliConfig(Checked, part="stimuli"):
     features: list[str] | None = None
     # kind of each feature: nominal, ordinal, numeric, continuous, or the list of its levels in
     # order
-    kinds: dict[str, str | list[Any]] | None = None
+    kinds: dict[str, str | list[object]] | None = None
     # for kind=table: which columns hold text, word, start, stop, sentence and id
     columns: dict[str, str | None] | None = None
     # which token of a word (or text) gives its state: the last, the first such as [CLS], or the

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -37,6 +37,9 @@ from torch import Tensor
 
 from thinkalike.digests import BYTE_OF, PROBES, tokenizer_facts
 from thinkalike.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 QUARTERS_PER_CHARACTER = 4
 
@@ -347,11 +350,30 @@ def _joins(text: str, position: int) -> bool:
     return unicodedata.normalize("NFKC", before + character) != separately
 
 
-def check_same_tokenizer(source: Any, target: Any) -> None:
+@runtime_checkable
+class HasTokenizer(Protocol):
+    """A model, or anything else that has a tokenizer."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+
+@runtime_checkable
+class HasVocabulary(HasTokenizer, Protocol):
+    """A model, or anything else that reads token ids."""
+
+    @property
+    def vocabulary(self) -> int:
+        """One more than the largest token id."""
+
+
+def check_same_tokenizer(source: HasTokenizer, target: HasTokenizer) -> None:
     """Check that the tokenizers of two models turn every text into the same token ids.
 
     Args:
-        source: A model, or anything with `name` and `tokenizer`.
+        source: A model, or anything else that has a tokenizer.
         target: The same.
 
     Raises:
@@ -369,7 +391,9 @@ def check_same_tokenizer(source: Any, target: Any) -> None:
         )
 
 
-def check_same_tokens(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
+def check_same_tokens(
+    source: HasVocabulary, target: HasVocabulary, rows: Int[Tensor, "b t"]
+) -> None:
     """Check that two models cut the text of some rows into the same token ids.
 
     Tokenizers with different settings may do so for this text.
@@ -420,13 +444,13 @@ def _first_difference(source_ids: Sequence[int], target_ids: Sequence[int]) -> i
     raise ValueError("the lists are equal")
 
 
-def check_alignable(source: Any, target: Any) -> None:
+def check_alignable(source: HasTokenizer, target: HasTokenizer) -> None:
     """Check that the tokens of two models can be aligned by the characters that they stand for.
 
     Both tokenizers need offsets, and must normalise the words of `PROBES` to the same letters.
 
     Args:
-        source: A model, or anything with `name` and `tokenizer`.
+        source: A model, or anything else that has a tokenizer.
         target: The same.
 
     Raises:
@@ -449,7 +473,7 @@ def check_alignable(source: Any, target: Any) -> None:
             )
 
 
-def _normalised_word(tokenizer: Any, word: str) -> str:
+def _normalised_word(tokenizer: PreTrainedTokenizerBase, word: str) -> str:
     """Return a word as a tokenizer's normaliser writes it, in NFKC and without any white space.
 
     A tokenizer without a normaliser leaves the word as it is.

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ from thinkalike.errors import DataError
 from thinkalike.measures.document_order import neighbour_correlation
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from thinkalike.data.paired import SourceTokenizer
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ REPORT_TOKENS = 262144
 
 def read_corpus(
     data: DataConfig,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     context: int,
     *,
     bos: bool,
@@ -148,7 +150,7 @@ def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
 
 def _cache_name(
     data: DataConfig,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     context: int,
     bos: bool,
     limits: TextLimits,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.data.splits import DocumentSplit
 from thinkalike.errors import DataError
 from thinkalike.processes import Activity, doing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DOCUMENTS_PER_CALL = 64
 """How many documents are tokenised in one call."""
@@ -54,7 +57,7 @@ class DocumentReader(Protocol):
 class TokenizerReader:
     """Turns documents into the tokens of one tokenizer, which must have EOS, and BOS if needed."""
 
-    def __init__(self, tokenizer: Any, bos: bool):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, bos: bool):
         """Remember the tokenizer and the ids of its EOS and BOS; `start` is None without BOS."""
         self.tokenizer = tokenizer
         self.end, self.start = separators(tokenizer, bos)
@@ -67,7 +70,7 @@ class TokenizerReader:
             yield [*token_ids, self.end]
 
 
-def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
+def separators(tokenizer: PreTrainedTokenizerBase, bos: bool) -> tuple[int, int | None]:
     """Return the ids of the token that ends each document and of the one that begins each row.
 
     The first is EOS or, for a tokenizer without it such as BERT's, its separator. The second is
@@ -95,7 +98,7 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
 
 
 def without_separators(
-    texts: Sequence[str], tokenizer: Any, start: int | None, end: int
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, start: int | None, end: int
 ) -> list[str]:
     """Return documents without a written BOS token at their beginning or EOS token at their end.
 

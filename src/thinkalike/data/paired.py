@@ -17,9 +17,9 @@ Each target token gets the state of the last source token that has seen no chara
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,10 @@ from thinkalike.data.documents import document_fingerprint
 from thinkalike.data.packing import TextLimits, pack, separators, without_separators
 from thinkalike.data.rows import Corpus, PairedRows, SourceTokens, TokenRows
 from thinkalike.errors import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+    from transformers import PreTrainedTokenizerBase
 
 IntArray = NDArray[np.integer]
 
@@ -47,7 +51,7 @@ class SourceTokenizer:
     """How a source reads text."""
 
     name: str
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     bos: bool
     """Whether its rows begin with BOS."""
 
@@ -55,7 +59,12 @@ class SourceTokenizer:
     """The length of the longest row that it can read."""
 
     def pack(
-        self, config: DataConfig, tokenizer: Any, context: int, bos: bool, limits: TextLimits
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        context: int,
+        bos: bool,
+        limits: TextLimits,
     ) -> Corpus:
         """Tokenise text for a target and this source, and pack the target's tokens into rows.
 
@@ -406,7 +415,7 @@ class PairedReader:
         bos: Whether the target's rows begin with BOS.
     """
 
-    def __init__(self, target: Any, source: SourceTokenizer, bos: bool):
+    def __init__(self, target: PreTrainedTokenizerBase, source: SourceTokenizer, bos: bool):
         """Prepare both tokenizers, and begin without documents.
 
         EOS ends each document and BOS begins each row: `end` and `bos` are their ids for the
@@ -499,7 +508,7 @@ def _starts(arrays: Sequence[IntArray]) -> IntArray:
     return np.cumsum([0, *lengths[:-1]])
 
 
-def backend_with_untrimmed_offsets(tokenizer: Any) -> Any:
+def backend_with_untrimmed_offsets(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
     """Return a `tokenizers.Tokenizer` that cuts text alike and whose offsets include white space.
 
     The post-processor of byte-level tokenizers trims white space from offsets, and alignment needs
@@ -508,16 +517,16 @@ def backend_with_untrimmed_offsets(tokenizer: Any) -> Any:
     Args:
         tokenizer: A fast tokenizer of transformers.
     """
-    from tokenizers import Tokenizer
+    import tokenizers
 
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     settings |= {"post_processor": None, "truncation": None, "padding": None}
-    backend = Tokenizer.from_str(json.dumps(settings))
+    backend = tokenizers.Tokenizer.from_str(json.dumps(settings))
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
     return backend
 
 
-def tokenised_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]:
+def tokenised_texts(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[TokenisedText]:
     """Return the tokens of each text and their character offsets, without special tokens.
 
     Args:
@@ -526,8 +535,10 @@ def tokenised_texts(tokenizer: Any, texts: Sequence[str]) -> list[TokenisedText]
     """
     # Any normaliser may be one that composes characters, such as a letter and its accent.
     composes = tokenizer.normalizer is not None
+    # None would be an id that the tokenizer does not know.
+    token_of_id = cast(Callable[[int], str], tokenizer.id_to_token)
     tokenised = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        tokenised.append(TokenisedText(encoding.ids, offsets, tokenizer.id_to_token, composes))
+        tokenised.append(TokenisedText(encoding.ids, offsets, token_of_id, composes))
     return tokenised

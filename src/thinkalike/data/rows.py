@@ -10,13 +10,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.processes import counted
+
+LayerOfReader = TypeVar("LayerOfReader", contravariant=True)
+
+
+@runtime_checkable
+class RowReader(Protocol[LayerOfReader]):
+    """A model, or anything else that has states of rows of tokens at some layers."""
+
+    def residuals(
+        self, tokens: Int[Tensor, "b t"], layers: Sequence[LayerOfReader], /
+    ) -> list[Float[Tensor, "b t _"]]: ...
 
 
 @dataclass(frozen=True)
@@ -113,12 +124,13 @@ class TokenRows:
             return list(states)
         return aligned_states(states, self.source.positions)
 
-    def source_states(self, model: Any, layers: Sequence[Any]) -> list[Float[Tensor, "rows t _"]]:
+    def source_states(
+        self, model: RowReader[LayerOfReader], layers: Sequence[LayerOfReader]
+    ) -> list[Float[Tensor, "rows t _"]]:
         """Run the source once and return its states at these layers, one per target token.
 
         Args:
-            model: The source, or anything else whose `residuals(tokens, layers)` reads the
-                source's tokens.
+            model: The source, or anything else that reads the source's tokens.
             layers: The layers, in the order of the result.
         """
         return self.align(model.residuals(self.source_tokens, layers))
@@ -194,7 +206,7 @@ class Corpus:
             "aligned_nowhere": nowhere,
         }
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what a result stores about its text."""
         return {"tokens": self.fingerprint(), **self.counts}
 
@@ -218,13 +230,15 @@ class PackedLayout:
         return packed[:, : self.target_width]
 
     def source_states(
-        self, model: Any, packed: Int[Tensor, "b width"], layers: Sequence[int]
+        self,
+        model: RowReader[int],
+        packed: Int[Tensor, "b width"],
+        layers: Sequence[int],
     ) -> list[Float[Tensor, "b t _"]]:
         """Run the source once and return its states at these layers, one per target token.
 
         Args:
-            model: The source, or anything else whose `residuals(tokens, layers)` reads the
-                source's tokens.
+            model: The source, or anything else that reads the source's tokens.
             packed: Rows of t target tokens | s source tokens | t positions | s documents; only the
                 target's tokens if the source reads these.
             layers: The layers of the source, in the order of the result.

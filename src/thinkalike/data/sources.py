@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, one_line
@@ -47,8 +47,11 @@ BUFFER_BYTES = 2**20
 Record = dict[str, Any]
 """A row, by column."""
 
+Content = TypeVar("Content")
+"""What is read from a file."""
 
-def read_by_ending(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
+
+def read_by_ending(path: Path, readers: Mapping[str, Callable[[Path], Content]]) -> Content:
     """Return what the reader of a file's ending returns for the file.
 
     Args:
@@ -293,7 +296,7 @@ def stream_records(
     *,
     revision: str | None,
     remedy: str = USE_LOCAL_TEXT,
-    **options: Any,
+    **options: object,
 ) -> Iterator[Record]:
     """Yield the rows of a data set of the hub as it is downloaded.
 

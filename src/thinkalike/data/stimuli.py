@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from numbers import Number
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
@@ -21,7 +22,7 @@ from thinkalike.data.words import Span
 from thinkalike.errors import DataError, natural_order, nearest
 from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBER_KINDS, check_levels, kind_of
 
-Kind = str | Sequence[str]
+Kind = str | Sequence[object]
 """One of KINDS, or the levels of an ordinal feature in order."""
 
 Kinds = Mapping[str, Kind]
@@ -176,24 +177,24 @@ class Stimuli:
         """The number of the text of each stimulus, by which measures keep stimuli together."""
         return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
-    def take(self, rows: Any) -> Stimuli:
+    def take(self, rows: NDArray[np.generic] | pd.Series | slice | Sequence[int]) -> Stimuli:
         """Return some of the stimuli, in the order of `rows`.
 
         Texts without a chosen stimulus are dropped, and the other texts are numbered anew.
 
         Args:
-            rows: Anything that indexes a NumPy array: indices, a mask or a slice.
+            rows: Indices, a mask or a slice.
         """
-        rows = np.arange(len(self))[rows]
-        used_texts, sentence = np.unique(self.sentence[rows], return_inverse=True)
+        indices = np.arange(len(self))[rows]
+        used_texts, sentence = np.unique(self.sentence[indices], return_inverse=True)
         return replace(
             self,
             texts=[self.texts[number] for number in used_texts],
             sentence=sentence,
-            span=[self.span[row] for row in rows],
-            words=[self.words[row] for row in rows],
-            features=self.features.iloc[rows],
-            ids=[self.ids[row] for row in rows],
+            span=[self.span[row] for row in indices],
+            words=[self.words[row] for row in indices],
+            features=self.features.iloc[indices],
+            ids=[self.ids[row] for row in indices],
         )
 
     def sample(self, n: int, seed: int = 0, balance: str | Sequence[str] = ()) -> Stimuli:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +27,7 @@ from thinkalike.config.values import as_settings
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_by_ending, whole_characters
 from thinkalike.data.stimuli import (
+    Kind,
     Kinds,
     Names,
     Stimuli,
@@ -227,13 +227,12 @@ def read_frame(path: Path) -> pd.DataFrame:
     Raises:
         DataError: The file cannot be read, it has no rows, or two columns have one name.
     """
-    readers: dict[str, Any] = {
+    readers = {
         ".csv": _read_separated,
         ".tsv": _read_separated,
         ".parquet": _read_parquet,
     }
-    frame: pd.DataFrame = read_by_ending(path, readers)
-    return checked_frame(frame, path)
+    return checked_frame(read_by_ending(path, readers), path)
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -634,9 +633,7 @@ def _is_position(cell: str) -> bool:
     return cell.isdecimal() and len(cell) <= MOST_DIGITS
 
 
-def _decimal_values(
-    column: pd.Series, kind: str | Sequence[str] | None, location: str
-) -> pd.Series:
+def _decimal_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
     """Return a column of `Decimal` numbers as floats.
 
     If a kind other than "numeric" is declared, the numbers become strings.
@@ -659,9 +656,7 @@ def _decimal_values(
     return numbers
 
 
-def _feature_values(
-    column: pd.Series, kind: str | Sequence[str] | None, location: str
-) -> pd.Series:
+def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
     """Return a column with NaN for missing cells, and numbers for written numbers.
 
     A decimal comma is read as well. A nominal column stays as written if two of its levels, such

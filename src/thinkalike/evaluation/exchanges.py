@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,23 @@ class PartChanges(NamedTuple):
 
     alone: Float[Tensor, " n"] | None
     """KL(base ‖ base with the changed part) in nats."""
+
+
+class ExchangesDone(TypedDict):
+    """What `exchange_parts` has computed so far, which a job saves to resume from.
+
+    Attributes:
+        tried: The names of the parts that are exchanged on all of the text.
+        entering: How far each part moves the output of its block, by the name of the part, without
+            parts after the last block.
+        without: KL(base ‖ changed model with the base's part) by the name of the part, so far.
+        alone: KL(base ‖ base with the changed part), likewise.
+    """
+
+    tried: list[str]
+    entering: dict[str, Tensor]
+    without: dict[str, Tensor]
+    alone: dict[str, Tensor]
 
 
 def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
@@ -107,8 +124,8 @@ def exchange_parts(
     parts: Sequence[Part],
     batches: Sequence[BatchStates],
     most_parts: int,
-    state: dict[str, Any] | None = None,
-    save: Callable[[dict[str, Any]], None] = lambda state: None,
+    state: ExchangesDone | None = None,
+    save: Callable[[ExchangesDone], None] = lambda state: None,
 ) -> dict[Part, PartChanges]:
     """Return what each part that differs does, by exchanging it between both models.
 
@@ -152,16 +169,15 @@ def _screen_parts(
     parts: Sequence[Part],
     batches: Sequence[BatchStates],
     most_parts: int,
-) -> dict[str, Any]:
+) -> ExchangesDone:
     """Return which parts are to be exchanged on all of the text, and what each does to its block.
 
     If more than `most_parts` parts of blocks differ, those that change the base's predictions
     least at few tokens are left out. Parts outside of blocks are all exchanged.
 
     Returns:
-        The state that `exchange_parts` saves and fills: "tried", the names of the parts that are
-        to be exchanged; "entering", how far each part moves the output of its block, without parts
-        after the last block; and "without" and "alone", which are still empty.
+        The state that `exchange_parts` saves and fills, in which "without" and "alone" are still
+        empty.
     """
     entering = {}
     parts_of_blocks = []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.rows import RowReader, TokenRows
 from thinkalike.measures.losses import token_loss
+from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 
 
@@ -35,11 +35,11 @@ def next_token_losses(
 
 
 def states_of_both(
-    source: Any,
+    source: RowReader[Layer],
     target: FrozenModel,
     rows: TokenRows,
-    source_layers: Sequence[Any],
-    target_layers: Sequence[Any],
+    source_layers: Sequence[Layer],
+    target_layers: Sequence[Layer],
 ) -> tuple[list[Float[Tensor, "b s _"]], list[Float[Tensor, "b t _"]]]:
     """Return states of the source and of the target at some layers, from one pass of each model.
 
@@ -47,8 +47,8 @@ def states_of_both(
     `TokenRows.align` turns them into one state for each token of the target.
 
     Args:
-        source: A model, or anything that has `residuals` as models do. If it is the target, there
-            is one pass for both.
+        source: A model, or anything else that has states at layers. If it is the target, there is
+            one pass for both.
         target: The target.
         rows: The rows, of the tokens of both models.
         source_layers, target_layers: The layers whose states are returned, in this order.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,9 @@ from thinkalike.evaluation.forward import next_token_losses
 from thinkalike.measures.losses import unigram_entropy
 from thinkalike.models.frozen import FrozenModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 HIDDEN_SHARE = 0.15
 """The share of tokens that are predicted."""
 
@@ -32,7 +35,7 @@ RANDOM_FROM = 0.9
 def masked_losses(
     model: Callable[[Tensor], Tensor],
     tokens: Int[Tensor, "b t"],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
     """Return the cross-entropies of hidden tokens in nats, and which tokens were hidden.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
+from torch import Tensor
 
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.batch_sizes import halve_until, rows_per_batch, tokens_per_batch
 from thinkalike.evaluation.forward import states_of_both
 from thinkalike.evaluation.token_means import MOST_TOKENS, TokenMeans
 from thinkalike.measures.halved_moments import HalvedMoments, halves_of
-from thinkalike.measures.moments import LayerPair
 from thinkalike.memory import Budget
+from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.source import StateSource
+
+SitePair = tuple[Layer, Layer]
+"""A layer of the source and one of the target, or a site in each."""
 
 BYTES_OF_FLOAT64_COPIES = 16
 """For each number of a state: what two copies in float64 take."""
@@ -24,7 +28,7 @@ BYTES_OF_FLOAT64_COPIES = 16
 def state_moments(
     source: StateSource,
     target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
+    layer_pairs: Sequence[SitePair],
     rows: TokenRows,
     budget: Budget,
     means: TokenMeans | None = None,
@@ -58,10 +62,10 @@ def state_moments(
             means.update(batch.tokens[:rows_of_means], first_states)
             rows_of_means -= len(batch)
 
-        by_source_layer = {}
+        by_source_layer: dict[Hashable, Tensor] = {}
         for layer, state in zip(source_layers, batch.align(source_states), strict=True):
             by_source_layer[layer] = state.flatten(0, 1).to(target.device)
-        by_target_layer = {}
+        by_target_layer: dict[Hashable, Tensor] = {}
         for layer, state in zip(target_layers, target_states, strict=True):
             by_target_layer[layer] = state.flatten(0, 1)
         moments.update(by_source_layer, by_target_layer, batch.documents.flatten())
@@ -71,7 +75,7 @@ def state_moments(
 def batch_rows_of_moments(
     source: StateSource,
     target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
+    layer_pairs: Sequence[SitePair],
     rows: TokenRows,
     budget: Budget,
 ) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.rows import RowReader, TokenRows
 from thinkalike.evaluation.batch_sizes import halve_until, rows_per_batch, tokens_per_batch
 from thinkalike.evaluation.document_sums import DocumentSums
 from thinkalike.evaluation.forward import last_states, next_token_losses, states_of_both
@@ -30,8 +30,8 @@ StateMaps = Sequence[Callable[[Tensor], Tensor]]
 class Control(NamedTuple):
     """Maps, one for each layer pair, of the states of another model than the source."""
 
-    model: Any
-    """What has the states; it has `residuals` as a `FrozenModel` does."""
+    model: RowReader[int]
+    """What has the states."""
 
     maps: StateMaps
 

@@ -325,7 +325,7 @@ def _check_subjects(subjects: Sequence[StimulusStates]) -> None:
         if different_layers:
             raise DataError(
                 f"{subject.name} and {subjects[0].name} differ in the layers "
-                f"{', '.join(sorted(different_layers))}"
+                f"{', '.join(sorted(map(str, different_layers)))}"
             )
         # The fingerprint ends with the hash of the content, after the name of its format.
         content_hash = subject.origin["fingerprint"].split()[-1]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
+from thinkalike.errors import StoreError
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.phases import Phases
 from thinkalike.loggers import Wandb
@@ -18,6 +20,40 @@ from thinkalike.unkept import UnkeptJob
 log = logging.getLogger(__name__)
 
 InputType = TypeVar("InputType")
+SavedType = TypeVar("SavedType")
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The tensors and plain values that a stopped run of a job stored under one name.
+
+    Attributes:
+        path: The file that they were read from.
+        entries: The tensors and values, by name.
+    """
+
+    path: Path
+    entries: Mapping[str, object]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def entry(self, name: str, kind: type[SavedType]) -> SavedType:
+        """Return an entry by its name, after a check of its class.
+
+        Raises:
+            StoreError: There is no such entry, or it has another class: a different version of the
+                job may have stored the state.
+        """
+        if name not in self.entries:
+            raise StoreError(f"{self.path} has no {name}, from which the job resumes; remove it")
+        value = self.entries[name]
+        if not isinstance(value, kind):
+            raise StoreError(
+                f"{self.path} has {name} of type {type(value).__name__}, and the job resumes from "
+                f"{kind.__name__}; remove it"
+            )
+        return value
 
 
 @dataclass
@@ -58,7 +94,7 @@ class Work:
         """Return an input of the job by its name; None if there is no input of this name."""
         return self.input(name, kind) if name in self.inputs else None
 
-    def resume(self, name: str) -> dict[str, Any] | None:
+    def resume(self, name: str) -> SavedState | None:
         """Return the tensors and plain values that a stopped run of the job stored under a name.
 
         None means that there are none, or that the job stores no states, as one without a store. A
@@ -73,9 +109,9 @@ class Work:
         if path is None:
             return None
         log.info("resuming from %s", path)
-        return read_state(path)
+        return SavedState(path, read_state(path))
 
-    def keep(self, name: str, state: dict[str, Any]) -> None:
+    def keep(self, name: str, state: Mapping[str, object]) -> None:
         """Store tensors and plain values under a name, to resume from them after an interruption.
 
         They replace those of the same name. A job without a store stores nothing.

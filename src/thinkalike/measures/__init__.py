@@ -8,7 +8,7 @@ Every function here takes NumPy arrays, DataFrames and lists, too, where it want
 
 from importlib import import_module
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # what type checkers and editors see; test_install.py compares it with what is loaded
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a type checker should report a name that does not exist
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         """Import a name of this package when it is first used, and keep it.
 
         Functions of tensors are wrapped such that they take arrays, tables and lists, too.

@@ -74,7 +74,7 @@ class Accumulator(Metric):
         target_layers: Count,
         *,
         conditional_on: str = "none",
-        **kwargs: Any,
+        **kwargs: object,
     ):
         """Store the settings, and begin each state as an empty list, with an entry per batch.
 

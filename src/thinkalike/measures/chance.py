@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -162,7 +161,7 @@ class BatchNull:
     """
 
     measure: AnyMeasure
-    layers: Sequence[Any]
+    layers: Sequence[object]
     rows: BatchRows
     token_groups: RowGroups | None
     model_pairs: ModelPairs
@@ -286,7 +285,7 @@ class BatchNull:
 
     def _permuted(
         self,
-        layers: Sequence[Any],
+        layers: Sequence[object],
         orders: Int[Tensor, "p n"],
         values: Mapping[Pair, Float[Tensor, "_ _"]],
     ) -> ValuesByPair:

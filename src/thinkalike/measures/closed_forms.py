@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Count, Within
 from thinkalike.measures.halved_moments import HalvedMoments
-from thinkalike.measures.moments import VARIANCE_ROUNDING, LayerPair, Moments, PairStatistics
+from thinkalike.measures.moments import VARIANCE_ROUNDING, KeyPair, Moments, PairStatistics
 
 # The penalty of a ridge regression; None: it is chosen by cross-validation over documents.
 Ridge = Annotated[float | None, Within(least=0)]
@@ -66,7 +66,7 @@ class AffineMap:
 
 
 def least_squares(
-    moments: Moments | HalvedMoments, pair: LayerPair, ridge: Ridge = 0.0, bias: bool = True
+    moments: Moments | HalvedMoments, pair: KeyPair, ridge: Ridge = 0.0, bias: bool = True
 ) -> AffineMap:
     """Return the W and b that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
 
@@ -105,7 +105,7 @@ def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMa
 
 def reduced_rank(
     moments: Moments | HalvedMoments,
-    pair: LayerPair,
+    pair: KeyPair,
     rank: Count,
     ridge: Ridge = 0.0,
     bias: bool = True,
@@ -134,7 +134,7 @@ def reduced_rank(
     return _map_through_means(statistics, top @ (top.T @ weight))
 
 
-def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = True) -> AffineMap:
+def procrustes(moments: Moments | HalvedMoments, pair: KeyPair, bias: bool = True) -> AffineMap:
     """Return the isometry Q, Q'Q = I, that minimises Σᵢ ‖yᵢ - μᵧ - Q (xᵢ - μₓ)‖², and its b.
 
     Q = U V' for Y'X = U S V', and b = μᵧ - Q μₓ. Reflections are allowed (Schönemann 1966). Into a
@@ -159,7 +159,7 @@ def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = T
     return _map_through_means(statistics, u @ vh)
 
 
-def bias_only(moments: Moments | HalvedMoments, pair: LayerPair) -> AffineMap:
+def bias_only(moments: Moments | HalvedMoments, pair: KeyPair) -> AffineMap:
     """Return the map x ↦ x + μᵧ - μₓ, with W = I, between two layers of the same width.
 
     It is the shift with the least squared error.
@@ -169,7 +169,7 @@ def bias_only(moments: Moments | HalvedMoments, pair: LayerPair) -> AffineMap:
     return _map_through_means(statistics, identity)
 
 
-def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -> PairStatistics:
+def _statistics(moments: Moments | HalvedMoments, pair: KeyPair, bias: bool) -> PairStatistics:
     """Return the means and the sums of products of the states of a layer pair.
 
     The products are those of centred states, or of the states as they are if the map has no bias.
@@ -181,7 +181,7 @@ def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -
 
 
 def _penalty(
-    moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None, bias: bool
+    moments: Moments | HalvedMoments, pair: KeyPair, ridge: float | None, bias: bool
 ) -> float:
     """Return the ridge penalty that was given; if it is None, the one chosen on the documents.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from types import EllipsisType
+from typing import Annotated, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +15,9 @@ from thinkalike.arguments import Level, Within
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_below
 from thinkalike.measures.sample_size import effective_number, has_interval
+
+# What indexes one axis of a tensor, or adds one.
+AxisIndex = SupportsIndex | slice | EllipsisType | Tensor | Sequence[int] | None
 
 # A difference of scores in [-1, 1] below this is rounding.
 SCORE_ROUNDING = 1e-12
@@ -48,7 +52,7 @@ class Estimate:
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.value, self.low, self.high))
 
-    def __getitem__(self, index: Any) -> Estimate:
+    def __getitem__(self, index: AxisIndex | tuple[AxisIndex, ...]) -> Estimate:
         """Return the estimate at an index of the tensors, such as a number, a slice or a mask."""
         uncorrected = None
         if self.uncorrected is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.measures.folds import stimulus_folds
 from thinkalike.measures.moments import (
-    LayerPair,
+    KeyPair,
     LayerStates,
     Moments,
     PairStatistics,
@@ -28,7 +28,7 @@ class HalvedMoments:
         both: Whether maps are fitted in both directions, see `Moments`.
     """
 
-    def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
+    def __init__(self, pairs: Iterable[KeyPair], both: bool = True):
         self.pairs = different_pairs(pairs)
         self.halves = [Moments(self.pairs, both), Moments(self.pairs, both)]
 
@@ -45,7 +45,7 @@ class HalvedMoments:
             rows = (halves % len(self.halves) == remainder).nonzero()[:, 0]
             half.update(_selected_rows(sources, rows), _selected_rows(targets, rows))
 
-    def of(self, pair: LayerPair) -> PairStatistics:
+    def of(self, pair: KeyPair) -> PairStatistics:
         """Return the statistics of a layer pair over the rows of both halves.
 
         Raises:
@@ -53,7 +53,7 @@ class HalvedMoments:
         """
         return reduce(PairStatistics.joined, self.statistics_of_halves(pair))
 
-    def statistics_of_halves(self, pair: LayerPair) -> list[PairStatistics]:
+    def statistics_of_halves(self, pair: KeyPair) -> list[PairStatistics]:
         """Return the statistics of a layer pair over the rows of each half, the even ones first.
 
         Raises:
@@ -65,7 +65,7 @@ class HalvedMoments:
             )
         return [half.of(pair) for half in self.halves]
 
-    def penalty(self, pair: LayerPair, bias: bool = True) -> float:
+    def penalty(self, pair: KeyPair, bias: bool = True) -> float:
         """Return the ridge penalty λ for which maps of each half predict the other half best.
 
         It is ∞ if no map predicts better than the mean.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,11 @@ from thinkalike.measures.contract import (
 )
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
+from thinkalike.measures.layer_pair_estimate import (
+    EstimateArguments,
+    LayerPairEstimate,
+    sizes_of_documents,
+)
 from thinkalike.measures.leave_out import (
     bias_of_documents,
     measure_within_tokens,
@@ -87,7 +91,7 @@ class LayerMeans(Accumulator):
         *,
         conditional_on: str = "none",
         after_ratio: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         """Store the settings, and refuse "token" for a measure that compares all rows.
 
@@ -177,7 +181,11 @@ class LayerMeans(Accumulator):
             metric.add(batch.number, rows.documents, **states)
 
     def _values_without_parts(
-        self, measure: AnyMeasure, layers: Sequence[Any], rows: BatchRows, model_pairs: ModelPairs
+        self,
+        measure: AnyMeasure,
+        layers: Sequence[object],
+        rows: BatchRows,
+        model_pairs: ModelPairs,
     ) -> dict[Pair, Float[Tensor, "a _ _"]]:
         """Return the values of all rows, and then without each part of the documents.
 
@@ -241,7 +249,7 @@ class LayerMeans(Accumulator):
             states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
         return states
 
-    def estimate_arguments(self, states: Mapping[str, Tensor]) -> dict[str, Any]:
+    def estimate_arguments(self, states: Mapping[str, Tensor]) -> EstimateArguments:
         """Return the arguments of a `LayerPairEstimate`: values with intervals, null, and counts.
 
         Args:
@@ -250,13 +258,16 @@ class LayerMeans(Accumulator):
         depth = self.source_layers
         joint = self._estimate(self.mean_values(states), states)  # (l + m, l + m)
         across = joint[:depth, depth:]
-        arguments: dict[str, Any] = {
+        sizes = sizes_of_documents(states["documents"])
+        arguments: EstimateArguments = {
             "across": across,
             "within_source": joint[:depth, :depth],
             "within_target": joint[depth:, depth:],
             "batches": len(states["values"]),
             "needed": self.needed,
-            **sizes_of_documents(states["documents"]),
+            "documents": sizes["documents"],
+            "rows": sizes["rows"],
+            "effective": sizes["effective"],
         }
         if "null" in states:
             # "moved" has for each batch with a null its number, and its permuted documents.

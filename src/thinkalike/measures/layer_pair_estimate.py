@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Required, TypedDict
 
 import torch
 from jaxtyping import Int
@@ -12,6 +12,29 @@ from torch import Tensor
 from thinkalike.measures import sample_size
 from thinkalike.measures.chance import Chance
 from thinkalike.measures.estimates import Estimate
+
+
+class SizesOfDocuments(TypedDict):
+    """How many rows and documents were compared; see `LayerPairEstimate`."""
+
+    rows: int
+    documents: int
+    effective: float
+
+
+class EstimateArguments(TypedDict, total=False):
+    """The arguments of a `LayerPairEstimate`, see there."""
+
+    across: Required[Estimate]
+    batches: Required[int]
+    documents: Required[int]
+    rows: int | None
+    effective: float | None
+    needed: int
+    within_source: Estimate | None
+    within_target: Estimate | None
+    rows_used: float | None
+    chance: Chance | None
 
 
 class LayerPairEstimate(Estimate):
@@ -97,7 +120,7 @@ class LayerPairEstimate(Estimate):
         return float(of_all.max()) if len(of_all) else math.inf
 
 
-def sizes_of_documents(documents: Int[Tensor, " n"]) -> dict[str, int | float]:
+def sizes_of_documents(documents: Int[Tensor, " n"]) -> SizesOfDocuments:
     """Return how many rows, documents, and documents of equal length ("effective") there are.
 
     Args:

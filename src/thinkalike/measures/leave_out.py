@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -86,7 +85,7 @@ def values_without_each_part(
 
 def bias_of_documents(
     measure: AnyMeasure,
-    layers: Sequence[Any],
+    layers: Sequence[object],
     rows: BatchRows,
     model_pairs: ModelPairs,
     values: Mapping[Pair, Float[Tensor, "_ _ _"]],

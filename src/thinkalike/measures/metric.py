@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from thinkalike.arguments import Count, RepetitionsOrNone, check_choice, shown, 
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.kernel_alignment import AGGREGATES, CKAMeasure, alignment, arc_length
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
+from thinkalike.measures.layer_pair_estimate import EstimateArguments, LayerPairEstimate
 
 
 class CKAResult(LayerPairEstimate):
@@ -40,7 +40,7 @@ class CKAResult(LayerPairEstimate):
         without: Tensor,
         aggregate: str,
         is_unbiased: bool,
-        **estimate_arguments: Any,
+        **estimate_arguments: Unpack[EstimateArguments],
     ):
         """Make a `LayerPairEstimate` of its arguments, and store what CKA has beside it.
 
@@ -187,7 +187,7 @@ class CKA(LayerMeans):
         flatten: str = "token",
         conditional_on: str = "none",
         permutations: RepetitionsOrNone = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         """Check the choices, and make a metric of means over batches with CKA as its measure.
 
@@ -230,7 +230,7 @@ class CKA(LayerMeans):
             is_unbiased=self.is_unbiased,
         )
 
-    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+    def merge_state(self, incoming_state: dict[str, object] | Metric) -> None:
         """Add the batches of another metric, or of its state, to this one.
 
         Raises:

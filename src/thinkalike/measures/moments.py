@@ -6,8 +6,8 @@ maps of `thinkalike.measures.closed_forms` need nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from thinkalike.arguments import shown, takes_arrays
 
-# The layer of the source and the layer of the target: numbers, or pairs of a block and a site.
-LayerPair = tuple[Any, Any]
-# "source" or "target", and the layer of that model.
-ModelLayer = tuple[str, Any]
-LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]]
+# The number of a layer of the source, and that of a layer of the target.
+LayerPair = tuple[int, int]
+# A layer of the source and one of the target, by the keys of their states: numbers of layers, or
+# sites in a layer.
+KeyPair = tuple[Hashable, Hashable]
+# "source" or "target", and the key of a layer of that model.
+ModelKey = tuple[str, Hashable]
+LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Hashable, Float[Tensor, "_ _"]]
 
 # A direction with less than this share of the largest variance is rounding of float32.
 VARIANCE_ROUNDING = 1e-12
@@ -94,7 +97,7 @@ class PairStatistics(NamedTuple):
         )
 
 
-def different_pairs(pairs: object) -> list[LayerPair]:
+def different_pairs(pairs: object) -> list[KeyPair]:
     """Return each pair of layers once, in the order in which they first occur.
 
     Args:
@@ -127,7 +130,7 @@ class Moments:
             themselves are not gathered and read as 0.
     """
 
-    def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
+    def __init__(self, pairs: Iterable[KeyPair], both: bool = True):
         """List the layers of both models, and the pairs of layers whose products are gathered.
 
         If maps of both directions are fitted, `both`, products of target layers with themselves
@@ -136,16 +139,16 @@ class Moments:
         self.pairs = different_pairs(pairs)
         across = [(("source", source), ("target", target)) for source, target in self.pairs]
         layers = [layer for pair in across for layer in pair]
-        self._layers: list[ModelLayer] = list(dict.fromkeys(layers))
+        self._layers: list[ModelKey] = list(dict.fromkeys(layers))
         with_themselves = []
         for layer in self._layers:
             model, _ = layer
             if both or model == "source":
                 with_themselves.append((layer, layer))
-        self._products: list[tuple[ModelLayer, ModelLayer]] = [*with_themselves, *across]
+        self._products: list[tuple[ModelKey, ModelKey]] = [*with_themselves, *across]
         self.n = 0
-        self._means: dict[ModelLayer, Tensor] = {}
-        self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
+        self._means: dict[ModelKey, Tensor] = {}
+        self._scatter: dict[tuple[ModelKey, ModelKey], Tensor] = {}
 
     @takes_arrays
     @torch.no_grad()
@@ -189,7 +192,7 @@ class Moments:
         }
         self.n = total
 
-    def _rows(self, sources: LayerStates, targets: LayerStates) -> dict[ModelLayer, Tensor]:
+    def _rows(self, sources: LayerStates, targets: LayerStates) -> dict[ModelKey, Tensor]:
         """Return the states of each layer that occurs in a pair, in float64.
 
         Args:
@@ -201,11 +204,9 @@ class Moments:
         Raises:
             ValueError: A layer is missing, or layers differ in their number of rows.
         """
-        sides = {"source": sources, "target": targets}
+        sides = {"source": _by_key(sources), "target": _by_key(targets)}
         for side, layer in self._layers:
-            states = sides[side]
-            layers = states if isinstance(states, Mapping) else range(len(states))
-            if layer not in layers:
+            if layer not in sides[side]:
                 raise ValueError(
                     f"{side}s lacks layer {layer!r}, which is in pairs: give its states"
                 )
@@ -217,7 +218,7 @@ class Moments:
             )
         return rows
 
-    def of(self, pair: LayerPair) -> PairStatistics:
+    def of(self, pair: KeyPair) -> PairStatistics:
         """Return the number of rows, the means and the centred products of one layer pair.
 
         Products of the target with itself are 0 if they were not gathered.
@@ -248,8 +249,15 @@ class Moments:
         return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
 
 
+def _by_key(states: LayerStates) -> Mapping[Hashable, Tensor]:
+    """Return the states of each layer by its key, which for a list is the index."""
+    if isinstance(states, Mapping):
+        return states
+    return dict(enumerate(states))
+
+
 def _check_means(
-    means: Mapping[ModelLayer, Tensor], means_before: Mapping[ModelLayer, Tensor]
+    means: Mapping[ModelKey, Tensor], means_before: Mapping[ModelKey, Tensor]
 ) -> None:
     """Raise a ValueError if a state is not finite, or if a layer's width changed between batches.
 

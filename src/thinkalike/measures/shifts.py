@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,11 @@ from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.layer_pair_estimate import LayerPairEstimate, sizes_of_documents
+from thinkalike.measures.layer_pair_estimate import (
+    EstimateArguments,
+    LayerPairEstimate,
+    sizes_of_documents,
+)
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
@@ -25,7 +29,13 @@ class ShiftEstimate(LayerPairEstimate):
         norm_source, norm_target: The mean ‖x‖ and the mean ‖y‖, likewise.
     """
 
-    def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
+    def __init__(
+        self,
+        cosine: Tensor,
+        norm_source: Tensor,
+        norm_target: Tensor,
+        **estimates: Unpack[EstimateArguments],
+    ):
         """Store the cosines and norms, and make a `LayerPairEstimate` of the other arguments."""
         super().__init__(**estimates)
         self.cosine = cosine

@@ -42,7 +42,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeGuard, cast, get_args
+from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
 
 from thinkalike.digests import json_object, remembered_digest
 from thinkalike.errors import DataError, one_line, short
@@ -71,6 +71,8 @@ ENTRIES = {
 
 # The most bytes of an index; a million files of vLLM take half of it.
 LARGEST_INDEX = 2**28
+
+Choice = TypeVar("Choice", bound=str)
 
 Layout = Literal["padded", "flat", "vllm", "vllm_layers_first"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -265,12 +267,13 @@ class _Reader:
             raise self.wrong(name, value, f"must be a whole number of at least {least}")
         return value
 
-    def choice(self, name: str, choices: Sequence[Any]) -> Any:
+    def choice(self, name: str, choices: Sequence[Choice]) -> Choice:
         """Return an entry that is one of several texts."""
         value = self.content.get(name)
-        if value not in choices:
-            raise self.wrong(name, value, f"must be one of {', '.join(choices)}")
-        return value
+        for choice in choices:
+            if value == choice:
+                return choice
+        raise self.wrong(name, value, f"must be one of {', '.join(choices)}")
 
     def hooks(self, layout: Layout) -> dict[str, int]:
         """Return the width at each hook point, by its name."""

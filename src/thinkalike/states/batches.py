@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,15 +33,13 @@ from thinkalike.measures.rows import places_of
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import Layer
 from thinkalike.states.folder import check_reads_rows, folder_of_rows
-from thinkalike.states.mixing import TokenMixing
 from thinkalike.states.pieces import (
     TIMES_AS_MUCH_TEXT,
     WORDS_PER_PIECE,
-    Pieces,
     drawn_pieces,
     percentage,
 )
-from thinkalike.states.source import StateSource
+from thinkalike.states.source import AnyLayer, StateSource, WordReader
 from thinkalike.states.tokens import compared_tokens
 from thinkalike.states.word_states import word_states
 
@@ -70,7 +68,11 @@ MOST_POOL_BATCHES = 64
 
 KEEPS_MASSIVE = "; measure.massive=keep includes them"
 
-StateReader = StateSource | TokenMixing
+ReadText = TypeVar("ReadText")
+"""What `ModelRuns.text` caches."""
+
+ModelLayer = TypeVar("ModelLayer")
+"""What the models of some batches call their layers."""
 
 
 @runtime_checkable
@@ -102,10 +104,10 @@ class BatchSettings(Protocol):
         """With "token_position" the means of both are removed from the states of a pool."""
 
 
-Run = Callable[[Any], list[Tensor]]
-"""Runs a model, and returns its states by layer."""
+Run = Callable[[WordReader[ModelLayer], Sequence[ModelLayer]], list[Tensor]]
+"""Runs a model, and returns its states at some layers."""
 
-Pool = dict[Any, list[Tensor]]
+Pool = dict[WordReader[ModelLayer], list[Tensor]]
 """The states of each model, by layer."""
 
 
@@ -137,6 +139,15 @@ class StateBatch(NamedTuple):
     """As many rows, drawn with massive ones, in the first pool."""
 
 
+@runtime_checkable
+class BatchesOfReader(Protocol):
+    """Returns batches of the same rows of text as another model has them."""
+
+    def __call__(
+        self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]
+    ) -> StateBatches: ...
+
+
 @dataclass(frozen=True)
 class StateBatches:
     """Batches of states in pools, over each of which models run at once."""
@@ -153,10 +164,10 @@ class StateBatches:
     level: str
     """What a row is: "token", "word" or "stimulus"."""
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     """What the provenance of a result says of the data."""
 
-    of: Callable[[StateReader, Sequence[Any]], StateBatches] | None = None
+    of: BatchesOfReader | None = None
     """Returns the batches of the same rows of text as another model has them."""
 
     def beside(self, with_massive: StateBatches) -> StateBatches:
@@ -189,16 +200,16 @@ class ModelRuns:
     def __init__(self) -> None:
         self._states_of_pool: dict[Hashable, list[Tensor]] = {}
         self._states_of_batch: dict[Hashable, list[Tensor]] = {}
-        self._texts: dict[Hashable, Any] = {}
+        self._texts: dict[Hashable, object] = {}
 
-    def text(self, key: Hashable, read: Callable[[], Any]) -> Any:
+    def text(self, key: Hashable, read: Callable[[], ReadText]) -> ReadText:
         """Return the cached text of a key; on a miss, call `read` and cache what it returns.
 
         `forget` keeps texts.
         """
         if key not in self._texts:
             self._texts[key] = read()
-        return self._texts[key]
+        return cast(ReadText, self._texts[key])
 
     def forget(self, of_batch: bool = False) -> None:
         """Remove all states from the cache, or, if `of_batch`, only those of single batches."""
@@ -207,21 +218,26 @@ class ModelRuns:
             self._states_of_pool.clear()
 
     def once(
-        self, model: StateReader, content: Hashable, run: Run, *, of_batch: bool = False
+        self,
+        model: WordReader[AnyLayer],
+        content: Hashable,
+        run: Callable[[], list[Tensor]],
+        *,
+        of_batch: bool = False,
     ) -> list[Tensor]:
         """Return the states of a model for some content; each is computed once and cached.
 
         Args:
             model: The model; models with the same identity share their states.
             content: A key of what the states are of, such as the text and the layers.
-            run: Computes the states of the model, one tensor for each layer, on a miss.
+            run: Runs the model on a miss, and returns its states, one tensor for each layer.
             of_batch: Whether the states are those of a single batch, which are removed sooner
                 than those of a pool of batches.
         """
         cache = self._states_of_batch if of_batch else self._states_of_pool
         key = (model.identity, content)
         if key not in cache:
-            cache[key] = run(model)
+            cache[key] = run()
         return cache[key]
 
 
@@ -247,7 +263,7 @@ def say_massive(
     )
 
 
-def _tokens_in_memory(measure: BatchSettings, layer_counts: Mapping[Any, int]) -> int:
+def _tokens_in_memory(measure: BatchSettings, layer_counts: Mapping[StateSource, int]) -> int:
     """Return the most tokens of a pool, the text over which models run before batches are drawn.
 
     Args:
@@ -316,7 +332,7 @@ class PoolLabels(NamedTuple):
     """Which tokens of whole rows are compared; None: all are."""
 
 
-class TextBatches(ABC):
+class TextBatches(ABC, Generic[ModelLayer]):
     """Draws batches of states of several models from pools of text; each model runs once over a
     pool.
 
@@ -333,6 +349,9 @@ class TextBatches(ABC):
         is_spread: Whether tokens are of beginnings of documents.
 
     Attributes:
+        sources: The models for which the text was read, and which decide its rows.
+        models: The models whose states the batches have: `sources`, or another reader of the text.
+        layers: The layers of each of these.
         units: How many units all of the text has.
         units_per_pass: How many units a model reads in one pass.
         batches: How many batches there are.
@@ -340,13 +359,15 @@ class TextBatches(ABC):
     """
 
     level: str
+    models: Sequence[WordReader[ModelLayer]]
+    layers: dict[WordReader[ModelLayer], tuple[ModelLayer, ...]]
     units: int
     units_per_pass: int
     batches: int
-    facts: dict[str, Any]
+    facts: Mapping[str, object]
 
     def __init__(
-        self,
+        self: TextBatches[Layer],
         models: Sequence[StateSource],
         layers: Sequence[Sequence[Layer]],
         data: DataConfig,
@@ -355,19 +376,21 @@ class TextBatches(ABC):
         is_spread: bool = False,
     ):
         """Read the text and draw its units into pools; see the class for the arguments."""
-        self.models: Sequence[Any] = models
+        self.sources = models
+        self.models = models
         self.measure = measure
         self.runs = runs
         self.is_spread = is_spread
-        self.layers: dict[StateReader, tuple[Any, ...]] = {}
+        self.layers = {}
+        layer_counts = {}
         for model, layers_of_model in zip(models, layers, strict=True):
             self.layers[model] = tuple(layers_of_model)
+            layer_counts[model] = len(layers_of_model)
         self.takes_whole_rows = getattr(measure, "flatten", "token") != "token"
         self.read(data)
 
         most_batches = 1
         if not self.takes_whole_rows:
-            layer_counts = {model: len(of_model) for model, of_model in self.layers.items()}
             tokens = _tokens_in_memory(measure, layer_counts)
             most_batches = tokens // measure.tokens_per_batch
         self.pools = _draw_pools(self.units, self.batches, most_batches)
@@ -385,7 +408,10 @@ class TextBatches(ABC):
 
     @abstractmethod
     def run(
-        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+        self,
+        model: WordReader[ModelLayer],
+        layers: Sequence[ModelLayer],
+        units: Int[Tensor, " u"],
     ) -> list[Tensor]:
         """Return the states of a model for the tokens or words of some units, for each layer.
 
@@ -442,7 +468,7 @@ class TextBatches(ABC):
             yield batch._replace(with_massive=counterpart)
 
     def _massive_rows(
-        self, number: int, pool: Pool, labels: PoolLabels
+        self, number: int, pool: Pool[ModelLayer], labels: PoolLabels
     ) -> Bool[Tensor, " n"] | None:
         """Return which rows of a pool are left out, because a model's states of them are massive.
 
@@ -478,7 +504,7 @@ class TextBatches(ABC):
             of=self.of_model,
         )
 
-    def of_model(self, model: StateReader, layers: Sequence[Any]) -> StateBatches:
+    def of_model(self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]) -> StateBatches:
         """Return the states of another model for the same rows, in the same batches.
 
         Rows are left out where the states of the first models, not of this one, are massive.
@@ -487,14 +513,15 @@ class TextBatches(ABC):
             model: A model that reads text as these do.
             layers: Its layers.
         """
-        # A shallow copy: it shares the masks of rows that are left out.
-        batches = copy(self)
+        # A shallow copy: it shares the masks of rows that are left out. All that depends on what a
+        # model calls its layers is replaced.
+        batches = cast(TextBatches[AnyLayer], copy(self))
         batches.models = [model]
         batches.layers = {model: tuple(layers)}
         batches.runs = ModelRuns()
         return batches.state_batches()
 
-    def _states_of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
+    def _states_of_models(self, key: Hashable, run: Run[ModelLayer]) -> Pool[ModelLayer]:
         """Return the states of each model, which are cached for other jobs.
 
         Args:
@@ -503,11 +530,14 @@ class TextBatches(ABC):
         """
         pool = {}
         for model, layers in self.layers.items():
-            pool[model] = self.runs.once(model, (key, layers), partial(run, layers=layers))
+            pool[model] = self.runs.once(model, (key, layers), partial(run, model, layers))
         return pool
 
     def _states_of_units(
-        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+        self,
+        model: WordReader[ModelLayer],
+        layers: Sequence[ModelLayer],
+        units: Int[Tensor, " u"],
     ) -> list[Tensor]:
         """Return the states of a model for some units, for each layer, from several passes.
 
@@ -522,8 +552,8 @@ class TextBatches(ABC):
         return states_of_layers
 
     def _residuals(
-        self, pool: Pool, labels: PoolLabels, batch_numbers: range
-    ) -> Callable[..., list[Tensor]]:
+        self, pool: Pool[ModelLayer], labels: PoolLabels, batch_numbers: range
+    ) -> Run[ModelLayer]:
         """Return a function that removes the means of each token and position from states.
 
         It returns the states of a model in a pool, without these means, for each layer. States of
@@ -543,7 +573,9 @@ class TextBatches(ABC):
             last = batch_numbers.stop - 1
             raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
 
-        def residuals_of(model: StateReader, layers: Sequence[Any]) -> list[Tensor]:
+        def residuals_of(
+            model: WordReader[ModelLayer], layers: Sequence[ModelLayer]
+        ) -> list[Tensor]:
             """Return the states of a model without the means, for each layer of the pool.
 
             `layers` is ignored: it is only passed because the states are cached by layers.
@@ -562,7 +594,7 @@ class TextBatches(ABC):
 
     def _batch(
         self,
-        pool: Pool,
+        pool: Pool[ModelLayer],
         labels: PoolLabels,
         batch_numbers: range,
         number: int,
@@ -583,7 +615,7 @@ class TextBatches(ABC):
         """
         ordered_rows = rows.sort().values
 
-        def select(model: StateReader) -> list[Tensor]:
+        def select(model: WordReader[ModelLayer]) -> list[Tensor]:
             """Return the states of a model for these rows, for each layer."""
             rows_on_device = ordered_rows.to(model.device)
             return [states[rows_on_device] for states in pool[model]]
@@ -592,7 +624,10 @@ class TextBatches(ABC):
         states = []
         for model in self.models:
             model_content = (content, self.layers[model])
-            states.append(self.runs.once(model, model_content, select, of_batch=True))
+            states_of_model = self.runs.once(
+                model, model_content, partial(select, model), of_batch=True
+            )
+            states.append(states_of_model)
         mask = None
         if labels.mask is not None:
             mask = labels.mask[ordered_rows]
@@ -600,7 +635,7 @@ class TextBatches(ABC):
         return StateBatch(number, states, groups, mask, labels.tokens[ordered_rows], content)
 
 
-class TokenBatches(TextBatches):
+class TokenBatches(TextBatches[ModelLayer]):
     """Batches of the states of tokens, which models read in the same rows."""
 
     level = "token"
@@ -616,7 +651,7 @@ class TokenBatches(TextBatches):
             self._read_text(data)
         measure = self.measure
         special: list[int] = []
-        tokenizer = self.models[0].tokenizer
+        tokenizer = self.sources[0].tokenizer
         if measure.skip_special_tokens and tokenizer is not None:
             special = tokenizer.all_special_ids
         self.is_compared = compared_tokens(self.rows, measure.skip_first, special) & self.is_token
@@ -639,8 +674,8 @@ class TokenBatches(TextBatches):
             ModelError: The models cut the text into different tokens.
         """
         measure = self.measure
-        first_model = self.models[0]
-        for model in self.models:
+        first_model = self.sources[0]
+        for model in self.sources:
             model.check_context(data.context)
 
         tokens = measure.batches * measure.tokens_per_batch
@@ -651,7 +686,7 @@ class TokenBatches(TextBatches):
         order = torch.randperm(len(corpus.report), generator=seeded(0))
         drawn = corpus.report.select(order[:row_count].sort().values)
         self.rows = drawn.tokens
-        for model in self.models:
+        for model in self.sources:
             check_same_tokens(first_model, model, self.rows)  # the same rows must be the same text
         self.is_token = torch.ones_like(self.rows, dtype=torch.bool)
         documents = drawn.documents.flatten().long()
@@ -666,10 +701,10 @@ class TokenBatches(TextBatches):
         """
         tokens_in_memory = tokens
         if not self.takes_whole_rows:
-            layer_counts = {model: model.n_layers for model in self.models}
+            layer_counts = {model: model.n_layers for model in self.sources}
             tokens_in_memory = min(tokens, _tokens_in_memory(self.measure, layer_counts))
         longest = max(tokens_in_memory // FEWEST_TEXT_ROWS, SHORTEST_CONTEXT)
-        contexts: list[int] = [model.context for model in self.models]
+        contexts = [model.context for model in self.sources]
         return min(*contexts, longest)
 
     def _corpus(self, data: DataConfig, context: int) -> Corpus:
@@ -677,7 +712,7 @@ class TokenBatches(TextBatches):
 
         Nothing is fitted on it, so that all of it is for evaluation.
         """
-        first_model = self.models[0]
+        first_model = self.sources[0]
         tokenizer = first_model.tokenizer
         bos = first_model.bos_each_row
         read_rows = partial(
@@ -690,8 +725,7 @@ class TokenBatches(TextBatches):
             whole=not self.is_spread,
         )
         key = (repr(data), tokenizer_fingerprint(tokenizer), context, bos, self.is_spread)
-        corpus: Corpus = self.runs.text(key, read_rows)
-        return corpus
+        return self.runs.text(key, read_rows)
 
     def _read_stored(self, data: DataConfig) -> None:
         """Draw rows of text that a folder of stored states has; shorter ones are padded.
@@ -699,12 +733,12 @@ class TokenBatches(TextBatches):
         Raises:
             DataError: A model cannot read the rows, or has no states of them.
         """
-        folder = folder_of_rows(data, self.models)
+        folder = folder_of_rows(data, self.sources)
         tokens = self.measure.batches * self.measure.tokens_per_batch
         drawn = folder.token_rows(folder.drawn_rows(tokens))
         self.rows = drawn.tokens
         self.is_token = drawn.is_token
-        for model in self.models:
+        for model in self.sources:
             check_reads_rows(model, folder, drawn)
         documents = drawn.documents[:, None].expand_as(self.rows)
         self.groups = torch.zeros_like(self.rows)
@@ -729,7 +763,10 @@ class TokenBatches(TextBatches):
         return PoolLabels(content, rows[mask], groups[mask], positions[mask])
 
     def run(
-        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+        self,
+        model: WordReader[ModelLayer],
+        layers: Sequence[ModelLayer],
+        units: Int[Tensor, " u"],
     ) -> list[Tensor]:
         """Return the states of a model at each layer for the compared tokens of some rows.
 
@@ -747,13 +784,13 @@ class TokenBatches(TextBatches):
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         """Return what messages call these tokens: their text, or their ids without a tokenizer."""
-        tokenizer = self.models[0].tokenizer
+        tokenizer = self.sources[0].tokenizer
         if tokenizer is None:
             return [f"token {token}" for token in tokens.tolist()]
         return [repr(tokenizer.decode([token])) for token in tokens.tolist()]
 
 
-class WordBatches(TextBatches):
+class WordBatches(TextBatches[ModelLayer]):
     """Batches of the states of words.
 
     Models with different tokenizers read them in the same pieces of text.
@@ -769,11 +806,11 @@ class WordBatches(TextBatches):
         """
         words_per_batch = self.measure.tokens_per_batch
         word_count = self.measure.batches * words_per_batch
-        distinct_models = list(dict.fromkeys(self.models))
+        distinct_models = list(dict.fromkeys(self.sources))
         readers = frozenset((model.ids_fingerprint, model.context) for model in distinct_models)
         key = (repr(data), word_count, readers)
         draw = partial(drawn_pieces, data, distinct_models, word_count)
-        self.text: Pieces = self.runs.text(key, draw)
+        self.text = self.runs.text(key, draw)
         if self.text.count == 0:
             remedy = "give more text"
             if data.evaluation_share:
@@ -795,7 +832,10 @@ class WordBatches(TextBatches):
         return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
 
     def run(
-        self, model: StateReader, layers: Sequence[Any], units: Int[Tensor, " u"]
+        self,
+        model: WordReader[ModelLayer],
+        layers: Sequence[ModelLayer],
+        units: Int[Tensor, " u"],
     ) -> list[Tensor]:
         """Return the states of a model at each layer for the words of some pieces, (n, d)."""
         return word_states(model, self.text.select(units), layers)
@@ -844,7 +884,9 @@ def text_batches(
         raise DataError(
             "words are compared one by one: skip_first and skip_special_tokens are for tokens"
         )
-    batches_of_level = TokenBatches if level == "token" else WordBatches
+    batches_of_level: type[TextBatches[Layer]] = TokenBatches
+    if level == "word":
+        batches_of_level = WordBatches
     batches = batches_of_level(models, layers, data, measure, runs, is_spread)
     return batches.state_batches()
 

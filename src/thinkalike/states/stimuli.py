@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class StimulusStates(NamedTuple):
 
     name: str
 
-    layers: list[Any]
+    layers: Sequence[int | str]
     """The numbers of a model's layers, -1 for the embedding; the names of a recording's."""
 
     states: list[Float[Tensor, "n _"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -31,7 +30,7 @@ def sites(
     return hook_points
 
 
-def site_numbers(hook_points: Iterable[Layer]) -> list[Any]:
+def site_numbers(hook_points: Iterable[Layer]) -> list[int] | list[str]:
     """Return what tables call hook points, in the same order.
 
     If all are of one site and head, these are the numbers of their layers, where -1 stands for

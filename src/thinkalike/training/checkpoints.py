@@ -168,7 +168,7 @@ class KeptState:
                 yield invalid_momenta(optimizer_state.get("state"), optimizer, self.step)
 
 
-def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, Any]:
+def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, object]:
     """Advance a schedule by so many steps, and return its state.
 
     As a side effect, its optimizer gets the learning rate of that step.

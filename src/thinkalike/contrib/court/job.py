@@ -298,8 +298,10 @@ def _judged_sources(
         DataError: A source or a measure refuses the data.
     """
     recipes = _chosen_recipes(target_results.materials, names)
-    state = work.resume(STATE) or {"rows": []}
-    rows: list[dict[str, str | float]] = state["rows"]
+    rows: list[dict[str, str | float]] = []
+    state = work.resume(STATE)
+    if state is not None:
+        rows = state.entry("rows", list)
     # There is a state from the beginning, so that the first training can be resumed as well.
     work.keep(STATE, {"rows": rows})
     n_done = len(rows)

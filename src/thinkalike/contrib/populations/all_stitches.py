@@ -62,8 +62,10 @@ def stitched_members(
         stitches = _no_stitches(models, len(pairs))
         n_done_before = 0
     else:
-        stitches = IdentityStitches(saved["losses"], saved["predicted"])
-        n_done_before = int(saved["batches"])
+        stitches = IdentityStitches(
+            saved.entry("losses", Tensor), saved.entry("predicted", Tensor)
+        )
+        n_done_before = saved.entry("batches", int)
 
     not_exchanged: list[StitchedBatch] = []  # results of this process
     with at_boundaries(), doing("batch of stitches", n_batches, n_done_before) as activity:

@@ -22,7 +22,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.exchanges import exchange_outputs, exchange_parts
+from thinkalike.evaluation.exchanges import ExchangesDone, exchange_outputs, exchange_parts
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.differing_settings import (
     row_of_differing_forward_pass,
@@ -343,7 +343,7 @@ def _run_models_and_null(
                 parts,
                 batches,
                 most_parts,
-                work.resume("parts"),
+                _resumed_exchanges(work),
                 partial(work.keep, "parts"),
             )
             observed.directions = rows_of_directions(observed, batches)
@@ -363,3 +363,20 @@ def _run_models_and_null(
     if parts and measure.taught:
         with work.phase("what was taught"):
             add_what_was_taught(observed, batches, models)
+
+
+def _resumed_exchanges(work: Work) -> ExchangesDone | None:
+    """Return the exchanges of parts that a stopped run of the job saved; None: there are none.
+
+    Raises:
+        StoreError: The state lacks an entry, or has one of another type.
+    """
+    state = work.resume("parts")
+    if state is None:
+        return None
+    return {
+        "tried": state.entry("tried", list),
+        "entering": state.entry("entering", dict),
+        "without": state.entry("without", dict),
+        "alone": state.entry("alone", dict),
+    }

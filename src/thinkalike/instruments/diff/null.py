@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
 
@@ -134,8 +135,9 @@ def run_null(
         with_shifts: Whether the mean change of each vocabulary token's log-probability is stored.
     """
     state = work.resume("null")
-    if state:
-        observed.null = NullRuns(**state)
+    if state is not None:
+        lists = {item.name: state.entry(item.name, list) for item in fields(NullRuns)}
+        observed.null = NullRuns(**lists)
     null = observed.null
     runs = []
     for kind in models.open_by_kind:

@@ -101,12 +101,12 @@ class LayerPairComparison:
         self.pools_kept = 0
 
         state = work.resume("metrics")
-        if state:
-            self.pools_kept = int(state["pools"])
+        if state is not None:
+            self.pools_kept = state.entry("pools", int)
             # The states of all processes are joined, so only the first one takes them over.
             if work.processes.rank == 0:
-                self.metric.load_state_dict(state["metric"])
-                self.with_massive.load_state_dict(state["with_massive"])
+                self.metric.load_state_dict(state.entry("metric", dict))
+                self.with_massive.load_state_dict(state.entry("with_massive", dict))
 
     def needs_pool(self, number: int) -> bool:
         """Return whether a pool is yet to be added to the metrics.

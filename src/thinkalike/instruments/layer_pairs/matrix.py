@@ -84,7 +84,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             sites(target, has_embedding, layers_by_side[1]),
         ]
 
-    def named(self, sites: Sequence[Layer]) -> list[LayerName]:
+    def named(self, sites: Sequence[Layer]) -> Sequence[LayerName]:
         """Return what tables call these layers: their numbers, or the names of hook points."""
         return site_numbers(sites)
 

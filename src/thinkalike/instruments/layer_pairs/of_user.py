@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, make_dataclass
 from functools import cache
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class OfFunction(LayerMeasure[Tensor]):
         return one_number(value, self.kind).to(torch.float64)
 
 
-def one_number(value: Any, kind: str) -> Float[Tensor, ""]:
+def one_number(value: object, kind: str) -> Float[Tensor, ""]:
     """Return what a user's measure gives for two layers as a tensor of one real number.
 
     It may be NaN or infinite. A tensor keeps its dtype and its gradient.
@@ -86,7 +86,10 @@ def one_number(value: Any, kind: str) -> Float[Tensor, ""]:
         PluginError: It is no real number of at most 1e300, or more than one.
     """
     try:
-        is_complex = value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value)
+        if isinstance(value, Tensor):
+            is_complex = value.is_complex()
+        else:
+            is_complex = np.iscomplexobj(np.asarray(value))
         if is_complex:  # of which torch would take the real part
             raise TypeError("it is complex")
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -123,12 +126,12 @@ def blamed(measure: AnyMeasure, kind: str) -> AnyMeasure:
             with _blaming_but_for_refusals(kind):
                 return super().prepare(layer, name)
 
-        def compare(self, first: Any, second: Any) -> Tensor:
+        def compare(self, first: object, second: object) -> Tensor:
             with _blaming_but_for_refusals(kind):
                 value = super().compare(first, second)
             return one_number(value, kind)
 
-        def reordered(self, prepared: Any, order: Tensor) -> object:
+        def reordered(self, prepared: object, order: Tensor) -> object:
             with _blaming_but_for_refusals(kind):
                 return super().reordered(prepared, order)
 
@@ -213,17 +216,20 @@ class StatesByUser(StatesByMeasure):
         Raises:
             PluginError: The user's code raises an exception.
         """
-        measure: Any = self.plugin.measure
+        measure = self.plugin.measure
         with plugins.blaming(f"measure {self.kind}"):
             if is_measure_class(measure):
                 measure = measure_with_settings(measure, settings)
             elif self.plugin.settings:
-                measure = measure(settings)
+                measure_of_settings = cast(Callable[[LayerMeasureConfig], object], measure)
+                measure = measure_of_settings(settings)
         if isinstance(measure, LayerMeasure):
             return blamed(measure, self.kind)
+        # What is no function raises an error when it is called with two layers.
+        function = cast(Callable[[Tensor, Tensor], object], measure)
         if self.is_distance:
-            return OfDistanceFunction(self.kind, measure)
-        return OfFunction(self.kind, measure)
+            return OfDistanceFunction(self.kind, function)
+        return OfFunction(self.kind, function)
 
     def _schema(self, name: str | None) -> type[MeasureConfig]:
         """Return a dataclass of the measure's settings: those of all measures, and its own.

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
@@ -96,13 +98,14 @@ def _batch_of_logits(
     """
     logits_of_models: list[list[Tensor]] = []
     for model, states in zip(models, batch.states, strict=True):
-        last_states = states[-1]
-
-        # The default argument binds the states of this model; the loop replaces the variable.
-        def logits_of(model: FrozenModel, last_states: Tensor = last_states) -> list[Tensor]:
-            """Return the logits of the last states, as a single layer."""
-            return [model.finish(last_states)]
-
         content = (batch.content, "logits")
-        logits_of_models.append(runs.once(model, content, logits_of, of_batch=True))
+        run = partial(_logits_as_layer, model, states[-1])
+        logits_of_models.append(runs.once(model, content, run, of_batch=True))
     return batch._replace(states=logits_of_models)
+
+
+def _logits_as_layer(
+    model: FrozenModel, last_states: Float[Tensor, "*n d"]
+) -> list[Float[Tensor, "*n v"]]:
+    """Return the logits of a model's last states, as a single layer."""
+    return [model.finish(last_states)]

@@ -47,15 +47,9 @@ from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_
 from thinkalike.models.rounding import can_be_rounded
 from thinkalike.processes import counted
 from thinkalike.screen import capitalised
-from thinkalike.states.batches import (
-    ModelRuns,
-    StateBatch,
-    StateBatches,
-    StateReader,
-    text_batches,
-)
+from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, text_batches
 from thinkalike.states.mixing import CONTROLS, TokenMixing
-from thinkalike.states.source import StateSource
+from thinkalike.states.source import AnyLayer, StateSource, WordReader
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -286,7 +280,7 @@ class BatchComparison(RulerComparison):
         return _joined_batches(states_of_batches)
 
     def _batches_of_same_text(
-        self, model: StateReader, layers: Sequence[int | str]
+        self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]
     ) -> list[StateBatch]:
         """Return the batches of states of a different reader, on the text that the models read.
 

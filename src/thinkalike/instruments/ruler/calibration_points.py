@@ -10,7 +10,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -230,7 +230,7 @@ def _resumed_or_new_states(
     name_of_saved = f"rung-{side}-{digest[:DIGITS_OF_NAME]}"
     resumed = work.resume(name_of_saved)
     if resumed is not None:
-        return cast(States, resumed["states"])
+        return resumed.entry("states", list)
     states = comparison.calibration_states(side, calibration_point)
     work.keep(name_of_saved, {"states": states})
     return states

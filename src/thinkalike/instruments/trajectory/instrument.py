@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig, SettingValues
@@ -19,8 +19,8 @@ from thinkalike.instruments import run_job
 from thinkalike.instruments.random_rows import TOKENS_PER_ROW
 from thinkalike.instruments.trajectory.checkpoints import Checkpoints, checkpoints_of
 from thinkalike.instruments.trajectory.reader import (
-    CheckpointNumbers,
     CheckpointReader,
+    numbers_of_state,
     one_task_per_feature,
 )
 from thinkalike.instruments.trajectory.screen import show_onsets, show_settling, show_steps
@@ -142,7 +142,7 @@ class TrajectoryInstrument(
                 numbers_of_step = reader.read(checkpoints[step])
                 work.keep(f"step{step}", dict(numbers_of_step))
             else:
-                numbers_of_step = cast(CheckpointNumbers, saved_numbers)
+                numbers_of_step = numbers_of_state(saved_numbers)
             numbers.append(numbers_of_step)
         return outcome_of_trajectory(list(checkpoints), numbers, reader)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import pandas as pd
 import torch
@@ -29,6 +29,7 @@ from thinkalike.instruments.trajectory.accuracies import (
 )
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.job import Work
+from thinkalike.job.work import SavedState
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
@@ -72,6 +73,38 @@ class CheckpointNumbers(TypedDict, total=False):
     right: list[Tensor]
     null: list[Tensor]
     importance: Float[Tensor, "l f k"]
+
+
+def text_of_state(state: SavedState) -> Text:
+    """Return the text that a saved state holds.
+
+    Raises:
+        StoreError: The state lacks an entry, or has one of another type.
+    """
+    return {
+        "tokens": state.entry("tokens", Tensor),
+        "documents": state.entry("documents", Tensor),
+        "facts": state.entry("facts", dict),
+        "tokenizer": state.entry("tokenizer", str),
+    }
+
+
+def numbers_of_state(state: SavedState) -> CheckpointNumbers:
+    """Return the numbers of a checkpoint that a saved state holds.
+
+    Raises:
+        StoreError: The state lacks an entry, or has one of another type.
+    """
+    numbers: CheckpointNumbers = {
+        "states": state.entry("states", list),
+        "losses": state.entry("losses", Tensor),
+        "model": state.entry("model", dict),
+        "right": state.entry("right", list),
+        "null": state.entry("null", list),
+    }
+    if "importance" in state:
+        numbers["importance"] = state.entry("importance", Tensor)
+    return numbers
 
 
 def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
@@ -120,7 +153,10 @@ class CheckpointReader:
         self.work = work
         self.stimuli: Stimuli = work.input("stimuli", Stimuli)
         self.tasks = one_task_per_feature(config, self.stimuli)
-        self._text = cast(Text | None, work.resume("text"))
+        self._text: Text | None = None
+        saved_text = work.resume("text")
+        if saved_text is not None:
+            self._text = text_of_state(saved_text)
         self._settings: str | None = None  # those of the checkpoint that was read before this one
         self._labellings = []
         for task in self.tasks:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -198,12 +198,12 @@ class _HeldOutFold(NamedTuple):
 
 def feature_importance(
     model: MLEM,
-    X: Any,
-    Y: Any,
+    X: object,
+    Y: object,
     *,
     folds: Count = 5,
     permutations: Repetitions = 5,
-    groups: Any = None,
+    groups: object = None,
     conditional_on: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
     null: RepetitionsOrNone = 0,
@@ -335,7 +335,7 @@ def _importance_of_exchanged_feature(
     return all_drops.mean((1, 2))[:, 0]
 
 
-def _pairs_of_features(interactions: Any, columns: FeatureColumns) -> list[FeatureSet]:
+def _pairs_of_features(interactions: object, columns: FeatureColumns) -> list[FeatureSet]:
     """Return pairs of features that a user gave by name or index, as pairs of indices.
 
     Args:
