@@ -34,9 +34,12 @@ def timings(tmp_path_factory):
 
 @pytest.fixture
 def slow(monkeypatch, timings):
-    """A cache of these tests, few timed stimuli, and a machine of a hundredth of the usual speed."""
+    """A cache of these tests, and a machine of a hundredth of the usual speed.
+
+    Stimuli take a second each: test_timing.py times them, which takes seconds for each number of stimuli.
+    """
     monkeypatch.setenv("THINKALIKE_CACHE", str(timings))
-    monkeypatch.setattr(of_stimuli, "TIMED_STIMULI", 128)
+    monkeypatch.setattr(of_stimuli, "seconds_of_rows", lambda name, work, rows, most: float(rows))
     monkeypatch.setattr(shapes, "seconds_per_operation", lambda *_: 1 / 8e8)
 
 

@@ -168,9 +168,10 @@ def test_measures_of_stimuli_take_as_long_as_their_layers(monkeypatch):
 
 @pytest.mark.parametrize("measure", ["rsa", "mlem"])
 def test_a_step_of_a_measure_of_stimuli_is_what_its_job_computes(measure, monkeypatch):
-    """On random states, of so few stimuli that it takes no time."""
-    monkeypatch.setattr(of_stimuli, "TIMED_STIMULI", 128)
-    words = [f"measure={measure}", "model=gpt2-mini", "measure.permutations=1"]
+    """On random states, of so few stimuli that it takes no time, once for each number of stimuli and layers."""
+    monkeypatch.setattr(of_stimuli, "TIMED_STIMULI", 64)
+    monkeypatch.setattr(timing, "LONG_CALL_SECONDS", 0.0)
+    words = [f"measure={measure}", "model=gpt2-mini", "measure.permutations=1", "stimuli.sentences=24"]
     if measure == "mlem":
         words += ["measure.folds=2", "measure.references=1"]
     config = composed(*words, entry="analyze")

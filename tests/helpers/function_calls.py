@@ -33,7 +33,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
                "data.evaluation_tokens": 2048, "data.evaluation_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
-    "r2": {"measure.words": 8000},
+    "r2": {"layers": [[1, 1]], "measure.words": 8000},
     "mlem": {"seed": 1} | {f"measure.{name}": value for name, value in PROFILES.items()},
     "rsa": {},
     "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
@@ -41,7 +41,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
                    "measure.importance": False, "stimuli.sample": 60},
     "loss": {"data.evaluation_tokens": 2048},
     "lineage": {"measure.likeness": False},
-    "ruler": {"measure.words": 8000},
+    "ruler": {"layers": [[1, 1]], "measure.words": 8000},
 }  # fmt: skip
 
 

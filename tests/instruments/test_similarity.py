@@ -7,6 +7,7 @@ import pytest
 import tiny
 from conftest import composed
 from thinkalike.instruments import run_job
+from thinkalike.instruments.ruler import words as words_of_ruler
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import rounded_copy
 
@@ -33,10 +34,11 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def job(models, text_files):
-    """Return the result of a job of the base and one of these models."""
+def job(models, text_files, monkeypatch):
+    """Return the result of a job of the base and one of these models, which read many pieces of text at once."""
+    monkeypatch.setattr(words_of_ruler, "PIECES_PER_PASS", 64)
 
-    def run(entry, target, *words, evaluation_share=0.5):
+    def run(entry, target, *words, evaluation_share=0.25):
         pair = [f"model.path={models}/base", f"target.path={models}/{target}"]
         text = ["data=text", f"data.files=[{text_files}/*.txt]", f"data.evaluation_share={evaluation_share}"]
         return run_job(composed(*pair, *text, f"store={models}/store", *words, entry=entry))
