@@ -431,6 +431,19 @@ def cli(tmp_path, monkeypatch) -> CLI:
     return CLI(tmp_path)
 
 
+@pytest.fixture
+def untimed(cli, monkeypatch):
+    """Let forecasts of commands time nothing, in tests of something else: timing one piece of work takes a second.
+
+    Every job is forecast to be short, so that nothing is offered for it.
+    """
+    from thinkalike import timing
+    from thinkalike.models import pass_times
+
+    for module in (timing, pass_times):
+        monkeypatch.setattr(module, "remembered", lambda name, find: 1e-12)
+
+
 def wait_for_state(process: subprocess.Popen, store: Path, state: str) -> None:
     """Wait until a process has left a state in a store."""
     deadline = time.monotonic() + 120
