@@ -409,39 +409,19 @@ def _ask(endpoint: str, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("datasets.config.HF_DATASETS_CACHE", home / "datasets")
 
 
-@cache
-def _speeds() -> dict[str, float]:
-    """What commands of this process timed, by its name."""
-    return {}
-
-
 @pytest.fixture
 def cli(tmp_path, monkeypatch) -> CLI:
-    """Runs train.py and analyze.py from this test's folder, with caches that are new but for the machine's speed."""
-    from thinkalike import timing
-    from thinkalike.models import pass_times
+    """Runs train.py and analyze.py from this test's folder, with new caches.
 
-    def timed_once(name, find):
-        if name not in _speeds():
-            _speeds()[name] = find()
-        return _speeds()[name]
-
-    monkeypatch.setattr(timing, "remembered", timed_once)
-    monkeypatch.setattr(pass_times, "remembered", timed_once)
-    return CLI(tmp_path)
-
-
-@pytest.fixture
-def untimed(cli, monkeypatch):
-    """Let forecasts of commands time nothing, in tests of something else: timing one piece of work takes a second.
-
-    Every job is forecast to be short, so that nothing is offered for it.
+    Inside the test's process nothing is timed, which would take a second for each piece of work: every job is forecast
+    to be short, so that nothing is offered for it.
     """
     from thinkalike import timing
     from thinkalike.models import pass_times
 
     for module in (timing, pass_times):
         monkeypatch.setattr(module, "remembered", lambda name, find: 1e-12)
+    return CLI(tmp_path)
 
 
 def wait_for_state(process: subprocess.Popen, store: Path, state: str) -> None:

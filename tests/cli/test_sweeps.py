@@ -28,8 +28,6 @@ from thinkalike.errors import ConfigError
 
 CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
-pytestmark = pytest.mark.usefixtures("untimed")
-
 LAUNCHERS = {"in sequence": [], "two at once, by joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}
 
 

@@ -15,8 +15,6 @@ from thinkalike.errors import ConfigError, PluginError
 
 # ruff: noqa: E501 (a file of configuration is one line)
 
-pytestmark = pytest.mark.usefixtures("untimed")
-
 LOG = "{version: 1, handlers: {h: {(): builtins.open, file: run.log, mode: w}}, root: {handlers: [h]}}"
 TOUCH = "{_target_: pathlib.Path.touch, self: run.log}"
 JOB = "defaults: [train, _self_]\n"

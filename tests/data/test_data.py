@@ -16,6 +16,7 @@ import torch
 import tiny
 from letters import BOS, CONTEXT, EOS, Letters, texts
 from thinkalike.config import DataConfig
+from thinkalike.data import splits
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import (
     PIECE_CHARACTERS,
@@ -30,7 +31,7 @@ from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divide_at_marks
 from thinkalike.data.packing import TokenizerReader
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.data.splits import training_texts
+from thinkalike.data.splits import estimated_token_count, training_texts
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
@@ -225,6 +226,28 @@ EXPANDING = {  # what a small file repeats, what is always allowed, and what is 
     "a long line.jsonl.zst": (b"a", 2**26, "line 1 has more than 65,536 characters"),
     "a long document.txt": (b"a", 2**26, "and a file that is read at once has at most 1,048,576"),
 }
+
+
+def test_an_estimate_reads_a_built_in_text_once_and_files_again(config, tmp_path, monkeypatch):
+    """A forecast of a job of each of dozens of sizes read the standard library each time."""
+    manual, asked_for = DataConfig(name="pydoc", source="pydoc", evaluation_share=0.3), []
+    held_out = sum(len(text.encode()) for text in sides(manual)[1])
+
+    def documents(data):
+        asked_for.append(data.source)
+        return documents_of(data)
+
+    monkeypatch.setattr(splits, "documents_of", documents)
+    splits._sizes_of_built_in_text.cache_clear()
+    estimates = [estimated_token_count(replace(manual, evaluation_tokens=most), most, 2048) for most in (1024, ALL)]
+    assert estimates == [1024, pytest.approx(held_out / 2.75, rel=0.02)]
+    assert asked_for == ["pydoc"]
+
+    files = config()
+    before = estimated_token_count(files, ALL, 2048)
+    write_jsonl(tmp_path / "default.jsonl", 2 * texts())
+    assert estimated_token_count(files, ALL, 2048) == pytest.approx(2 * before, abs=1)
+    assert asked_for == ["pydoc", "text", "text"]
 
 
 @pytest.mark.parametrize("name", EXPANDING)
