@@ -59,7 +59,7 @@ loaded = ta.load_model("gelu-3l-mini")
 for step in (1, 2):
     tiny.write_checkpoint("gpt2", __import__("pathlib").Path("run") / f"step{step}", seed=step)
 calls = {
-    "compare": lambda: ta.compare("gelu-3l-mini", "solu-3l-mini", **few),
+    "compare": lambda: ta.compare("gelu-3l-mini", "solu-3l-mini", texts="pydoc", **few),
     "in memory": lambda: ta.compare(loaded, texts=TEXTS, **few),
     "arrays": lambda: ta.compare(states, {"low": states}),
     "function": lambda: ta.compare(states, states, measure=lambda x, y: 0.5),
@@ -67,7 +67,7 @@ calls = {
                                 evaluation_share=0.5),
     "mlem": lambda: ta.mlem("gpt2-mini", stimuli=FRAME, **profiles),
     "rsa": lambda: ta.rsa([states, "gpt2-mini"], stimuli=FRAME),
-    "diff": lambda: ta.diff(loaded, "gelu-3l-mini", tokens=256, tokens_per_part=64),
+    "diff": lambda: ta.diff(loaded, "gelu-3l-mini", texts="pydoc", tokens=128, tokens_per_part=64),
     "trajectory": lambda: ta.trajectory("run", tokens=256, folds=2, permutations=19, least=2, importance=False,
                                         sample=60, texts=TEXTS),
 }
