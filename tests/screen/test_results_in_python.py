@@ -55,8 +55,8 @@ def results(tmp_path_factory):
     return result_of
 
 
-# others go the same way
-@pytest.mark.parametrize("kind", ["cka", "mlem", "diff"])
+# others go the same way; that of a diff takes seconds
+@pytest.mark.parametrize("kind", ["cka", "mlem", pytest.param("diff", marks=pytest.mark.slow)])
 def test_print_of_a_result_is_the_screen_of_its_job(kind, cli, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = {

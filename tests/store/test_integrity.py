@@ -610,6 +610,7 @@ def replace_a_result(folder, number):
             assert result.table["a"].tolist() == [number] * 3
 
 
+@pytest.mark.ci_slow
 def test_three_processes_replace_a_result_twenty_times(tmp_path):
     """A process must not remove the folder that the next one has made as soon as the lock was free."""
     forked = multiprocessing.get_context("fork")  # they need not import anything
