@@ -15,7 +15,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 import thinkalike
-from source_imports import imported, nodes
+from source_imports import imported, imported_by_running, nodes
 from thinkalike.measures.kernel_alignment import alignment
 from thinkalike.measures.losses import token_loss
 
@@ -97,20 +97,9 @@ def found_in(files: Iterable[Path], look: Callable[[Path], Any]) -> dict[str, An
     return {str(file.relative_to(ROOT)): found for file in files if (found := look(file))}
 
 
-def without_types(source: str) -> str:
-    """Return a source without what it imports for type checkers alone, which uses no library."""
-    tree = ast.parse(source)
-
-    def is_for_types(node: ast.stmt) -> bool:
-        return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-    tree.body = [node for node in tree.body if not is_for_types(node)]
-    return ast.unparse(tree)
-
-
 def foreign(part: str, source: str) -> list[str]:
     """Return the imports of libraries that another part owns."""
-    names = ((name, OWNERS.get(name.split(".")[0], part)) for name in imported(without_types(source)))
+    names = ((name, OWNERS.get(name.split(".")[0], part)) for name in imported_by_running(source))
     return [name for name, owner in names if owner not in (part, *BESIDE.get(part, ()))]
 
 
@@ -139,7 +128,7 @@ JOBS = ("instruments", "contrib", "forecast", "budget", "job")  # what they prin
 def test_jobs_print_what_fits_the_screen():
     def prints(file: Path) -> bool:
         calls = [node for node in nodes(file.read_text()) if isinstance(node, ast.Call)]
-        return any(ast.unparse(call.func) == "print" for call in calls)
+        return any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
 
     assert found_in([file for file in FILES if part_of(file) in JOBS], prints) == {}
     assert prints(SRC / "thinkalike" / "screen" / "text.py"), "control"

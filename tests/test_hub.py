@@ -87,8 +87,8 @@ def test_sets_of_the_hub_are_streamed(cli, tmp_path):
     ]
     lacking = {"field": "data.field=story", "subset": "data.subset=fr", "split": "data.split=test"}
     with hub.serve(tmp_path / "hub") as (endpoint, _):
-        results = [cli.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
-        wrong = {key: cli.process("analyze.py", *words, f"data={SETS[0]}", word, endpoint=endpoint).error
+        results = [cli("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
+        wrong = {key: cli("analyze.py", *words, f"data={SETS[0]}", word, endpoint=endpoint).error
                  for key, word in lacking.items()}  # fmt: skip
     losses = [result.details["loss"][0] for result in results]
     assert len(set(losses)) == 1  # the same documents, wherever they come from

@@ -198,7 +198,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(cli, small_stit
 def test_an_interrupted_analysis_resumes_to_the_same_bytes(cli, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.9"]
-    words += ["measure.batches=260", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
+    words += ["measure.batches=100", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
     status, said = interrupted(cli, signal.SIGTERM, *words, f"store={tmp_path}/s", until="pool 1")
     assert status == 143, said
     assert "interrupted at pool" in said

@@ -95,7 +95,7 @@ def test_bytes_are_those_of_the_text_of_each_document():
 
 @pytest.mark.ci_slow
 def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
-    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
+    long = ["stitch.steps=30", "trainer.checkpoint_every=5", "threads=1"]
     killed, whole = kill_and_resume(cli, "train.py", *small_stitching, *long, state="training")
     for name in ("table.csv", "details.csv", "stitch.safetensors"):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()

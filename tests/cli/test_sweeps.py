@@ -256,7 +256,8 @@ def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli, tmp_path_fac
     monkeypatch.setenv("TMPDIR", str(of_this_test))  # other tests sweep at the same time
     monkeypatch.setattr(tempfile, "tempdir", None)
     temporary = set(Path(tempfile.gettempdir()).glob(f"{DRY_RUN}*"))
-    done = cli.process("train.py", "-m", "seed=0,1", f"hydra/launcher={launcher}", "dry_run=true", "layers=[1]")
+    run = cli.process if launcher == "joblib" else cli
+    done = run("train.py", "-m", "seed=0,1", f"hydra/launcher={launcher}", "dry_run=true", "layers=[1]")
     assert done.status == 0, done.stderr
     assert sorted(path.name for path in cli.folder.iterdir() if path.name not in ("cache", "hf")) == ["multirun.yaml"]
     assert set(Path(tempfile.gettempdir()).glob(f"{DRY_RUN}*")) == temporary

@@ -100,20 +100,19 @@ def test_what_is_the_same_fails_where_one_number_disagrees(changes, word):
 # ---- planted sources of a real mini, whose text is source code
 
 
-def rows_of_source(tokenizer, *modules, length=128):
+def rows_of_source(tokenizer, *modules, most, length=128):
     """Rows of tokens of the source of modules, and the document of each token: four rows are one."""
     tokens = tokenizer("".join(map(inspect.getsource, modules)))["input_ids"]
-    rows = torch.tensor(tokens[: len(tokens) // length * length]).view(-1, length)[:96]
+    rows = torch.tensor(tokens[: len(tokens) // length * length]).view(-1, length)[:most]
     return rows, (torch.arange(len(rows))[:, None] // 4).expand_as(rows)
 
 
-@pytest.fixture(scope="module")
-def source_code():
-    own, other = (load_model(composed(f"model={name}").model) for name in ("gelu-3l-mini", "gelu-3l-mini-s1"))
-    fit_rows, _ = rows_of_source(own.tokenizer, typing)
-    report, documents = rows_of_source(own.tokenizer, argparse, inspect, types)
-    setting = Materials(own, 1, fit_rows, report, documents, fit_rows, 0, lambda *_: None, {"other seed": other})
-    return TargetResults(setting)
+def bench_of_source_code(siblings=(), most=96):
+    own, *others = (load_model(composed(f"model={name}").model) for name in ("gelu-3l-mini", *siblings))
+    fit_rows, _ = rows_of_source(own.tokenizer, typing, most=most)
+    report, documents = rows_of_source(own.tokenizer, argparse, inspect, types, most=most)
+    named = dict(zip(siblings, others, strict=True))
+    return TargetResults(Materials(own, 1, fit_rows, report, documents, fit_rows, 0, lambda *_: None, named))
 
 
 def at_layer_1(bench, states):
@@ -154,13 +153,14 @@ def planted_sources(setting):
         "bag of embeddings": bag_of_embeddings,
         "next token": lambda tokens: code[next_tokens(tokens).long()] + 0.1 * noise(tokens),
         "five ahead": lambda tokens: own(tokens) + ahead[tokens.long().roll(-5, 1)],
-        "other seed": lambda tokens: setting.siblings["other seed"].residuals(tokens.long(), [1])[0],
+        "other seed": lambda tokens: setting.siblings["gelu-3l-mini-s1"].residuals(tokens.long(), [1])[0],
     }
 
 
 @pytest.mark.ci_slow
-def test_verdicts_of_planted_sources(source_code):
+def test_verdicts_of_planted_sources():
     """On little text: 96 rows of 128 tokens, of 24 documents."""
+    source_code = bench_of_source_code(["gelu-3l-mini-s1"])
     without_context = ("token", "token over place", "running mean", "bag of embeddings")
     words = {
         **dict.fromkeys(("turned", "steep"), "same"),
@@ -181,8 +181,9 @@ def test_verdicts_of_planted_sources(source_code):
     assert max(causal) < 1e-8
 
 
-def test_massive_tokens_of_a_source_are_left_out(source_code):
+def test_massive_tokens_of_a_source_are_left_out():
     """One rare token of long states would be all that varies in the source."""
+    source_code = bench_of_source_code(most=32)
     setting = source_code.materials
     counts = setting.evaluation_rows.flatten().bincount(minlength=setting.target.vocabulary)
     rare = int((counts == 5).nonzero()[0])
@@ -266,7 +267,14 @@ LEAKS = {
 }
 
 
-@pytest.mark.parametrize("name", [*COPIES, *LEAKS])
+# further examples of the same; those that are always run are the least alike, and the hardest to tell
+FURTHER = {"what came next before", "the state at what came next before", "a bag of the last tokens"}
+FURTHER |= {"the token five places later", "the next token at some places"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in (*COPIES, *LEAKS)]
+)
 def test_a_leak_reads_later_tokens_and_a_copy_of_earlier_text_does_not(name, bench):
     """In text that repeats itself copies foresee what comes next, by more than some leaks do."""
     setting = bench.materials

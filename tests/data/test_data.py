@@ -16,6 +16,7 @@ import torch
 import tiny
 from letters import BOS, CONTEXT, EOS, Letters, texts
 from thinkalike.config import DataConfig
+from thinkalike.data import splits
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import (
     PIECE_CHARACTERS,
@@ -30,7 +31,7 @@ from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divide_at_marks
 from thinkalike.data.packing import TokenizerReader
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.data.splits import training_texts
+from thinkalike.data.splits import estimated_token_count, training_texts
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
@@ -215,7 +216,7 @@ def compressed(name: str, content: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(content)
 
 
-EXPANDING = {  # what a small file repeats, and what is said of it
+EXPANDING = {  # what a small file repeats, what is always allowed, and what is said of it
     "one line.jsonl.zst": (b"a", 0, "expands to more than"),
     "one line.jsonl.gz": (b"a", 0, "line 1 has more than 65,536 characters"),
     "empty lines.jsonl.zst": (b"\n", 0, "expands to more than"),
@@ -227,19 +228,42 @@ EXPANDING = {  # what a small file repeats, and what is said of it
 }
 
 
+def test_an_estimate_reads_a_built_in_text_once_and_files_again(config, tmp_path, monkeypatch):
+    """A forecast of a job of each of dozens of sizes read the standard library each time."""
+    manual, asked_for = DataConfig(name="pydoc", source="pydoc", evaluation_share=0.3), []
+    held_out = sum(len(text.encode()) for text in sides(manual)[1])
+
+    def documents(data):
+        asked_for.append(data.source)
+        return documents_of(data)
+
+    monkeypatch.setattr(splits, "documents_of", documents)
+    splits._sizes_of_built_in_text.cache_clear()
+    estimates = [estimated_token_count(replace(manual, evaluation_tokens=most), most, 2048) for most in (1024, ALL)]
+    assert estimates == [1024, pytest.approx(held_out / 2.75, rel=0.02)]
+    assert asked_for == ["pydoc"]
+
+    files = config()
+    before = estimated_token_count(files, ALL, 2048)
+    write_jsonl(tmp_path / "default.jsonl", 2 * texts())
+    assert estimated_token_count(files, ALL, 2048) == pytest.approx(2 * before, abs=1)
+    assert asked_for == ["pydoc", "text", "text"]
+
+
 @pytest.mark.parametrize("name", EXPANDING)
 def test_a_small_file_does_not_fill_the_memory(name, tmp_path, config, monkeypatch):
     unit, allowed, message = EXPANDING[name]
     monkeypatch.setattr("thinkalike.data.sources.LONGEST_LINE", 2**16)
     monkeypatch.setattr("thinkalike.data.sources.MOST_TEXT_BYTES", 2**20)
     monkeypatch.setattr("thinkalike.data.sources.ALWAYS_EXPANDED", allowed)
-    content = unit * (2**22 // len(unit))
+    count = (2**20 if len(unit) > 1 else 2**22) // len(unit)
+    content = unit * count
     if name.endswith((".gz", ".zst")):
         content = compressed(name, content)
     (tmp_path / name).write_bytes(content)
     data = config(tmp_path / name)
     if not message:
-        assert len(list(documents_of(data))) == 2**22 // len(unit) * 1000
+        assert len(list(documents_of(data))) == count * 1000
         return
     with pytest.raises(DataError, match=message):
         list(documents_of(data))

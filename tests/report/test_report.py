@@ -115,22 +115,22 @@ def test_labels_that_differ_stay_different():
     assert grids_of(table)[0]["columns"] == ["1.0000001", "1.0000002"]
 
 
-WIDE = {f"c{n}": 1 for n in range(900)}
-REPEATED = {f"c{n}": [0] * n + [1] + [0] * (899 - n) for n in range(900)}
+WIDE = {f"c{n}": 1 for n in range(450)}
+REPEATED = {f"c{n}": [0] * n + [1] + [0] * (449 - n) for n in range(450)}
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "columns",
-    [{"source": [f"m{n}" for n in range(900)]} | WIDE, {"source": "a"} | REPEATED],
+    [{"source": [f"m{n}" for n in range(450)]} | WIDE, {"source": "a"} | REPEATED],
     ids=["models", "one pair"],
 )
 def test_a_wide_table_is_read_in_time_that_its_cells_take(columns):
     """It took minutes when the time of a grid was the square of its columns."""
     table = pd.DataFrame({"target": "b", "source_layer": 0, "target_layer": 0} | columns)
     started = time.process_time()
-    assert len(grids_of(table)) == 900
-    assert time.process_time() - started < 20
+    assert len(grids_of(table)) == 450
+    assert time.process_time() - started < 8
 
 
 def test_what_is_not_finite_is_none_and_cells_may_be_missing():

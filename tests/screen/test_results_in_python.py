@@ -25,7 +25,7 @@ SMALL = {
     "ruler": lambda **more: ta.compare(A, B, measure="ruler", words=8192, layers=[[0, 0], [2, 2]], **more),
     "mlem": lambda **more: ta.mlem("gpt2-mini", sample=60, features=["Number"], folds=2, references=0, **more),
     "rsa": lambda **more: ta.rsa(["gpt2-mini", "bert-mini"], stimuli="crossed", sample=40, layers=[0, 1], **more),
-    "diff": lambda **more: ta.diff(A, f"{A}-s1", tokens=256, tokens_per_part=64, **more),
+    "diff": lambda **more: ta.diff(A, f"{A}-s1", tokens=128, tokens_per_part=64, outputs=0, **more),
     "lineage": lambda **more: ta.lineage("bert-mini", "bert-mini-nli", **more),
 }  # fmt: skip
 FIRST = {  # by what rows are sorted, and whether the smallest comes first
@@ -55,15 +55,16 @@ def results(tmp_path_factory):
     return result_of
 
 
-# others go the same way
-@pytest.mark.parametrize("kind", ["cka", "mlem", "diff"])
+# others go the same way; that of a diff takes seconds
+@pytest.mark.parametrize("kind", ["cka", "mlem", pytest.param("diff", marks=pytest.mark.slow)])
 def test_print_of_a_result_is_the_screen_of_its_job(kind, cli, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = {
         "cka": [f"model={A}", f"model@target={B}", "measure.batches=2", "measure.tokens_per_batch=128"],
         "mlem": ["model=gpt2-mini", "stimuli.sample=60", "stimuli.features=[Number]", "measure.folds=2",
                  "measure.references=0"],
-        "diff": [f"model={A}", f"model@target={A}-s1", "measure.tokens=256", "measure.tokens_per_part=64"],
+        "diff": [f"model={A}", f"model@target={A}-s1", "measure.tokens=128", "measure.tokens_per_part=64",
+                 "measure.outputs=0"],
     }[kind]  # fmt: skip
     done = cli("analyze.py", f"measure={kind}", *words, f"store={cli.folder}/kept", env={"COLUMNS": "80"})
     stored = SMALL[kind](store=cli.folder / "kept")

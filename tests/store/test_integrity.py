@@ -5,11 +5,10 @@ import errno
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Collection
@@ -596,32 +595,31 @@ def test_links_in_a_store_are_not_listed(tmp_path):
     assert sum("is a link" in line for line in found.skipped) == 2
 
 
-FORCED = """
-import shutil, sys
-import pandas as pd
-from thinkalike.store import StoredJob
-for number in range(20):
-    job = StoredJob(sys.argv[1], "stitching", "abc")
-    with job.running():
-        shutil.rmtree(job.states, ignore_errors=True)
-        job.states.mkdir(parents=True)
-        (job.states / "state.txt").write_text(sys.argv[2])
-        table = pd.DataFrame({"a": [int(sys.argv[2])] * 3})
-        job.write({}, {"scalars": {"a": int(sys.argv[2])}, "settings": {}, "provenance": {}}, {"table": table}, {})
-        assert (job.states / "state.txt").read_text() == sys.argv[2], "another process was here"
-        result = job.appear()
-        assert result.scalars["a"] == int(sys.argv[2])
-        assert result.table["a"].tolist() == [int(sys.argv[2])] * 3
-"""
+def replace_a_result(folder, number):
+    for _ in range(20):
+        job = StoredJob(str(folder), "stitching", "abc")
+        with job.running():
+            shutil.rmtree(job.states, ignore_errors=True)
+            job.states.mkdir(parents=True)
+            (job.states / "state.txt").write_text(str(number))
+            table = pd.DataFrame({"a": [number] * 3})
+            job.write({}, {"scalars": {"a": float(number)}, "settings": {}, "provenance": {}}, {"table": table}, {})
+            assert (job.states / "state.txt").read_text() == str(number), "another process was here"
+            result = job.appear()
+            assert result.scalars["a"] == number
+            assert result.table["a"].tolist() == [number] * 3
 
 
 @pytest.mark.ci_slow
 def test_three_processes_replace_a_result_twenty_times(tmp_path):
     """A process must not remove the folder that the next one has made as soon as the lock was free."""
-    words = [[sys.executable, "-c", FORCED, str(tmp_path), str(number)] for number in range(3)]
-    started = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in words]
-    said = [process.communicate(timeout=200)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], said
+    forked = multiprocessing.get_context("fork")  # they need not import anything
+    processes = [forked.Process(target=replace_a_result, args=(tmp_path, number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     assert [path.name for path in (tmp_path / "stitching").iterdir()] == ["abc"]
     assert open_result(tmp_path / "stitching" / "abc").table.shape == (3, 1)
 

@@ -157,6 +157,10 @@ INSTALLED_BY = {
 
 _COMPOSING = threading.RLock()
 
+# By provider, folder and name, what the files of this package and of Hydra have. They stay as they
+# are while a process runs, and reading them takes a quarter of the time of composing.
+_LOADED_FILES: dict[tuple[str, str, str], ConfigResult | None] = {}
+
 
 # ---- what Hydra reads
 
@@ -360,9 +364,11 @@ class FilesOnly(ConfigRepository):
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        file = None if source is None else _foreign_file(source, config_path)
+        if source is None:
+            return None
+        file = _foreign_file(source, config_path)
         if file is None:
-            return super().load_config(config_path)
+            return self._load_own(source, config_path)
 
         content = read_bytes(file, LARGEST_FILE)
         try:
@@ -387,6 +393,18 @@ class FilesOnly(ConfigRepository):
         loaded.file_of_user = str(file)  # type: ignore[attr-defined]
         loaded.texts = texts_of_yaml(content, settings)  # type: ignore[attr-defined]
         return loaded
+
+    def _load_own(self, source: ConfigSource, config_path: str) -> ConfigResult | None:
+        """Return what a source of this package or of Hydra has, read once from a file.
+
+        A copy is returned, because Hydra changes what it composes.
+        """
+        if source.scheme() in OURS:  # which are no files, and change with plugins
+            return super().load_config(config_path)
+        key = (source.provider, source.full_path(), config_path)
+        if key not in _LOADED_FILES:
+            _LOADED_FILES[key] = super().load_config(config_path)
+        return deepcopy(_LOADED_FILES[key])
 
     def _check_environment(self, content: bytes, file: Path) -> None:
         """Check that a file reads no environment variable that the command line does not name.

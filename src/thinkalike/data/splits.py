@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
-from thinkalike.config.parts import UNSEEN_BY_MINIS
+from thinkalike.config.parts import UNSEEN_BY_MINIS, Source
 from thinkalike.data.documents import (
     beginning_bytes,
     canonical,
@@ -39,6 +40,9 @@ from thinkalike.processes import counted
 
 REPORT_SHARE = 0.1
 """The share of documents for the report if `data.evaluation_share` is not set."""
+
+BUILT_IN_SOURCES = ("stdlib", "pydoc", "grammar")
+"""Sources whose text stays as it is while a process runs."""
 
 
 class _SplitDocument(NamedTuple):
@@ -152,16 +156,37 @@ def estimated_token_count(config: DataConfig, evaluation_tokens: int, vocabulary
     """
     if config.source in ("hub", "states"):
         return evaluation_tokens
+    evaluation_share = config.evaluation_share or REPORT_SHARE
+    if config.source in BUILT_IN_SOURCES:
+        sizes = _sizes_of_built_in_text(config.source, config.sentences, evaluation_share)
+    else:
+        sizes = _evaluation_sizes(config, evaluation_share)
     most_bytes = beginning_bytes(evaluation_tokens)
-    byte_count = 0
-    for document in _split_documents(config, config.evaluation_share or REPORT_SHARE):
-        if document.is_for_evaluation:
-            document_bytes = len(document.text.encode("utf-8", errors="replace"))
-            byte_count += min(document_bytes, most_bytes)
+    byte_count = sum(min(size, most_bytes) for size in sizes)
     # A rule of thumb for English and code: 2.7 bytes per token for a vocabulary of 2,048 entries,
     # and 3.9 for one of 49,152.
     bytes_per_token = math.log2(max(vocabulary, 2)) / 4
     return min(evaluation_tokens, round(byte_count / bytes_per_token))
+
+
+@cache
+def _sizes_of_built_in_text(
+    source: Source, sentences: int | None, evaluation_share: float
+) -> Sequence[int]:
+    """Return the bytes of each evaluation document of a text that does not change.
+
+    To offer a budget, a job is forecast dozens of times, with less and less to do.
+    """
+    return _evaluation_sizes(DataConfig(source=source, sentences=sentences), evaluation_share)
+
+
+def _evaluation_sizes(config: DataConfig, evaluation_share: float) -> Sequence[int]:
+    """Return the bytes of each document that is for evaluation."""
+    sizes = []
+    for document in _split_documents(config, evaluation_share):
+        if document.is_for_evaluation:
+            sizes.append(len(document.text.encode("utf-8", errors="replace")))
+    return sizes
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:
