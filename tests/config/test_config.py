@@ -8,6 +8,7 @@ import shlex
 import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from conftest import composed, core_options
 from stores import made
@@ -25,7 +26,13 @@ from thinkalike.config import (
     options,
     setting,
 )
-from thinkalike.config.compose import check_given_once, compose_open_job, keys_of, with_quoted_paths
+from thinkalike.config.compose import (
+    _LOADED_FILES,
+    check_given_once,
+    compose_open_job,
+    keys_of,
+    with_quoted_paths,
+)
 from thinkalike.config.scale import chosen_scale
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
@@ -516,3 +523,17 @@ def test_one_setting_given_twice_is_refused(line):
     with pytest.raises(ConfigError) as caught:
         check_given_once([first, second])
     assert str(caught.value) == f"{first} and {second} give one setting twice; leave one of them out"
+
+
+def test_files_of_the_package_are_read_once_and_composed_anew(monkeypatch):
+    """Reading them took a quarter of the time of composing, and Hydra changes what it composes."""
+    default = compose_job("train", ["model=gpt2-mini"])
+    read, load = [], OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", lambda file: read.append(file) or load(file))
+    changed = compose_job("train", ["model=gpt2-mini", "stitch.lr=0.25", "model.context=32"])
+    assert (changed.stitch.lr, changed.model.context) == (0.25, 32)
+    assert compose_job("train", ["model=gpt2-mini"]) == default
+    assert read == []
+    _LOADED_FILES.clear()
+    compose_job("train", ["model=gpt2-mini"])
+    assert read, "control"

@@ -103,17 +103,20 @@ def watched(tmp_path_factory):
 CALLS = ["compare", "in memory", "arrays", "function", "stitch", "mlem", "rsa", "diff", "trajectory"]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.timeout(900)
 def test_without_a_store_nothing_is_written_but_caches(watched):
     assert {name: watched[name]["written"] for name in CALLS} == {name: [] for name in CALLS}
     assert watched["control"]["written"] == [["open", "control"]]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.timeout(900)
 def test_no_call_imports_hydra(watched):
     assert {name: watched[name]["hydra"] for name in CALLS} == {name: [] for name in CALLS}
 
 
+@pytest.mark.ci_slow
 @pytest.mark.timeout(900)
 def test_a_comparison_reaches_its_accumulator_in_few_frames(watched):
     stack = watched["stack"]
