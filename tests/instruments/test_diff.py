@@ -216,19 +216,25 @@ def forks(tmp_path_factory):
     return root
 
 
+QUICK = ["measure.outputs=0", "measure.taught=false"]
+
+
 @pytest.fixture
 def words(forks, text_files, tmp_path):
+    """Makes the words of a job that asks neither which outputs carry a change nor what it taught."""
+
     def make(changed, *more):
         data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.4", "data.context=32"]
         return [f"model={forks}/base", f"model@target={forks}/{changed}", "measure.tokens=1024", *data,
-                "measure.tokens_per_part=512", "logger=none", f"store={tmp_path}/results", *more]  # fmt: skip
+                "measure.tokens_per_part=512", "logger=none", f"store={tmp_path}/results", *QUICK, *more]  # fmt: skip
 
     return make
 
 
 @pytest.mark.drawn
 def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
-    run = cli("analyze.py", "measure=diff", *words("changed"), env={"COLUMNS": "80"})
+    whole = [word for word in words("changed") if word not in QUICK]
+    run = cli("analyze.py", "measure=diff", *whole, env={"COLUMNS": "80"})
     result = run.result
     table = result.table.set_index(["component", "layer"])
     assert table["mean_effect"].idxmax() == ("MLP", 2)
@@ -276,7 +282,8 @@ def test_the_command_is_the_same_job(cli, words, forks):
     from thinkalike import cli as commands
 
     own = cli("analyze.py", "measure=diff", *words("changed", "measure.margin.kl=1e-6"))
-    rest = [word.replace("measure.", "") for word in words("changed", "margin.kl=1e-6")[2:]]
+    given = words("changed", "margin.kl=1e-6")[2:]
+    rest = [word if word in QUICK else word.replace("measure.", "") for word in given]
     with (
         mock.patch.object(commands, "COMMANDS", dict(commands.COMMANDS)),
         mock.patch.dict(sys.modules, cli_main=commands),
@@ -601,7 +608,8 @@ def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     module = tiny.jiggled(deepcopy(model.module), 1e-3)
     both = [(module, model.tokenizer), (deepcopy(module).bfloat16(), model.tokenizer)]
     base, changed = reversed(both) if is_reversed else both
-    result = thinkalike.diff(base, changed, texts="grammar", tokens=512, tokens_per_part=128, outputs=1)
+    few = {"tokens": 512, "tokens_per_part": 128, "outputs": 0, "taught": False}
+    result = thinkalike.diff(base, changed, texts="grammar", **few)
     assert result.scalars["kl"] > 0
     assert (result.table["relative_weight_change"] > 0).all()
     has_null = "null_low" in result.scalars

@@ -44,7 +44,7 @@ def changed(base, tmp_path):
 
 def job(first, second, text_files, *more):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.4", "data.context=32"]
-    sizes = ["measure.tokens=512", "measure.tokens_per_part=256"]
+    sizes = ["measure.tokens=512", "measure.tokens_per_part=256", "measure.outputs=0", "measure.taught=false"]
     models = [f"model={first}", f"model@target={second}"]
     return ["analyze.py", "measure=diff", *models, *data, *sizes, "logger=none", *more]
 
