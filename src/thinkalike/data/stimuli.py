@@ -146,7 +146,8 @@ class Stimuli:
     def __post_init__(self) -> None:
         """Check all fields, fill in missing ids and kinds, and convert features to their types.
 
-        A feature that is numeric or continuous becomes float64, and any other one categories.
+        A feature whose kind is one of numbers (`NUMBER_KINDS`) becomes float64. Any other feature
+        becomes categories.
         """
         check_kinds(self.kinds, self.source)
         ids = self.ids

@@ -123,32 +123,36 @@ def _with_jackknife_interval(
     function: UserFunction,
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],
-    numbers: Int[Tensor, " n"],
+    group_of_row: Int[Tensor, " n"],
     value: Float[Tensor, ""],
     seed: int,
 ) -> Estimate:
-    """Return the value with its jackknife interval, which leaves out tenths of the groups.
+    """Return the value with its jackknife interval, which leaves out a tenth of the groups at a time.
 
-    The value without as many rows drawn at random shows how much it depends on the number of rows.
-    The interval is (-∞, ∞) if the groups are worth too few of equal size.
+    A function of a user may be biased by the number of rows. Therefore the values without a tenth
+    of the groups are compared with the mean of values without a random tenth of the rows, and not
+    with the value of all rows. If the effective number of groups is too small for that, the
+    interval is (-∞, ∞).
 
     Args:
         function: The user's function of the rows of two layers.
         X, Y: The rows of both layers.
-        numbers: The number of the group of each row; number % `JACKKNIFE_PARTS` is its part.
+        group_of_row: The number of the group, such as a document, of each row. Groups with the
+            same number modulo `JACKKNIFE_PARTS` are left out together.
         value: The value for all rows.
         seed: The seed of the parts of random rows.
     """
-    _, counts = numbers.unique(return_counts=True)
-    part_of_row = numbers % JACKKNIFE_PARTS
+    _, rows_per_group = group_of_row.unique(return_counts=True)
+    part_of_row = group_of_row % JACKKNIFE_PARTS
     order = torch.randperm(len(part_of_row), generator=seeded(seed)).to(part_of_row.device)
     random_part_of_row = part_of_row[order]
     without_groups: list[float] = []
     without_random_rows: list[float] = []
-    if effective_number(counts) >= FEWEST_GROUPS_IF_BIASED:
+    if effective_number(rows_per_group) >= FEWEST_GROUPS_IF_BIASED:
         without_groups = _values_without_parts(function, X, Y, part_of_row)
         without_random_rows = _values_without_parts(function, X, Y, random_part_of_row)
-    # The reference is itself an estimate from random rows, which `is_drawn` says.
+    # Without replicates, `jackknife` returns an unbounded interval. `is_drawn` says that the
+    # reference was itself drawn at random, which widens the interval.
     return jackknife(
         value,
         replicates=torch.tensor(without_groups, dtype=torch.float64),

@@ -137,10 +137,11 @@ class Predictor:
         self._folds = [self._fold_states(fold) for fold in range(FOLDS)]
 
     def _fold_states(self, fold: int) -> _FoldStates:
-        """Return what the maps for one fold need of the states that predict.
+        """Return the predicting states of one fold, as its maps read them.
 
-        The mean and the basis are of the rows outside of the fold, on which its maps are fitted;
-        the states and the products are of the rows inside, expressed by these.
+        The maps of a fold are fitted on the rows outside of it. The mean and the eigenbasis of the
+        scatter matrix are of these rows. The k rows inside are centred by that mean and expressed
+        in that basis; `products` are their products.
         """
         is_inside = (fold_of(self.documents) == fold).to(self.states.device)
         rows = is_inside.nonzero()[:, 0]

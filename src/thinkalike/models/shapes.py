@@ -233,20 +233,26 @@ def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping
 def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
     """Return the sizes of a folder of stored states, as those of a model without weights.
 
-    Its passes take no operations, since states are only read. `name` is its name in the result;
-    None: its label.
+    Reading stored states takes no operations of the processor that would count.
+
+    Args:
+        config: The folder.
+        name: What the result calls it; None: its label.
     """
     index = read_index(str(config.path))
+    widths = index.hooks.values()  # of each hook point
     no_operations = (0.0,) * index.blocks  # of each block
     return Shape(
         name=name or label(config),
         layers=index.blocks,
-        width=max(index.hooks.values()),
+        width=max(widths),
         vocabulary=0,
         parameters=0,
         bytes=0.0,
         context=DEFAULT_CONTEXT,
-        operations=Operations(no_operations, no_operations, 0.0),
+        operations=Operations(
+            no_operations, no_operations, 0.0
+        ),  # forward, backward, and the head
     )
 
 

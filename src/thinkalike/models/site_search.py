@@ -374,7 +374,8 @@ def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
         if not _is_attention(sums.block, run):
             continue
         if sums.equal(sums.resid_post, sums.resid_pre, run.output):
-            yield Form(None, run.path, "")
+            yield Form(None, run.path, "")  # no norm between the two, and no MLP
+        # The modules whose outputs complete resid_pre + attention to resid_post.
         mlps = sums.adding(sums.resid_post, sums.resid_pre, run.output)
         for attention, mlp in _named_pairs(sums.block, [run], mlps):
             yield Form(None, attention, mlp)

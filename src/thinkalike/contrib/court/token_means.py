@@ -30,9 +30,10 @@ def mean_states_of_ngrams(
     """
     # Means are kept only for n-grams that occur in one of the texts.
     all_rows = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
-    # A source has one layer, 0.
-    means = kind(source or materials.target_source, [0], materials.other_rows, all_rows)
-    return lambda rows: means.residuals(rows, [0])[0]
+    only_layer = [0]  # of a source
+    means = kind(source or materials.target_source, only_layer, materials.other_rows, all_rows)
+    # `TokenMeans` takes the place of a model: `residuals` are its states, which are the means.
+    return lambda rows: means.residuals(rows, only_layer)[0]
 
 
 def trigrams(rows: Tokens, vocabulary: int) -> Tokens:

@@ -183,20 +183,24 @@ def _joined_tables(experiment: ExperimentRun, name: str) -> pd.DataFrame:
 def _claim_that_start_saves(
     experiment: ExperimentRun, transfer: Transfer, against: str, claim: str, bound: Bound
 ) -> Claim:
-    """Judge a claim about the share of FLOPs that a transferred start saves against another start.
+    """Judge a claim about the training that a transferred start of an autoencoder saves.
 
-    The other start trains on half of its tokens, or on all of them. The FLOPs of the transferred
-    start are counted until it explains as much variance. Intervals are over seeds.
+    A sparse autoencoder whose training starts from one of another model (transferred) is compared
+    with one that starts otherwise. The latter is trained on half of its tokens, or on all of them.
+    The share that is saved is 1 minus the FLOPs until the former explains as much variance as the
+    latter does then, divided by the FLOPs of the latter. Intervals are over seeds.
 
     Args:
         experiment: The experiment with its results.
         transfer: The source, the target and their layers.
         against: The other start: "random" or "least_squares".
         claim: The claim in words.
-        bound: Where the share of FLOPs that is saved must be.
+        bound: The share of FLOPs that must be saved for the claim to hold.
     """
     result = experiment.results[transfer.label]
-    table = result.tables["savings"].reset_index()  # its index is that of the array "saved"
+    # Row i of the table belongs to row i of the array "saved" (rows, seeds), which reset_index()
+    # keeps in the column "index".
+    table = result.tables["savings"].reset_index()
     is_compared = (table["start"] == "transferred") & (table["against"] == against)
     rows = table[is_compared]
     token_budgets = [rows["tokens"].max() * share for share in SHARES_OF_TOKENS]
@@ -210,7 +214,7 @@ def _claim_that_start_saves(
         value, low, high = (100 * float(number) for number in saved[index])
         listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
     finding = "; ".join(listed)
-    if (rows["reached"] < 1).any():
+    if (rows["reached"] < 1).any():  # the share of seeds that explain as much variance at all
         finding += " (some seeds never get there)"
     return judged_claim(
         f"{transfer.label}: {claim}",

@@ -286,11 +286,10 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, ExperimentRun]:
-        """Run all inner jobs, and return the run of the experiment with their results.
+        """Run all inner jobs, and return the experiment with their results, under the key `PREPARED`.
 
-        It is the only entry of the mapping, whose keys are names of inputs of `run`. A job whose
-        result is in the store is not computed again. Jobs that read the same models and text run
-        together, in one pass.
+        A job whose result is in the store is not computed again. Jobs that read the same models
+        and text run together, in one pass.
         """
         experiment, labelled_jobs = self.jobs(config)
         labels = [label for label, _ in labelled_jobs]

@@ -279,9 +279,9 @@ class NLIConfig(Checked, part="nli"):
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return the settings for a mini (a small bundled model) that differ from those of a BERT.
 
-        A job of the scale "mini" gets them, whatever its model, and one of the scale "paper" does
-        not. With `scale=auto`, which elsewhere depends on the machine, the model decides, as the
-        learning rate of a mini would ruin a pretrained BERT.
+        They apply with `scale=mini` to any model, with `scale=paper` to none, and with
+        `scale=auto` to a model that is a mini. A mini starts from little training and needs a
+        larger learning rate and more epochs, which would ruin a pretrained BERT.
         """
         has_settings_of_mini = job.is_mini
         if job.scale == "auto":

@@ -63,7 +63,8 @@ def in_own_units(
 ) -> SparseAutoencoder:
     """Turn an autoencoder of standardised states (h - mean) / scale into one of the states h.
 
-    The latents of a state stay the same.
+    The latents of a state stay the same: the encoder standardises what it reads, and the decoder
+    turns what it writes back into the units of h.
     """
     return mapped_autoencoder(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
 

@@ -180,9 +180,10 @@ class DiffInstrument(
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield settings that take ever less time, for `budget=`: fewer tokens of text.
+        """Yield settings that take ever less time: half of the tokens of text, a quarter, and so on.
 
-        The tokens on which modules are exchanged are never more than all tokens.
+        The effects of single modules are measured on the first `tokens_per_part` of these tokens,
+        so that this setting is never larger than `tokens`.
         """
         measure = config.measure_as(DiffConfig)
         for tokens in halvings(measure.tokens, least=FEWEST_TOKENS):

@@ -135,11 +135,12 @@ class Observations:
 
     @cached_property
     def move_beyond_control(self) -> tuple[Float[Tensor, " parts"], float]:
-        """How much farther each module moved than by further training, and a p-value.
+        """How much farther each module moved than in the control, and a p-value.
 
-        The control is forks, copies of the base that were trained further. The first value has a
-        z-score for each of `parts_compared_with_control`, relative to the remaining modules. The
-        p-value is that of the module that moved farthest.
+        The control is copies of the base whose training was continued, called forks. The first
+        value has a z-score for each module of `parts_compared_with_control`: how far its weights
+        moved, beside the other modules of the same model, against the same number in the forks.
+        The p-value is that of the module with the largest z-score, corrected for this choice.
         """
         moves_of_forks = []
         for moves in self.null.moves:

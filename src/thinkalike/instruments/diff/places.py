@@ -154,7 +154,8 @@ def _heads_in_order(
 
     Args:
         path: The path of the module.
-        count: How many heads the axis has.
+        count: How many heads the axis has, for a module that computes queries, keys or values
+            alone. Other axes have as many as the model's heads say.
         query_heads, key_heads: How many heads of queries the model has, and how many of keys and
             of values.
         is_of_outputs: Whether the axis is that of the module's outputs. If not, the module is
@@ -175,6 +176,7 @@ def _heads_in_order(
             heads += [("query head", number), ("key head", number), ("value head", number)]
         return heads
 
+    # A module of one kind, such as q_proj, is known by its name.
     for kind, pattern in READS_FOR.items():
         if re.search(pattern, path):
             return [(f"{kind} head", number) for number in range(count)]

@@ -266,22 +266,26 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_classes(observed: Observations) -> pd.DataFrame:
-    """Return a row for each kind of token, such as numbers: the mean KL after it, greatest first.
+    """Return a row for each kind of token, such as numbers, with the mean KL of the predictions there.
 
-    Kinds that occur in fewer than `FEWEST_GROUPS` documents are left out, and the table is empty
-    if all are. The intervals hold for all kinds at once (Bonferroni).
+    The KL is that of the changed model's prediction of the next token from the base's. Kinds that
+    occur in fewer than `FEWEST_GROUPS` documents are left out, as documents are the groups of the
+    intervals, and the table is empty if all are. Greatest first. The intervals hold for all kinds
+    at once (Bonferroni).
     """
     documents = observed.documents()
     kl = observed.kl()
-    tokens_of_kinds = {}
+    mask_of_kind = {}
     for kind, is_of_kind in _tokens_by_kind(observed).items():
         if len(documents[is_of_kind].unique()) >= FEWEST_GROUPS:
-            tokens_of_kinds[kind] = is_of_kind
+            mask_of_kind[kind] = is_of_kind
     rows = []
-    for kind, is_of_kind in tokens_of_kinds.items():
+    for kind, is_of_kind in mask_of_kind.items():
         _, documents_of_kind = documents[is_of_kind].unique(return_inverse=True)
-        level = 1 - LEVEL / len(tokens_of_kinds)
-        mean = mean_over_documents(kl[is_of_kind], documents_of_kind, level, bounds=BOUNDS["kl"])
+        confidence = 1 - LEVEL / len(mask_of_kind)
+        mean = mean_over_documents(
+            kl[is_of_kind], documents_of_kind, confidence, bounds=BOUNDS["kl"]
+        )
         tokens = int(is_of_kind.sum())
         rows.append({"class": kind, "tokens": tokens, **interval_columns("kl", mean)})
     if not rows:

@@ -217,9 +217,9 @@ def _continuations_of_factors(
 
 
 def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
-    """Return the tokens of a beginning, at least one.
+    """Return the tokens of a short text that a model is to continue, at least one.
 
-    They begin with BOS if the model's rows of text do. If there is no token at all, as for an
+    BOS comes first if the model reads it before all text. If there is no token at all, as for an
     empty text without BOS, the token that separates documents is returned.
     """
     end_of_document, start_of_row = separators(model.tokenizer, model.bos_each_row)

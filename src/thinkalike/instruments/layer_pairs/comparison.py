@@ -202,10 +202,11 @@ class LayerPairComparison:
         """Save the state of the metrics, so that a later run can resume from it.
 
         All processes must call this, since their states are joined; the first process saves them.
-        Nothing is saved after an error, or if an earlier run has saved as many pools.
+        Nothing is saved after a batch that could not be compared, or if an earlier run has saved
+        as many pools.
 
         Args:
-            pools: How many pools have been gathered.
+            pools: How many pools (batches over which the models run at once) the metrics hold.
         """
         metrics = {"metric": self.metric, "with_massive": self.with_massive}
         with contextlib.ExitStack() as joined_states:

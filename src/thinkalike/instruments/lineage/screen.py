@@ -166,12 +166,14 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
 def with_tested(origins: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of origins with a further column `is_tested`.
 
-    The column says whether a block has enough units for a p-value below `ALPHA` after correction.
+    The column says whether a block has enough units (neurons of its MLP) for a p-value below
+    `ALPHA` after correction: among few units, even the best match happens by chance.
 
     Args:
         origins: A row for each block of the target, with the best block of the source.
         pairs: A row for each pair of blocks; p-values are corrected for their number.
     """
+    # The number of units that are compared depends on the block of the source.
     most_units = pairs.groupby(["target_layer", "target_module"])["units"].max()
     is_tested = []
     for _, row in origins.iterrows():

@@ -127,8 +127,10 @@ def _by_active_sets(
 ) -> Float[Tensor, "b f"]:
     """Return the w ≥ 0 with least w'Gw / 2 - t'w of b systems (Lawson & Hanson 1974).
 
-    In each round, the unused column of the greatest slope t - G w is taken in, and then all
-    columns whose weight reaches 0 on the way to the new solution are dropped.
+    Weight i belongs to column i of the matrix X with G = X'X. In each round, the unused column
+    with the greatest slope t - G w is used as well, and then all columns whose weight reaches 0 on
+    the way to the new solution are dropped. A column whose slope is only rounding is refused for
+    good.
 
     Args:
         gram, target: G and t of each system.
@@ -145,8 +147,10 @@ def _by_active_sets(
         if not enters.any():
             return weights
         is_used |= enters
-        # A column whose weight does not grow as its slope says has a slope of rounding.
-        is_refused |= enters & (_solved_on_used(gram, target, is_used) <= 0)
+        # A positive slope means a positive weight. Where the solution has none, the slope was
+        # positive only by rounding.
+        solution = _solved_on_used(gram, target, is_used)
+        is_refused |= enters & (solution <= 0)
         is_used &= ~is_refused
         weights, is_used = _nonnegative_solution(gram, target, weights, is_used)
 
@@ -171,14 +175,17 @@ def _nonnegative_solution(
         is_used: The columns that the solution may use.
 
     Returns:
-        The solution, which is above 0 on all used columns, and the columns that are still used.
+        The solution, which is above 0 on all used columns and 0 on the others, and the columns
+        that are still used.
     """
     while True:
         solution = _solved_on_used(gram, target, is_used)
         is_negative = is_used & (solution <= 0)
         if not is_negative.any():
             return solution, is_used
-        # The first column that reaches 0 ends the step; 1 is the whole way to the solution.
+        # The first column that reaches 0 ends the step; 1 is the whole way to the solution. Used
+        # weights are positive, but for that of a new column, whose solution is positive. In a
+        # system that has its solution, the step is infinite, and no column reaches 0.
         step_to_zero = torch.where(is_negative, weights / (weights - solution), torch.inf)
         step, column = step_to_zero.min(1, keepdim=True)
         weights = weights + step.clamp(max=1) * (solution - weights)

@@ -504,9 +504,10 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
     (f, a, b) whether the pair has the levels a and b of feature f.
 
     Args:
-        differences: Δ of the pairs, feature by feature. For a feature with a weight for each pair
-            of levels these are codes of the pairs, from `pair_codes`.
-        terms: The terms, the intercept first.
+        differences: Δ of the pairs of stimuli, feature by feature. For a feature that has a weight
+            for each pair of its levels, it is the number of the pair of levels instead, from 1 on,
+            or 0 where both levels are the same; see `pair_codes`.
+        terms: The terms, the intercept first. All terms (f, a, b) of a feature are side by side.
     """
     columns = [torch.ones_like(differences[0], dtype=torch.float64)]
     for term, weight_slice in weight_slices(terms):
