@@ -87,7 +87,7 @@ def test_only_pairs_with_massive_tokens_have_values_with_them(cli, words, minis,
     for name in "ab":
         (tmp_path / "all" / name).symlink_to(minis / name)
     tiny.massive(tmp_path / "all" / "massive", seed=3)
-    few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64"]
+    few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64", "measure.batches=5"]
     together = cli("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
     plain, *beside = results(together)
     assert "including_massive_activations" not in plain.details

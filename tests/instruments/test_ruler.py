@@ -135,11 +135,15 @@ def copies(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def read(copies, text_files):
-    """Return the result of a job of two of these models, which have one store."""
+RULER = ("measure=ruler", "measure.words=3584", "layers=[[1,1],[3,3]]")
 
-    def job(source, target, *words, measure=("measure=ruler", "measure.words=4096")):
+
+@pytest.fixture
+def read(copies, text_files, monkeypatch):
+    """Return the result of a job of two of these models, which have one store; models read many pieces at once."""
+    monkeypatch.setattr(words_of_ruler, "PIECES_PER_PASS", 64)
+
+    def job(source, target, *words, measure=RULER):
         models = [f"model.path={copies}/{source}", f"target.path={copies}/{target}"]
         text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.5", f"store={copies}/store"]
         return run_job(composed(*measure, *models, *text, *words, entry="analyze"))
@@ -150,7 +154,10 @@ def read(copies, text_files):
 @pytest.mark.parametrize(
     ("target", "low", "high", "says"),
     [
-        ("copy4", 3.7, 4.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 4.0 bits"),
+        pytest.param(
+            *("copy4", 3.7, 4.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 4.0 bits"),
+            marks=pytest.mark.slow,  # goes the way of copy3
+        ),
         ("copy3.5", 3.35, 3.65, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3."),
         ("copy3", 2.7, 3.3, "as similar as gelu-3l-mini[path=base] is to its copy rounded to 3.0 bits"),
         ("base", 8, 8, "rounded to 8 or more bits"),
@@ -252,7 +259,7 @@ def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
 
 # ---- R² of all layer pairs
 
-R2 = ("measure=r2", "measure.words=4096")
+R2 = ("measure=r2", "measure.words=3584", "layers=[1,3]")
 
 
 def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
@@ -262,7 +269,7 @@ def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     diagonal = table.loc[[(layer, layer) for layer in shared["source_layer"]]]
     assert diagonal["value"].to_numpy() == pytest.approx(shared["value_forward"].to_numpy(), abs=1e-6)
     assert diagonal["value_backward"].to_numpy() == pytest.approx(shared["value_backward"].to_numpy(), abs=1e-6)
-    assert len(table) == 16
+    assert len(table) == 4
     assert (table["low"] <= table["value"]).all()
     assert (table["r2_backward"] <= table["r2_backward_high"]).all()
     screen = " ".join(capsys.readouterr().out.split())
@@ -303,10 +310,11 @@ def test_r2_says_what_is_predicted_from_what(target, rows, sentences):
 
 
 def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
-    other = read("base", "other", measure=R2).details
+    all_layers = ("measure=r2", "measure.words=4096")
+    other = read("base", "other", measure=all_layers).details
     assert other["r2_forward"].max() > 0.15, "control: words and positions can be predicted"
     assert other[["value", "value_backward"]].to_numpy().max() < 0.05
-    same = read("base", "base", measure=R2).details
+    same = read("base", "base", measure=all_layers).details
     is_same = same["source_layer"] == same["target_layer"]
     assert same[is_same][["value", "value_backward", "r2_forward", "r2_backward"]].to_numpy() == pytest.approx(
         1, abs=1e-3
@@ -355,7 +363,7 @@ def test_layer_pairs_are_the_same_however_many_predictors_fit_in_memory(monkeypa
 # ---- readings of measures of layer pairs
 
 OF_LAYERS = {
-    "cka": ["measure=cka", "measure.batches=4"],
+    "cka": ["measure=cka", "measure.batches=2"],
     "words": ["measure=cka", "measure.batches=2", "measure.unit=word", "measure.conditional_on=token"],
     "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
 }

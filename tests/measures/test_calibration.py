@@ -113,8 +113,8 @@ def test_p_is_exact_where_values_tie():
     assert kstest(spread, "uniform").pvalue > 0.01
     assert ((tested >= tested[0]).double().mean(0) <= 0.05).double().mean() < 0.005, "control: every tie counts"
     assert torch.equal(found(tested[:, :3, 1:4]).p, p[:3, 1:4]), "the same with other layers"
-    largest = torch.stack([found(each).p_of_largest[0] for each in tested.split(1, 1)])
-    assert (largest >= p).all()
+    largest = torch.stack([found(each).p_of_largest[0] for each in tested[:, :1000].split(1, 1)])
+    assert (largest >= p[:1000]).all()
     assert (largest <= 0.05).any(1).double().mean() < 0.06
     assert (found(torch.full((20, 1, 2), 0.5)).p == 1).all(), "nothing is found where all tie"
 
