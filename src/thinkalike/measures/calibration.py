@@ -127,7 +127,7 @@ def _with_jackknife_interval(
     value: Float[Tensor, ""],
     seed: int,
 ) -> Estimate:
-    """Return the value with its jackknife interval, which leaves out a tenth of the groups at a time.
+    """Return the value with its jackknife interval, each time without a tenth of the groups.
 
     A function of a user may be biased by the number of rows. Therefore the values without a tenth
     of the groups are compared with the mean of values without a random tenth of the rows, and not
@@ -152,7 +152,7 @@ def _with_jackknife_interval(
         without_groups = _values_without_parts(function, X, Y, part_of_row)
         without_random_rows = _values_without_parts(function, X, Y, random_part_of_row)
     # Without replicates, `jackknife` returns an unbounded interval. `is_drawn` says that the
-    # reference was itself drawn at random, which widens the interval.
+    # reference comes from rows drawn at random: the interval is wider then.
     return jackknife(
         value,
         replicates=torch.tensor(without_groups, dtype=torch.float64),

@@ -66,7 +66,7 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
 def fresh(model: FrozenModel, seed: int) -> FrozenModel:
     """Return an untrained model of the same architecture, initialised by the model's own library.
 
-    The same seed gives the same weights. The state of torch's generator of the CPU does not change.
+    The same seed gives the same weights. The state of torch's CPU generator does not change.
     The model is not proved again: its architecture was, when `model` was loaded.
     """
     from transformer_lens.model_bridge.sources.native.init import initialize_native_model

@@ -286,7 +286,7 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, ExperimentRun]:
-        """Run all inner jobs, and return the experiment with their results, under the key `PREPARED`.
+        """Run all inner jobs; return the experiment with their results under the key `PREPARED`.
 
         A job whose result is in the store is not computed again. Jobs that read the same models
         and text run together, in one pass.

@@ -180,7 +180,7 @@ class DiffInstrument(
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield settings that take ever less time: half of the tokens of text, a quarter, and so on.
+        """Yield settings that take ever less time: half of the tokens, a quarter, and so on.
 
         The effects of single modules are measured on the first `tokens_per_part` of these tokens,
         so that this setting is never larger than `tokens`.

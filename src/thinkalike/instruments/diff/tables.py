@@ -266,7 +266,7 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_classes(observed: Observations) -> pd.DataFrame:
-    """Return a row for each kind of token, such as numbers, with the mean KL of the predictions there.
+    """Return a row for each kind of token, such as numbers: the mean KL of predictions there.
 
     The KL is that of the changed model's prediction of the next token from the base's. Kinds that
     occur in fewer than `FEWEST_GROUPS` documents are left out, as documents are the groups of the
