@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -22,9 +23,12 @@ from hydra.core.global_hydra import GlobalHydra
 import wandb_runs
 from conftest import ROOT, results_in, with_slow
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
+from thinkalike.cli.pair_words import SHORT_SETTINGS
 from thinkalike.completion import readable_line
-from thinkalike.config import compose_job
+from thinkalike.config import MeasureConfig, compose_job
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.diff.settings import DiffConfig
+from thinkalike.instruments.lineage.instrument import LineageConfig
 
 CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
@@ -513,6 +517,13 @@ def test_a_place_to_search_that_is_not_there_is_one_line(place, sweep, cli):
 @pytest.mark.parametrize("word", ["model@target={a:1}", "model@target={path: ./x}"])
 def test_settings_of_the_second_model_have_its_name(word, cli):
     assert "give target={name: value} for settings" in cli("train.py", word, is_literal=True).error
+
+
+@pytest.mark.parametrize(("command", "schema"), [("diff", DiffConfig), ("lineage", LineageConfig)])
+def test_each_setting_of_a_command_of_two_models_may_be_short(command, schema):
+    common = {field.name for field in dataclasses.fields(MeasureConfig)}
+    own = {field.name for field in dataclasses.fields(schema)} - common
+    assert set(SHORT_SETTINGS[command]) == own
 
 
 @pytest.mark.parametrize("name", ["{a:1}", "{", "{a}"])

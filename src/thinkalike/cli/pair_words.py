@@ -22,6 +22,7 @@ SHORT_SETTINGS = {
         "taught",
         "tokens",
         "tokens_per_part",
+        "outputs",
         "contrast",
         "path",
         "pairs",
