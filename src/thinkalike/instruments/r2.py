@@ -140,7 +140,8 @@ class LayerR2(
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes that are in memory at once, to estimate the job's memory.
 
-        These are the states of all words in all layers, in float32, and the ridge predictors.
+        These are the states of all words in all layers, in float32 (4 bytes), and the ridge
+        predictors, which are made for as many layers at a time as fit into `PREDICTOR_BYTES`.
         """
         measure = config.measure_as(R2Config)
         layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)

@@ -419,7 +419,8 @@ def _kind_of_each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
 def check_levels(levels: object, name: str) -> None:
     """Raise a ValueError unless `levels` is a list of different levels, at least one.
 
-    Levels that are written alike, such as 1 and "1", are not different.
+    Levels that are written alike, such as 1 and "1", are not different. The name of a kind, which
+    may stand in place of levels, was recognised before.
 
     Args:
         levels: The levels of an ordinal feature, in order.

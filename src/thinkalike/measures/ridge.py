@@ -211,10 +211,11 @@ class Predictor:
             yield fold.rows, fit.deviations - predicted, fit.deviations
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
-        """Return for each fold what its ridge regressions need, and what each penalty gains.
+        """Return for each fold the products of its ridge regressions, and what each penalty gains.
 
-        The maps for a fold are fitted on the rows outside of it. The gain of a penalty is how much
-        better than the mean its map predicts the rows inside.
+        The maps for a fold are fitted on the rows outside of it. The gain of a penalty is by how
+        much the map's squared error on the rows inside is below that of the mean outside.
+        `fold.states` and `fold.products` are of the rows inside, centred and in the eigenbasis.
         """
         total = y.sum(0)
         products = self.states.T @ y  # over all rows, from which those of a fold are subtracted
@@ -224,7 +225,7 @@ class Predictor:
             sum_outside = total - inside.sum(0)
             deviations = inside - sum_outside / max(len(y) - len(inside), 1)
 
-            # Σ (x - x̄) y' over the rows outside does not need y less its mean.
+            # Σ (x - x̄) y' over the rows outside: as x is centred, y need not be.
             products_inside = self.states[fold.rows].T @ inside
             across = products - products_inside - torch.outer(fold.mean, sum_outside)
             fitted = fold.basis.vectors.T @ across

@@ -26,6 +26,7 @@ TITLE_HEIGHT = 0.3
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
     """Draw the values of similarity measures for sources whose similarity to a target is known.
 
+    The set of such sources is called a court, and the measures that are tried on it its judges.
     There is a panel for each measure, with a row for each kind of source and a point for each
     source. Points of one kind are shifted up and down so that they do not hide each other.
 
@@ -43,7 +44,7 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
             _draw_values_by_kind(axes, table, kinds, judge)
             axes.set_xlabel(UNITS.get(judge, judge))
         for row in panels:
-            row[0].set_yticks(range(len(kinds)), kinds[::-1])
+            row[0].set_yticks(range(len(kinds)), kinds[::-1])  # the first kind is at the top
             row[0].set_ylabel("kind of source")
         leave_out(panels.flat[len(judges) :])  # panels of the grid without a measure
         write_title(figure, panels[0, 0], "What each measure says of sources of known similarity")

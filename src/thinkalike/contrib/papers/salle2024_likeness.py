@@ -106,7 +106,7 @@ class LayerOfModel(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
-        """Return a name such as "GPT-2 layer 8", which `_claim_that_leader_differs` parses."""
+        """Return a name such as "GPT-2 layer 8", which `_claim_that_part_of_speech_differs` parses."""
         return f"{self.model} layer {self.layer}"
 
 
@@ -356,7 +356,7 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
     differences = _differences_on_folds(layers, unlike_pair)
     claims = [
         _claim_that_leader_is_shared(alike, lead_in_both),
-        _claim_that_leader_differs(
+        _claim_that_part_of_speech_differs(
             unlike, lead_over_others(differences, stimuli.names), recurrent
         ),
     ]
@@ -486,7 +486,7 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
     )
 
 
-def _claim_that_leader_differs(
+def _claim_that_part_of_speech_differs(
     contrast: Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]
 ) -> Claim:
     """Judge the claim that the two least alike layers differ most in part of speech (PoS).
@@ -496,12 +496,12 @@ def _claim_that_leader_differs(
 
     Args:
         contrast: The two layers with the importance of each feature.
-        lead: The difference of the layers in the importance of PoS, minus their difference in that
-            of the feature with the next largest difference, on each of k folds. Its mean must be
-            above 0.
+        lead: By how much more the layers differ in the importance of PoS than in that of the next
+            feature, on each of k folds. Its mean must be above 0.
         recurrent: The names of recurrent models, such as Mamba.
     """
-    # Of the feature in whose importance the layers differ most, which need not be PoS.
+    # The finding names the feature in which these layers differ most; it need not be PoS. "x" and
+    # "y" are the columns of the two layers.
     importance = contrast.importance.set_index("feature").loc[contrast.feature]
     mean_lead = fold_interval(lead)
     tau = _tau_of_title(contrast)

@@ -98,15 +98,16 @@ def _read_all_pairs(source: str, split: PairSplit, path: str | None) -> Pairs:
 
 @lru_cache(maxsize=1)
 def _training_pairs(source: str, path: str | None, content: str) -> TrainingPairs:
-    """Return normalised texts of the pairs for training, to recognise copies of these pairs.
+    """Return the normalised texts of all sentence pairs of the training split.
 
-    The result is cached, as it is needed for each other split of the data.
+    By these, copies of training pairs are recognised in the other splits, each of which needs
+    them, so that they are cached.
 
     Args:
         source: "hub" or "files".
         path: The file, if the source is "files".
-        content: A hash of the file's content. It is unused except as a key of the cache, so that a
-            changed file is read again.
+        content: A hash of the file's content, or of nothing for the hub. It is only a key of the
+            cache, so that a changed file is read again.
     """
     pairs = _read_all_pairs(source, "fit", path)
     return TrainingPairs(frozenset(pairs.canonical()), pairs.source)

@@ -407,11 +407,13 @@ def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
     """Return in words which outputs of attention and MLPs, and which heads, have most effect.
 
     Args:
-        table: A row for each output that was exchanged, the greatest effect first.
-        follows_modules: Whether a sentence about modules comes before, so that this may be short.
+        table: A row for each output that was exchanged between the two models, the greatest effect
+            first.
+        follows_modules: Whether a sentence of the same form about modules comes before this one,
+            which is shorter then.
     """
     is_head = table["output"] == "z"  # TransformerLens's name for the output of one head
-    sentences = [_effects_of_outputs("output", table[~is_head], follows_modules)]
+    sentences = [_effects_of_outputs("output", table[~is_head], is_repeated=follows_modules)]
     if is_head.any():
         sentences.append(_effects_of_outputs("head", table[is_head], is_repeated=True))
     sentences.append("An output also carries what changed before it.")
@@ -482,10 +484,14 @@ def _more_than_at_random(tokens: pd.DataFrame, null_continues_training: bool) ->
 
 
 def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
-    """Return in words the tokens that stand out.
+    """Return in words the tokens after which predictions change more than after other tokens.
 
-    After these, the ratio of KL to that of the null is larger than after the remaining tokens, by
-    a `factor`, at a false discovery rate `q` of at most `FALSE_DISCOVERIES`.
+    Each token has a ratio: the KL of the change after it, divided by that of random changes of the
+    same size. A token stands out if its ratio is `factor` times that of the other tokens, at a
+    false discovery rate `q` of at most `FALSE_DISCOVERIES`.
+
+    Args:
+        tokens: A row for each token, the largest factor first.
     """
     standing_out = tokens[tokens["q"] <= FALSE_DISCOVERIES]
     if standing_out.empty:

@@ -306,7 +306,9 @@ def _add_similar_shares(comparison: Comparison) -> None:
 def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
     """Return the table of all pairs of blocks of two models, with the test of their units.
 
-    If the coordinates of the embeddings were compared, the first row is about them.
+    The units of a block are the neurons of its MLP. Their p-values are corrected for the number of
+    pairs. If the coordinates of the embeddings were compared, which is a single test, the first
+    row is about them.
     """
     rows: list[dict[str, object]] = []
     names = {"source": comparison.source.name, "target": comparison.target.name}

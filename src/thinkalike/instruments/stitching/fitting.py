@@ -73,8 +73,9 @@ def fit_stitches(
         forms: The setting (models, layer pairs and text), and the closed forms of its maps.
         run: Where and how stitches are trained.
         loggers: Loggers of the learning curves.
-        untrained: The closed forms of the same setting with a source that was never trained, whose
-            stitches are fitted as well; None: there is no such control.
+        untrained: The closed forms of the same setting with a source that was never trained, as a
+            control, whose stitches are fitted as well. Identity maps are not fitted, and have no
+            such control. None: there is no control.
     """
     setting = forms.setting
     kind = setting.config.kind
@@ -86,6 +87,7 @@ def fit_stitches(
     maps = forms.maps(kind)
     weights = {}
     for index, phi in enumerate(maps):
+        # The names under which trained stitches save their weights.
         weights[f"{index}.map.weight"] = phi.weight.cpu()
         weights[f"{index}.map.bias"] = phi.bias.cpu()
     beside = {}

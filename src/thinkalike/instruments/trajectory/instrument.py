@@ -101,7 +101,7 @@ class TrajectoryInstrument(
             yield {"measure.tokens": tokens}
 
     def inputs(self, config: AnalyzeConfig) -> Inputs:
-        """Return what decides the numbers besides settings, by name, for the hash of the job.
+        """Return what decides the result of a job besides its settings, by name, for its hash.
 
         These are the stimuli, the fingerprint of the text, and the name of the model. The method
         `prepare` adds the checkpoints, which may have to be trained first.
@@ -120,7 +120,7 @@ class TrajectoryInstrument(
         return {
             "stimuli": stimuli,
             "data": text_fingerprint(config.data),
-            "labels": config.model.called,
+            "labels": config.model.called,  # the name of the model, which stands in tables
         }
 
     def prepare(self, config: AnalyzeConfig) -> Inputs:
