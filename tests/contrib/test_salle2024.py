@@ -183,9 +183,7 @@ def test_leaders_of_a_contrast():
     assert [shared(0.4, 0.3), shared(0.4, -0.3), shared(0.4, 0.3, noise=100)] == ["holds", "does not hold", "undecided"]
 
     def split(lead, *recurrent, noise=1.0):
-        return salle2024_likeness._claim_that_part_of_speech_differs(
-            contrast, lead + noise * scatter[:, 0], recurrent
-        ).verdict
+        return salle2024_likeness._claim_that_pos_differs(contrast, lead + noise * scatter[:, 0], recurrent).verdict
 
     assert [split(0.4, "mamba"), split(-0.4, "mamba"), split(0.4, "bert-mini")] == ["holds"] + ["does not hold"] * 2
     assert split(0.4, "mamba", noise=100) == "undecided"

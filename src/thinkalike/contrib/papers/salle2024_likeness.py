@@ -106,7 +106,7 @@ class LayerOfModel(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
-        """Return a name such as "GPT-2 layer 8", which `_claim_that_part_of_speech_differs` parses."""
+        """Return a name such as "GPT-2 layer 8", which `_claim_that_pos_differs` parses."""
         return f"{self.model} layer {self.layer}"
 
 
@@ -356,9 +356,7 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
     differences = _differences_on_folds(layers, unlike_pair)
     claims = [
         _claim_that_leader_is_shared(alike, lead_in_both),
-        _claim_that_part_of_speech_differs(
-            unlike, lead_over_others(differences, stimuli.names), recurrent
-        ),
+        _claim_that_pos_differs(unlike, lead_over_others(differences, stimuli.names), recurrent),
     ]
     tables = []
     for pair, contrast in (("most alike", alike), ("least alike", unlike)):
@@ -486,7 +484,7 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
     )
 
 
-def _claim_that_part_of_speech_differs(
+def _claim_that_pos_differs(
     contrast: Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]
 ) -> Claim:
     """Judge the claim that the two least alike layers differ most in part of speech (PoS).
