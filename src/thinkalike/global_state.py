@@ -169,7 +169,7 @@ def matmul_precision(precision: str = "highest") -> Iterator[None]:
 
     precisions_of_backends = []
     for backend in (torch.backends.cuda, torch.backends.mkldnn):
-        products = getattr(backend, "matmul", None)
+        products: Any = getattr(backend, "matmul", None)
         if hasattr(products, "fp32_precision"):
             precisions_of_backends.append((products, _own_precision(products)))
             products.fp32_precision = "ieee"

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback, LearningRateMonitor
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
