@@ -27,6 +27,7 @@ import transformers
 from safetensors.torch import save_file
 from torch.utils.hooks import RemovableHandle
 from transformer_lens.patching import layer_pos_patch_setter
+from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
 import tiny
@@ -68,9 +69,11 @@ from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain_setting
 from thinkalike.models import identity
 from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.description import Description
 from thinkalike.models.identity import identity_of, sample_digest
 from thinkalike.models.labels import distinct_labels
-from thinkalike.models.traits import described_traits
+from thinkalike.models.proof import may_change_states
+from thinkalike.models.traits import described_traits, traits_of, traits_that_differ
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig, StitchJob
 
@@ -525,6 +528,105 @@ def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch)
     model = small_llama()
     disguise(model, monkeypatch)
     assert not identity_of(load_model(model, tiny.tokenizer())).is_complete
+
+
+def small_gpt2():
+    settings = {"vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings)).eval()
+
+
+def hook_of_accelerate(factor):
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Strengthen(hooks.ModelHook):
+        def __init__(self):
+            self.factor = factor
+
+        def post_forward(self, module, output):
+            return output * self.factor
+
+    return hooks, Strengthen()
+
+
+def put_hook_of_accelerate(model, factor):
+    hooks, strengthen = hook_of_accelerate(factor)
+    hooks.add_hook_to_module(model.transformer.wte, strengthen)
+
+
+def put_hook_among_those_of_accelerate(model, factor):
+    hooks, strengthen = hook_of_accelerate(factor)
+    for hook in (strengthen, hooks.AlignDevicesHook(), hooks.AlignDevicesHook()):
+        hooks.add_hook_to_module(model.transformer.wte, hook, append=True)
+
+
+def put_function_into_hook_of_accelerate(model, factor):
+    hooks = pytest.importorskip("accelerate.hooks")
+    hook = hooks.AlignDevicesHook()
+    hook.post_forward = lambda module, output: output * factor
+    hooks.add_hook_to_module(model.transformer.wte, hooks.SequentialHook(hook))
+
+
+def put_hook_decorated_by_transformers(model, factor):
+    @deprecate_kwarg("old", version="99.0")
+    def hook(module, args, output):
+        return output * factor
+
+    model.transformer.wte.register_forward_hook(hook)
+
+
+def put_hook_decorated_by_accelerate(model, factor):
+    accelerate = pytest.importorskip("accelerate")
+    hook = accelerate.utils.convert_outputs_to_fp32(lambda module, args, output: output * factor)
+    model.transformer.wte.register_forward_hook(hook)
+
+
+def put_forward_into_dropout(model, factor):
+    model.transformer.drop.forward = lambda states: states * factor
+
+
+def put_forward_of_torch_into_dropout(model, factor):
+    model.transformer.drop.forward = torch.relu if factor == 2 else torch.tanh
+
+
+def put_dropout_of_user(model, factor):
+    class Strengthen(torch.nn.Dropout):
+        def forward(self, states):
+            return states * self.p
+
+    model.transformer.drop = Strengthen(1 / factor).eval()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put_hook_of_accelerate,
+        put_hook_among_those_of_accelerate,
+        put_function_into_hook_of_accelerate,
+        put_hook_decorated_by_transformers,
+        put_hook_decorated_by_accelerate,
+        put_forward_into_dropout,
+        put_forward_of_torch_into_dropout,
+        put_dropout_of_user,
+    ],
+)
+def test_code_that_a_library_wraps_or_holds_tells_two_models_apart(change):
+    model, other = small_gpt2(), small_gpt2()
+    assert not traits_that_differ(model, other), "control"
+    change(model, 2)
+    change(other, 9)
+    assert traits_that_differ(model, other)
+    describe = Description(model)
+    described_traits(model, describe)
+    assert describe.is_complete == (change is put_forward_of_torch_into_dropout)
+
+
+def test_hooks_that_move_states_between_devices_are_no_traits():
+    hooks = pytest.importorskip("accelerate.hooks")
+    hook = hooks.SequentialHook(hooks.AlignDevicesHook(), hooks.AlignDevicesHook("cpu"))
+    assert not may_change_states(hook)
+    model = small_gpt2()
+    hooks.add_hook_to_module(model.transformer.wte, hook)
+    assert ("transformer.wte", "_hf_hook") not in traits_of(model)
 
 
 @contextlib.contextmanager

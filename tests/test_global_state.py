@@ -259,6 +259,77 @@ def test_determinism_that_nobody_changed_is_not_set_again(monkeypatch):
     assert calls == [(False,)], "control"
 
 
+PRECISIONS = {  # that a user may set, by the word of torch for each
+    "all backends": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "all operations of CUDA": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    "all operations of oneDNN": lambda: torch.backends.mkldnn.set_flags(_fp32_precision="bf16"),
+    "products of CUDA": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "products of oneDNN": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "convolutions": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "CUDA as before 2.9": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "common": lambda: torch.set_float32_matmul_precision("medium"),
+    "common, and exact for CUDA": lambda: (
+        torch.set_float32_matmul_precision("high"),
+        setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee"),
+    ),
+}
+
+
+def precisions_of_torch():
+    """The precision of every backend and operation, and the common one or the error of torch."""
+    backends = torch.backends
+    parts = [backends, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul]
+    parts += [backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    precisions = [part.fp32_precision for part in parts]
+    try:
+        return [*precisions, torch.get_float32_matmul_precision()]
+    except RuntimeError as error:
+        return [*precisions, str(error)]
+
+
+@pytest.fixture
+def _exact_afterwards():
+    yield
+    backends = torch.backends
+    torch.set_float32_matmul_precision("highest")
+    backends.mkldnn.set_flags(_fp32_precision="none")
+    for part in (backends, backends.cudnn, backends.cuda.matmul, backends.mkldnn.matmul):
+        part.fp32_precision = "none"
+    for part in (backends.cudnn.conv, backends.cudnn.rnn):
+        part.fp32_precision = "tf32"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9")
+@pytest.mark.usefixtures("_exact_afterwards")
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_products_are_exact_in_a_job_whatever_precision_the_user_allows(name):
+    first, second = drawn(9, 3), drawn(9, 4)
+    exact = thinkalike.cka(first, second)
+    at_first = precisions_of_torch()
+    PRECISIONS[name]()
+    set_by_user = precisions_of_torch()
+    assert set_by_user != at_first, "control"
+
+    assert thinkalike.cka(first, second) == exact
+    with isolated():
+        products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+        assert {part.fp32_precision for part in products} == {"ieee"}
+        assert torch.get_float32_matmul_precision() == "highest"
+        torch.set_float32_matmul_precision("high")  # as a measure of the user might
+    assert precisions_of_torch() == set_by_user
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9")
+@pytest.mark.usefixtures("_exact_afterwards")
+def test_after_a_job_products_follow_the_precision_of_all_backends_as_before():
+    torch.backends.fp32_precision = "tf32"
+    with isolated():
+        pass
+    torch.backends.fp32_precision = "ieee"
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+
+
 FRESH = """
 import json, logging, os, warnings
 import random

@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # modules of libraries that announce what they do
 TRANSFORMERS_LOGGING = "transformers.utils.logging"
@@ -124,12 +124,11 @@ def same_random_states_of_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_settings_of_torch() -> Iterator[None]:
-    """Restore torch's settings: threads, precision, dtype, gradients, determinism and cuDNN."""
+    """Restore torch's settings: threads, dtype, gradients, determinism and cuDNN."""
     import torch
     from torch.backends import cudnn
 
     threads = torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
     dtype = torch.get_default_dtype()
     has_gradients = torch.is_grad_enabled()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -142,8 +141,6 @@ def same_settings_of_torch() -> Iterator[None]:
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        if torch.get_float32_matmul_precision() != precision:
-            torch.set_float32_matmul_precision(precision)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_gradients)
         # The call imports torch's compiler, which takes seconds.
@@ -155,6 +152,49 @@ def same_settings_of_torch() -> Iterator[None]:
         cudnn.enabled = cudnn_is_enabled
         cudnn.benchmark = cudnn_benchmarks
         cudnn.deterministic = cudnn_is_deterministic
+
+
+@contextlib.contextmanager
+def matmul_precision(precision: str = "highest") -> Iterator[None]:
+    """Set the precision of products of float32 matrices in the body, and restore the user's.
+
+    Torch has a common precision, and since 2.9 one for each backend, which the user may set instead
+    (`torch.backends.cuda.matmul.fp32_precision`). Torch refuses to read the common one while a
+    backend has a lower one.
+
+    Args:
+        precision: "highest", "high" or "medium", as `torch.set_float32_matmul_precision` takes it.
+    """
+    import torch
+
+    precisions_of_backends = []
+    for backend in (torch.backends.cuda, torch.backends.mkldnn):
+        products: Any = getattr(backend, "matmul", None)
+        if hasattr(products, "fp32_precision"):
+            precisions_of_backends.append((products, _own_precision(products)))
+            products.fp32_precision = "ieee"
+    common_precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)  # of the backends as well
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(common_precision)
+        for products, own_precision in precisions_of_backends:
+            products.fp32_precision = own_precision
+
+
+def _own_precision(products: Any) -> str:
+    """Return the precision that a backend of torch has itself; "none": it follows a general one.
+
+    Torch shows the precision that applies, so the backend is set to "none" to see the general one.
+
+    Args:
+        products: What torch has for the products of a backend, such as `torch.backends.cuda.matmul`.
+    """
+    applied_precision: str = products.fp32_precision
+    products.fp32_precision = "none"
+    general_precision = products.fp32_precision
+    return "none" if applied_precision == general_precision else applied_precision
 
 
 @contextlib.contextmanager
@@ -338,6 +378,7 @@ GLOBAL_STATES = (
     GlobalState(same_random_states_of_numpy, "numpy"),
     GlobalState(same_random_states_of_torch, "torch"),
     GlobalState(same_settings_of_torch, "torch"),
+    GlobalState(matmul_precision, "torch"),
     GlobalState(without_modes_of_torch, "torch"),
     GlobalState(same_environment),
     GlobalState(same_logging),

@@ -41,6 +41,7 @@ from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
 from thinkalike.data.tables import checked_frame, read_conllu, read_stimuli, read_table, with_named_index
 from thinkalike.errors import DataError
 from thinkalike.inputs import stimuli_config
+from thinkalike.measures.kinds import kind_of
 
 COLUMNS = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
 
@@ -1118,6 +1119,35 @@ def test_columns_without_a_name_are_no_features(name):
 def test_truth_values_among_numbers_are_refused_by_name(values):
     with pytest.raises(DataError, match="size mixes truth values and numbers"):
         stimuli_of(numbered_table(size=pd.Series(values * 8, dtype=object))).codes()
+
+
+NUMBERS_AS_OBJECTS = {
+    "fractions": [0.5 + n / 7 for n in range(32)],
+    "with missing ones": [None, *(0.5 + n / 7 for n in range(31))],
+    "whole ones and fractions": [n if n % 2 else n / 8 for n in range(32)],
+    "whole ones": [*range(4)] * 8,
+    "of NumPy": [np.float32(n / 8) for n in range(31)] + [pd.NA],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_AS_OBJECTS)
+def test_numbers_in_a_column_of_objects_are_numbers(name):
+    values = pd.Series(NUMBERS_AS_OBJECTS[name], dtype=object)
+    numbers = pd.to_numeric(values)
+    as_objects = stimuli_of(numbered_table(feature=values))
+    as_numbers = stimuli_of(numbered_table(feature=numbers))
+    assert as_objects.names == as_numbers.names == ["size", "feature"]
+    assert as_objects.kinds == as_numbers.kinds
+    pd.testing.assert_frame_equal(as_objects.features, as_numbers.features)
+    assert kind_of(values) == kind_of(numbers)
+
+
+@pytest.mark.parametrize("levels", [[1, "1"], [True, "True"], [2.0, "2"]])
+def test_different_levels_that_are_written_alike_are_refused(levels):
+    values = pd.Series([*levels, "b", "c"] * 8, dtype=object)
+    for column in (values, values.astype("category")):
+        with pytest.raises(DataError, match=r"size has the levels .* which are written alike"):
+            stimuli_of(numbered_table(size=column))
 
 
 def test_equal_values_of_two_names_are_two_levels():

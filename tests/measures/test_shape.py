@@ -29,7 +29,7 @@ from thinkalike.measures import (
     svcca,
     unit_matching,
 )
-from thinkalike.measures.contract import ModelPairs, joint_matrix
+from thinkalike.measures.contract import LayerMeasure, ModelPairs, joint_matrix
 from thinkalike.measures.distances.of_layers import DistanceCorrelation, TokenRSA
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.neighbours import MutualKNN
@@ -101,6 +101,34 @@ def test_rows_of_a_prepared_layer_move_as_rows_do(measure):
     moved = in_blocks(measure, [first], [measure.reordered(second, order)])[0, 0]
     assert float(moved) == pytest.approx(float(measure.of(x, y[order])), abs=1e-9)
     assert float(moved) != pytest.approx(float(measure.of(x, y)), abs=1e-4), "control"
+
+
+class Changing(LayerMeasure):
+    """The product of the sums of two layers, and a change of what it got."""
+
+    def __init__(self, form, changed):
+        vars(self).update(form=form, changed=changed)
+
+    def prepare(self, layer, name):
+        if self.changed == "states":
+            layer -= layer.mean(0)
+        return self.form(layer * 1)
+
+    def compare(self, first, second):
+        if self.changed == "prepared":
+            (second["inner"][0] if isinstance(second, dict) else second)[:3] *= -1
+        return torch.ones((), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("form", [lambda x: x, torch.Tensor.numpy, lambda x: {"inner": (x, None)}])
+def test_a_measure_that_changes_what_other_pairs_are_given_is_refused(form):
+    x, y = pair(e=6)
+    before = x.clone()
+    Changing(form, "nothing").of(x, y)
+    with pytest.raises(ValueError, match=r"Changing\.compare changes a prepared layer in place"):
+        Changing(form, "prepared").of(x, y)
+    Changing(form, "states").of(x, y)
+    assert torch.equal(x, before)
 
 
 LINES, EIGHT = torch.eye(N)[:, :1], torch.randn(8, 3)

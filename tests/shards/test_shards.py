@@ -494,6 +494,45 @@ def changed_states(change_arrays, *, is_listed=True) -> Callable[[Path], None]:
     return change
 
 
+def folder_with_equal_rows(folder: Path, states: torch.Tensor) -> StateFolder:
+    """A folder of states at block 1, whose rows 0 and 2 have the same tokens."""
+    hook = "blocks.1.hook_resid_post"
+    folder.mkdir()
+    np.save(folder / "token_ids.npy", torch.tensor([[5, 6, 7], [8, 9, 5], [5, 6, 7]]).numpy())
+    np.save(folder / f"{hook}.npy", states.numpy())
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.npy")}
+    index = {
+        "format": 1,
+        "model": "elsewhere",
+        "blocks": 3,
+        "tokenizer": "gelu-3l-mini",
+        "dtype": "float32",
+        "layout": "padded",
+        "hooks": {hook: states.shape[-1]},
+        "shards": [{"rows": len(states), "files": files}],
+    }
+    (folder / INDEX).write_text(json.dumps(index))
+    return StateFolder(ModelConfig(name="local", path=str(folder), bos=None, corpus=None))
+
+
+def test_rows_of_equal_tokens_and_other_states_are_refused(tmp_path):
+    """A row is looked up by its tokens, and the states of the first such row would stand for all."""
+    states = torch.randn(3, 3, 4)
+    states[2] = states[0] * (1 + 1e-3 * torch.randn(3, 4))  # as another batch rounds
+    rounded = folder_with_equal_rows(tmp_path / "rounded", states)
+    (found,) = rounded.residuals(torch.tensor([[5, 6, 7], [8, 9, 5]]), [1])
+    assert torch.equal(found, states[:2])
+
+    states[2, 1] = -states[0, 1]  # at a single token
+    folder = folder_with_equal_rows(tmp_path / "other", states)
+    (found,) = folder.residuals(torch.tensor([[8, 9, 5]]), [1])
+    assert torch.equal(found, states[1:2])
+    message = "other: rows 0 and 2 have the same tokens but other states at blocks.1.hook_resid_post"
+    for _ in range(2):
+        with pytest.raises(DataError, match=message):
+            folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+
+
 def cut(folder: Path) -> None:
     path = folder / "states-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])

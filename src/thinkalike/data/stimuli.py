@@ -507,7 +507,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
         source: What errors call the stimuli.
 
     Raises:
-        DataError: The kind is not known, or does not fit the values.
+        DataError: The kind is not known or does not fit the values, or two levels have one name.
     """
     if not kind:
         kind = kind_of(column)
@@ -515,6 +515,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
         return _as_float64(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
         raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
+    _check_level_names(column, name, source)
     if isinstance(column.dtype, pd.CategoricalDtype) and kind == kind_of(column):
         return column.cat.rename_categories(_level_name)
 
@@ -523,7 +524,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
         levels = _levels_of(column)
     else:
         levels = list(dict.fromkeys(_level_name(level) for level in kind))
-    if kind == "ordinal" and not pd.api.types.is_numeric_dtype(column):
+    if kind == "ordinal" and kind_of(column) not in NUMBER_KINDS:
         raise DataError(
             f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}"
         )
@@ -589,6 +590,28 @@ def _level_name(value: object) -> str:
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def _check_level_names(column: pd.Series, name: str, source: str) -> None:
+    """Raise a DataError if two different levels, such as 1 and "1", have the same name.
+
+    Args:
+        column: The values of a feature.
+        name: The name of the feature.
+        source: What the error calls the stimuli.
+    """
+    levels: Iterable[object] = column.dropna().unique()
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        levels = column.cat.categories
+    level_of_name: dict[str, object] = {}
+    for level in levels:
+        level_name = _level_name(level)
+        earlier = level_of_name.setdefault(level_name, level)
+        if earlier != level:
+            raise DataError(
+                f"{source}: {name} has the levels {earlier!r} and {level!r}, which are written "
+                "alike: make them one, as by frame[column].map(str), or rename one"
+            )
 
 
 def _levels_of(column: pd.Series) -> list[str]:

@@ -41,6 +41,7 @@ from thinkalike.data.stimuli import (
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
 from thinkalike.errors import DataError, in_home
+from thinkalike.measures.kinds import NUMBER_KINDS, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -780,7 +781,7 @@ def _is_label(column: pd.Series, kinds: Kinds) -> bool:
     as nominal unless another kind is declared.
     """
     is_nominal = kinds.get(str(column.name), "nominal") == "nominal"
-    if not is_nominal or pd.api.types.is_numeric_dtype(column):
+    if not is_nominal or kind_of(column) in NUMBER_KINDS:
         return False
     if len(column) < FEWEST_ROWS_FOR_LABELS:
         return False

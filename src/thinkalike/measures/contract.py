@@ -19,17 +19,20 @@ time; a measure without them gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
+from thinkalike.code_text import is_own_class
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
@@ -288,7 +291,10 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @abstractmethod
     def compare(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
-        """Return the value of two prepared layers; if the measure is a ratio, its numerator."""
+        """Return the value of two prepared layers; if the measure is a ratio, its numerator.
+
+        Both are also compared with other layers, so a change of them in place is refused.
+        """
 
     def reordered(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
         """Return a prepared layer whose row i is the former row order[i].
@@ -312,7 +318,22 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Returns:
             A matrix for each pair of models.
         """
-        return compare_one_by_one(self.compare, layers, model_pairs, self.is_symmetric)
+        return compare_one_by_one(self._compare_intact, layers, model_pairs, self.is_symmetric)
+
+    def _compare_intact(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
+        """Return the value of two prepared layers, which other pairs read after this one.
+
+        Raises:
+            ValueError: `compare` changes one of them in place.
+        """
+        counts_before = change_counts(first, second)
+        value = self.compare(first, second)
+        if change_counts(first, second) != counts_before:
+            raise ValueError(
+                f"{type(self).__name__}.compare changes a prepared layer in place, which it is "
+                "given again for other pairs: let it change a copy, such as first.clone()"
+            )
+        return value
 
     @classmethod
     def settings(cls) -> list[dataclasses.Field[int | float]]:
@@ -359,7 +380,10 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                     ordered = layer
                     if order is not None:
                         ordered = layer.index_select(0, order)
-                    rows.append(ordered.to(dtype))
+                    ordered = ordered.to(dtype)
+                    if ordered is layer and is_own_class(type(self)):
+                        ordered = layer.clone()  # `prepare` of a user may change it in place
+                    rows.append(ordered)
                 if self.prepares_together:
                     stacked = rows[0][None]
                     if len(rows) > 1:
@@ -453,6 +477,34 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
 
 AnyMeasure = LayerMeasure[Any]  # whatever it prepares
+
+
+def change_counts(*prepared: object) -> list[int]:
+    """Return numbers by which a change of prepared layers in place shows.
+
+    They are, for the tensors in them, how often torch has changed each in place, and for arrays of
+    NumPy a checksum. Both are looked for in containers and in attributes, at any depth.
+    """
+    counts = []
+    seen: set[int] = set()
+    waiting = list(prepared)
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Tensor):
+            # Tensors that were made in inference mode count no changes.
+            counts.append(0 if part.is_inference() else part._version)
+        elif isinstance(part, np.ndarray) and part.dtype != object:
+            counts.append(zlib.crc32(np.ascontiguousarray(part).data))
+        elif isinstance(part, tuple | list):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif hasattr(part, "__dict__"):
+            waiting += vars(part).values()
+    return counts
 
 
 def compare_one_by_one(

@@ -44,6 +44,8 @@ SIGNIFICANT_DIGITS = 12  # to which fractions are compared, so that 0.1 + 0.2 is
 Level = str | bool | int | float
 Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
 Kinds = Kind | Sequence[Kind] | Mapping[str, Kind] | Mapping[int, Kind]
+# What pandas calls the values of a column of objects that are all numbers.
+NUMBERS_AS_OBJECTS = ("integer", "floating", "mixed-integer-float", "decimal")
 EMPTY = ("", "nan", "NaN")  # missing values in an array of text
 TEXT_OR_BYTES = (str, bytes, bytearray, memoryview)  # sequences that are no list of values
 
@@ -51,7 +53,8 @@ TEXT_OR_BYTES = (str, bytes, bytearray, memoryview)  # sequences that are no lis
 def kind_of(column: pd.Series) -> str:
     """Return the kind, one of `KINDS`, that the type and the values of a column imply.
 
-    Missing and infinite values do not count. Columns of numbers are numeric, or continuous with
+    Missing and infinite values do not count. Columns of numbers, also as objects of Python, are
+    numeric, or continuous with
     `FEWEST_CONTINUOUS` different values of which one has a fraction or is beyond 2^53. Ordered
     categories are ordinal; all other columns are nominal.
     """
@@ -59,7 +62,7 @@ def kind_of(column: pd.Series) -> str:
         if column.cat.ordered:
             return "ordinal"
         return "nominal"
-    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+    if not _holds_numbers(column):
         return "nominal"
 
     values = column.dropna().to_numpy(float)
@@ -70,6 +73,14 @@ def kind_of(column: pd.Series) -> str:
     if len(distinct) >= FEWEST_CONTINUOUS and is_measurement.any():
         return "continuous"
     return "numeric"
+
+
+def _holds_numbers(column: pd.Series) -> bool:
+    """Return whether all values of a column that are not missing are numbers, not truth values."""
+    if column.dtype == object:
+        return pd.api.types.infer_dtype(column, skipna=True) in NUMBERS_AS_OBJECTS
+    is_bool = pd.api.types.is_bool_dtype(column)
+    return pd.api.types.is_numeric_dtype(column) and not is_bool
 
 
 class FeatureColumns(NamedTuple):

@@ -55,6 +55,12 @@ PLAIN = (
 # The attributes of a module that hold the hooks of its forward pass.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
+# The attribute of a module that holds the hook of accelerate around its forward pass.
+HOOK_OF_ACCELERATE = "_hf_hook"
+
+# The attributes of a dropout that only training reads.
+OF_DROPOUT = {*vars(nn.Dropout())} - {*vars(nn.Module())}
+
 # Attributes of every nn.Module, which are weights, modules, or what only training and saving read.
 OF_EVERY_MODULE = {*vars(nn.Module()), "_is_full_backward_hook"}
 
@@ -66,7 +72,6 @@ OF_ORIGIN = {
     "warnings_issued",
     "generation_config",
     "hf_device_map",
-    "_hf_hook",
     "_is_hf_initialized",
     "peft_config",
     "_hf_peft_config_loaded",
@@ -308,10 +313,12 @@ class Description:
 
         These are its attributes, its hooks that may change states, and its buffers that are not
         persistent. Attributes that every module has, that say where a model is from, or that no
-        pass of an evaluated model reads are left out, and so are all attributes of a dropout.
+        pass of an evaluated model reads are left out, such as the probability of a dropout.
         """
-        is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
         unread_names = OF_EVERY_MODULE | OF_ORIGIN | OF_USE
+        is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+        if is_dropout and not is_own_class(type(module)):
+            unread_names |= OF_DROPOUT
         for name, value in vars(module).items():
             if name in HOOKS and value:
                 hooks = [hook for hook in value.values() if may_change_states(hook)]
@@ -319,7 +326,10 @@ class Description:
                     yield name, self(hooks, name)
             elif name == "training" and value:
                 yield name, "True"
-            elif name in unread_names or UNREAD.search(name.lstrip("_")) or is_dropout:
+            elif name == HOOK_OF_ACCELERATE:
+                if may_change_states(value):
+                    yield name, self(value, name)
+            elif name in unread_names or UNREAD.search(name.lstrip("_")):
                 continue
             elif _are_handles(value):
                 continue  # the hooks themselves are described with the module that runs them

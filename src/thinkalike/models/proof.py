@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from thinkalike.code_text import module_of
+from thinkalike.code_text import DEEPEST_WRAPPER, is_of_user, module_of
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.families import EMBED, Layer, after, heads_of
@@ -47,6 +47,9 @@ PROVED_TOKENS = 1024
 
 # At most so many entries of a tensor show whether it changed.
 SAMPLED_ENTRIES = 2**12
+
+# Hooks that these define move states between devices, or record them.
+LIBRARIES_OF_HARMLESS_HOOKS = ("transformers", "accelerate", "thinkalike")
 
 # Entries of a tensor that are summed together: summing in a wider dtype makes a copy.
 ENTRIES_AT_ONCE = 2**22
@@ -327,14 +330,30 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
                 )
 
 
-def may_change_states(hook: object) -> bool:
+def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     """Return whether a forward hook may change what its module computes.
 
     Hooks that transformers, accelerate and this package define are taken for harmless: they move
-    states between devices, or record them.
+    states between devices, or record them. But none is that reaches code of a user, as a hook that
+    one of their functions decorates, or one in a list of hooks that accelerate runs.
+
+    Args:
+        hook: A function or an object.
+        depth: How many further objects inside one another are looked into.
     """
     library = module_of(hook).partition(".")[0]
-    return library not in ("transformers", "accelerate", "thinkalike")
+    if library not in LIBRARIES_OF_HARMLESS_HOOKS or is_of_user(hook):
+        return True
+    if depth == 0:
+        return False
+    for attribute in getattr(hook, "__dict__", {}).values():
+        parts = attribute if isinstance(attribute, tuple | list) else [attribute]
+        for part in parts:
+            # Objects of other libraries, such as tensors and loggers, are no hooks.
+            is_of_library = type(part).__module__.partition(".")[0] in LIBRARIES_OF_HARMLESS_HOOKS
+            if is_of_user(part) or (is_of_library and may_change_states(part, depth - 1)):
+                return True
+    return False
 
 
 def _hooks_on(module: nn.Module) -> str:

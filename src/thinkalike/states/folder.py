@@ -57,6 +57,9 @@ NO_TOKEN_IDS = "numbered rows"
 SETTINGS_OF_FOLDERS = ("name", "path", "device", "dtype", "site", "corpus")
 """Settings of a model that a folder of states has."""
 
+ROUNDING = 0.1
+"""Computing a text in another batch changes a state by less than this share of its norm."""
+
 SAME_TEXT = "write states of the same rows by thinkalike.write_states(..., texts=FOLDER)"
 
 
@@ -177,6 +180,8 @@ class StateFolder:
         self._sites: list[str] = list(config.site)
         if isinstance(config.site, str):
             self._sites = [config.site]
+        # The first of several rows with the same tokens, and a hook at which they were compared.
+        self._compared_hooks: set[tuple[int, str]] = set()
         self.d_model = self._stream_width()
         largest_id = max(int(self.rows.token_ids(row).max()) for row in range(len(self.rows)))
         self.vocabulary = max(self.index.vocabulary, largest_id + 1)
@@ -390,7 +395,8 @@ class StateFolder:
             mask: 1 for tokens and 0 for padding on the right; None: there is no padding.
 
         Raises:
-            DataError: A row or a layer has no states.
+            DataError: A row or a layer has no states, or rows of the same tokens have different
+                ones.
         """
         self.check_layers(layers)
         distinct_layers = list(dict.fromkeys(layers))
@@ -403,6 +409,7 @@ class StateFolder:
             lengths = mask.sum(1).tolist()
         for index, (token_ids, length) in enumerate(zip(tokens, lengths, strict=True)):
             row = self.row_of(token_ids[:length])
+            self._check_equal_rows(row, hooks)
             for state, stored in zip(states, self.rows.states(row, hooks), strict=True):
                 state[index, :length] = stored
         on_device = [state.to(self.device) for state in states]
@@ -415,15 +422,45 @@ class StateFolder:
         Raises:
             DataError: There is no such row.
         """
-        row = self._row_of_ids.get(_digest_of_ids(ids))
-        if row is None:
+        rows = self._rows_of_ids.get(_digest_of_ids(ids))
+        if rows is None:
             text = short(self.written_tokens(ids))
             raise DataError(f"{self.name} has no states of {text}: {SAME_TEXT}")
-        return row
+        return rows[0]
+
+    def _check_equal_rows(self, row: int, hooks: Sequence[str]) -> None:
+        """Check that all rows with the tokens of one row have its states, but for rounding.
+
+        The states of the first such row stand for all of them, since rows are found by their
+        tokens. The states of each row are compared once.
+
+        Args:
+            row: The first row with its tokens.
+            hooks: The stored layers that are read.
+
+        Raises:
+            DataError: One of the rows has other states.
+        """
+        token_ids = torch.from_numpy(self.rows.token_ids(row))
+        equal_rows = self._rows_of_ids[_digest_of_ids(token_ids)]
+        new_hooks = [hook for hook in hooks if (row, hook) not in self._compared_hooks]
+        if len(equal_rows) == 1 or not new_hooks:
+            return
+        first_states = self.rows.states(row, new_hooks)
+        for equal_row in equal_rows[1:]:
+            equal_states = self.rows.states(equal_row, new_hooks)
+            for hook, first, equal in zip(new_hooks, first_states, equal_states, strict=True):
+                if _differ(first, equal):
+                    raise DataError(
+                        f"{self.name}: rows {row} and {equal_row} have the same tokens but other "
+                        f"states at {hook}, and a row is found by its tokens; keep one of them, "
+                        "or write them to two folders"
+                    )
+        self._compared_hooks |= {(row, hook) for hook in new_hooks}
 
     def has_row(self, ids: Int[Tensor, " t"]) -> bool:
         """Return whether a row of the folder consists of these tokens."""
-        return _digest_of_ids(ids) in self._row_of_ids
+        return _digest_of_ids(ids) in self._rows_of_ids
 
     def written_tokens(self, ids: Int[Tensor, " t"]) -> str:
         """Return what messages call some tokens: their text, or the first ids if it is unknown."""
@@ -535,12 +572,12 @@ class StateFolder:
         return first
 
     @cached_property
-    def _row_of_ids(self) -> dict[bytes, int]:
-        """The first row with certain tokens, by the digest of its token ids."""
-        rows: dict[bytes, int] = {}
+    def _rows_of_ids(self) -> dict[bytes, list[int]]:
+        """The rows with certain tokens in ascending order, by the digest of their token ids."""
+        rows: dict[bytes, list[int]] = {}
         for row in range(len(self.rows)):
             token_ids = torch.from_numpy(self.rows.token_ids(row))
-            rows.setdefault(_digest_of_ids(token_ids), row)
+            rows.setdefault(_digest_of_ids(token_ids), []).append(row)
         return rows
 
     @cached_property
@@ -595,6 +632,19 @@ def _depth_of(layer: Layer) -> int:
     if layer == EMBED:
         return -1
     return int(layer)
+
+
+def _differ(first: Float[Tensor, "t d"], second: Float[Tensor, "t d"]) -> bool:
+    """Return whether two rows of states differ at any token by more than rounding.
+
+    A difference counts relative to the norm of the token's state, or to the median norm of the
+    row where that is larger, as the state of a single token may be near zero.
+    """
+    if torch.equal(first, second):
+        return False
+    norms = first.double().norm(dim=1)
+    distances = (second.double() - first.double()).norm(dim=1)
+    return not bool((distances <= ROUNDING * norms.clamp(min=norms.median())).all())
 
 
 def _digest_of_ids(ids: Int[Tensor, " t"]) -> bytes:

@@ -238,8 +238,7 @@ def _key_of_states(config: ModelConfig, stimuli_fingerprint: str, embed: bool) -
     processor = torch.backends.cpu.get_cpu_capability()
     if device.startswith("cuda"):
         processor = torch.cuda.get_device_name(device)
-    precision = torch.get_float32_matmul_precision()
-    arithmetic = [device, processor, torch.get_num_threads(), precision]
+    arithmetic = [device, processor, torch.get_num_threads()]
 
     # The code of this package that computes states.
     package_folder = Path(__file__).parents[1]

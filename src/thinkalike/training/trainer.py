@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback, LearningRateMonitor
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
 
 from thinkalike import plugins
 from thinkalike.errors import ShareDone, ThinkalikeError, one_line
+from thinkalike.global_state import matmul_precision
 from thinkalike.memory import out_of_memory_error
 from thinkalike.processes import Activity, at_boundaries, check_processes, doing, rank
 from thinkalike.store import newest_state
@@ -65,7 +65,7 @@ def fit(
     with (
         at_boundaries(),
         _quiet_libraries(),
-        _matmul_precision(run.trainer.matmul),
+        matmul_precision(run.trainer.matmul),
         doing("training step", module.steps) as activity,
     ):
         _train_by_lightning(module, data, run, loggers, callbacks, resumed, activity)
@@ -197,21 +197,6 @@ def _process_options(run: TrainingRun) -> ProcessOptions:
     if run.device.type == "cuda":
         return ProcessOptions(devices=[run.device.index or 0])
     return ProcessOptions(devices=1)
-
-
-@contextlib.contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    """Set the precision with which torch multiplies float32 matrices in the body.
-
-    Args:
-        precision: "highest", "high" or "medium", as `torch.set_float32_matmul_precision` takes it.
-    """
-    earlier = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(earlier)
 
 
 @contextlib.contextmanager
