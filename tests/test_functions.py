@@ -1299,7 +1299,7 @@ def wrong_sides():
         "names cut at NUL": ({"a\0x": STATES, "a\0y": OTHERS}, r"source\['a.x00x'\]: the name of a layer"),
         "half a surrogate pair": ({"\ud800": STATES}, r"source\['.ud800'\]: the name of a layer"),
         "a very long name": ({"n" * 70000: STATES}, r"source\['n*'\]: the name of a layer"),
-        "a name too long for a file": ("n" * 250 + ".npz", "source=.* has a name of more than 240 bytes"),
+        "a name too long for a file": ("n" * 300 + ".npz", "source=.* has a name of more than 255 bytes"),
         "a path of half a pair": ("\ud800.npz", "source='.ud800.npz' has half of a surrogate pair"),
         "a name with NUL": ("a\0b", "source='a.x00b' must be a path"),
         "True": (True, "source is bool"),

@@ -21,9 +21,7 @@ LISTED_IN_SENTENCE = 4  # names that a sentence lists
 LEAST_SIMILARITY = 0.6  # of a typo to the name that was meant, as difflib counts
 LONGEST_REASON = 400  # letters of what a library says
 LONGEST_VALUE = 60  # letters of a value in a message
-# Bytes of the name of a file or folder. Common file systems take 255, and while a folder is written
-# its name has a few more.
-LONGEST_FILE_NAME = 240
+LONGEST_FILE_NAME = 255  # bytes of the name of a file or folder, on all common file systems
 # control and format characters, surrogates, and the separators of lines and paragraphs
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 REPLACEMENT = "\ufffd"
@@ -107,7 +105,7 @@ def checked_path(name: str, value: object) -> str:
     for part in Path(path).parts:
         if len(os.fsencode(part)) > LONGEST_FILE_NAME:
             raise ConfigError(
-                f"{name}={short(path)} has a name of more than {LONGEST_FILE_NAME} bytes; give a shorter one"
+                f"{name}={short(path)} has a name of more than {LONGEST_FILE_NAME} bytes, which no file has"
             )
     return path
 

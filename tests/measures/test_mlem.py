@@ -302,7 +302,7 @@ def test_a_fit_in_closed_form_looks_at_no_pair(difference, monkeypatch):
     table, states = drawn(60)
     blocks = []
     block = NeuralDistances.block
-    monkeypatch.setattr(NeuralDistances, "block", lambda *args: blocks.append(1) or block(*args))
+    monkeypatch.setattr(NeuralDistances, "block", lambda *args, **kwargs: blocks.append(1) or block(*args, **kwargs))
     MLEM(alpha=1.0, difference=difference).fit(table, states)
     assert not blocks
     MLEM(alpha=1.0, difference=difference, scale="minmax").fit(table, states)

@@ -221,6 +221,13 @@ def test_characters_of_tokens_are_known_where_a_row_is_cut_otherwise():
     assert offsets_of(cutter, single, "abc") == [(0, 1), (1, 2), (2, 3)]
 
 
+def test_a_folder_may_have_the_longest_name(root):
+    folder = ta.write_states(root / "a", root / ("é" * 127), texts=TEXTS, words=300, layers=[0])
+    assert (folder / "embedding.safetensors").exists()
+    with pytest.raises(ConfigError, match="^folder=.* has a name of more than 255 bytes"):
+        ta.write_states(root / "a", root / ("é" * 128), texts=TEXTS)
+
+
 def test_pairs_are_of_layers_that_there_are(root):
     some, many = [0.0, 40 / 79, 1.0], [layer / 18 for layer in range(19)]
     assert closest_pairs(5, some, many) == [(0, 0), (1, 9), (2, 18)]

@@ -20,7 +20,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike.digests import digest_of, regular, tokenizer_fingerprint
-from thinkalike.errors import ConfigError, DataError, listed, natural_order, one_line, short
+from thinkalike.errors import (
+    LONGEST_FILE_NAME,
+    ConfigError,
+    DataError,
+    listed,
+    natural_order,
+    one_line,
+    short,
+)
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.processes import counted
 from thinkalike.shards.arrays import DTYPES, StoredArray, StoredRows, arrays_of
@@ -150,7 +158,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError(
             f"{folder} has something in it: give the name of a new folder, or remove it"
         )
-    temporary = folder.with_name(f"{folder.name}.partial")
+    temporary = _unfinished_path(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -160,6 +168,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
         os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _unfinished_path(path: Path) -> Path:
+    """Return where a file or folder is written until it is complete: beside it, in the same folder."""
+    suffix = UNFINISHED[0]
+    begin = os.fsencode(path.name)[: LONGEST_FILE_NAME - len(suffix)]
+    return path.with_name(f"{os.fsdecode(begin)}{suffix}")
 
 
 class _Shard(NamedTuple):
@@ -269,7 +284,7 @@ def write_prompt_file(path: Path, prompts: Sequence[SentPrompt]) -> None:
     appears when it is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.partial")
+    temporary = _unfinished_path(path)
     with temporary.open("w", encoding="utf-8") as file:
         for prompt in prompts:
             record = {
