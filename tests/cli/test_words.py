@@ -12,7 +12,7 @@ import pytest
 import thinkalike
 from stores import finish
 from thinkalike.cli.words import options_first
-from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
+from thinkalike.errors import ConfigError, ModelError, StoreError
 from thinkalike.files import is_folder, is_there
 
 LONG = "a" * 300  # names of files have at most 255 bytes

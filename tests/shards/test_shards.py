@@ -224,7 +224,7 @@ def test_characters_of_tokens_are_known_where_a_row_is_cut_otherwise():
 def test_a_folder_may_have_the_longest_name(root):
     folder = ta.write_states(root / "a", root / ("é" * 127), texts=TEXTS, words=300, layers=[0])
     assert (folder / "embedding.safetensors").exists()
-    with pytest.raises(ConfigError, match="^folder=.* has a name of more than 255 bytes"):
+    with pytest.raises(ConfigError, match=r"^folder=.* has a name of more than 255 bytes"):
         ta.write_states(root / "a", root / ("é" * 128), texts=TEXTS)
 
 

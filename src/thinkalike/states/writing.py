@@ -173,8 +173,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def _unfinished_path(path: Path) -> Path:
     """Return where a file or folder is written until it is complete: beside it, in the same folder."""
     suffix = UNFINISHED[0]
-    begin = os.fsencode(path.name)[: LONGEST_FILE_NAME - len(suffix)]
-    return path.with_name(f"{os.fsdecode(begin)}{suffix}")
+    begin = path.name.encode()[: LONGEST_FILE_NAME - len(suffix)].decode(errors="ignore")
+    return path.with_name(f"{begin}{suffix}")
 
 
 class _Shard(NamedTuple):
