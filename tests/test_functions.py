@@ -667,6 +667,54 @@ def by_view(mlp):
     )
 
 
+LATE = 30  # a position that the sample at loading lacks
+
+
+def late_in_the_head(model):
+    model.lm_head.register_forward_hook(lambda _, __, logits: torch.cat([logits[:, :LATE], 3 * logits[:, LATE:]], 1))
+
+
+def late_before_the_head(model):
+    model.lm_head.register_forward_pre_hook(
+        lambda _, given: given[0] * (torch.arange(given[0].shape[1]) < LATE)[:, None]
+    )
+
+
+def late_in_the_norm(model):
+    model.model.norm.register_forward_hook(lambda _, __, state: torch.cat([state[:, :LATE], -state[:, LATE:]], 1))
+
+
+def late_in_the_model(model):
+    forward = model.forward
+
+    def flatter(*given, **named):
+        output = forward(*given, **named)
+        output.logits[:, LATE:] /= 3
+        return output
+
+    model.forward = flatter
+
+
+@pytest.mark.parametrize(
+    "change",
+    [late_in_the_head, late_before_the_head, late_in_the_norm, late_in_the_model],
+    ids=lambda change: change.__name__,
+)
+def test_output_that_code_outside_of_the_blocks_changes_by_position_is_refused(change):
+    """The head is given each state alone, so that it cannot know the position."""
+    model, tokens = small_llama(), torch.randint(len(tiny.tokenizer()), (2, 40))
+    change(model)
+    frozen = load_model(model, tiny.tokenizer())
+    for text in (tokens[:, :LATE], tokens[:, :20]):
+        states = frozen.head(text, 0)
+        torch.testing.assert_close(frozen.tail(states, 0), frozen.full(text), atol=1e-3, rtol=1e-3)
+    for _ in range(2):
+        last_states = frozen.head(tokens, 1)  # states are right all the same
+        with pytest.raises(ModelError, match="not what its head makes of its last states"):
+            frozen.finish(last_states)
+        config_of(frozen, SAME_CALL)  # which has the output proved anew
+
+
 class Kept:
     """Holds what a copy cannot find."""
 
@@ -697,12 +745,80 @@ def test_a_copy_that_would_compute_with_the_original_is_refused(patch):
     original = small_llama()
     patch(original.model.layers[0].mlp)
     before = {name: weight.clone() for name, weight in original.state_dict().items()}
-    with pytest.raises(ModelError, match="where code of your own holds its weights"):
+    with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
         load_model(original, tiny.tokenizer())
     assert all(torch.equal(weight, before[name]) for name, weight in original.state_dict().items())
 
 
-@pytest.mark.parametrize("patch", [by_default, by_keyword, by_list, by_dictionary, by_view])
+def when_late(mlp):
+    weight = weakref.ref(mlp.down_proj.weight)
+    mlp.register_forward_hook(
+        lambda _, __, output: output + (torch.arange(output.shape[1]) > 40)[:, None] * weight().sum()
+    )
+
+
+def where_a_norm_removes_it(mlp):
+    weight = weakref.ref(mlp.down_proj.weight)
+    mlp.register_forward_pre_hook(lambda _, given: given[0] * 0.0)
+    mlp.down_proj.register_forward_hook(lambda _, __, output: output + weight().sum())
+    mlp.register_forward_hook(lambda _, __, output: output * 0.0)
+
+
+OTHER_LOADS = {
+    "states": (transformers.LlamaModel, {}),
+    "class": (transformers.LlamaForSequenceClassification, {}),
+    "another dtype": (transformers.LlamaForCausalLM, {"dtype": "float64"}),
+    "its own dtype": (transformers.LlamaForCausalLM, {"dtype": "float32"}),
+}
+
+
+@pytest.mark.parametrize("patch", [by_array_of_numpy, when_late, where_a_norm_removes_it])
+@pytest.mark.parametrize(("kind", "settings"), OTHER_LOADS.values(), ids=OTHER_LOADS)
+def test_a_copy_whose_logits_do_not_show_that_it_computes_with_the_original_is_refused(kind, settings, patch):
+    config = small_llama().config
+    config.pad_token_id = 0
+    original = kind(config).eval()
+    load_model(original, tiny.tokenizer(), **settings)
+    patch(original.base_model.layers[0].mlp)
+    with pytest.raises(ModelError, match=r"computes with weights of the original from .*layers\.0\.mlp"):
+        load_model(original, tiny.tokenizer(), **settings)
+
+
+def test_a_copy_that_would_compute_with_a_buffer_of_the_original_is_refused():
+    original = small_llama()
+    original.model.register_buffer("direction", torch.ones(32))
+    direction = weakref.ref(original.model.direction)
+    original.model.layers[1].register_forward_hook(lambda _, __, output: output + direction())
+    with pytest.raises(ModelError, match=r"computes with weights of the original from model\.layers\.1 on"):
+        load_model(original, tiny.tokenizer())
+    assert torch.equal(original.model.direction, torch.ones(32))
+
+
+def test_blocks_that_share_keys_and_values_are_refused_for_that():
+    """The copy of a block has the number of the original, under which both keep keys and values."""
+    model, cutter = small_llama(), tiny.tokenizer()
+    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+    model.config.num_hidden_layers = 3
+    with pytest.raises(ModelError, match=r"with its cache of keys and values than without, .* the same layer_idx"):
+        load_model(model, cutter)
+    assert model.config.use_cache
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+    model.config.use_cache = False
+    torch.testing.assert_close(load_model(model, cutter).full(tokens), expected)
+    model.config.use_cache = True
+    model.model.layers[2].self_attn.layer_idx = 2
+    torch.testing.assert_close(load_model(model, cutter).full(tokens), expected)
+
+
+def by_list_of_functions(mlp):
+    forward = mlp.forward
+    mlp.steps = [lambda states: 0.5 * forward(states)]
+    mlp.forward = lambda states, mlp=mlp: mlp.steps[0](states)
+
+
+@pytest.mark.parametrize("patch", [by_default, by_keyword, by_list, by_dictionary, by_view, by_list_of_functions])
 def test_a_loaded_model_computes_with_nothing_of_the_original(patch):
     """Else training that goes on would change the base, and both would be equal."""
     original = small_llama()
