@@ -149,10 +149,10 @@ def test_a_bridge_is_the_model_that_it_wraps():
         torch.testing.assert_close(ours.head(tokens, layer), state, atol=1e-4, rtol=1e-4)
     assert torch.equal(bridge(tokens), before), "the bridge is as it was"
     assert thinkalike.diff(bridge, "gpt2-mini", texts=TEXTS).scalars["kl"] == 0
-    vars(bridge)["forward"] = lambda tokens: 2 * before
+    bridge.cfg.eps, eps = 1.0, bridge.cfg.eps  # which its wrappers of norms read
     with pytest.raises(ModelError, match=r"the logits of this TransformerBridge differ by .* give the model"):
         load_model(bridge)
-    del vars(bridge)["forward"]
+    bridge.cfg.eps = eps
     bridge.enable_compatibility_mode()
     with pytest.raises(ModelError, match="compatibility mode, which changes weights"):
         load_model(bridge)
@@ -168,12 +168,40 @@ def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
                       (point.register_forward_hook, print), (block.register_forward_pre_hook, print),
                       (bridge.register_forward_hook, print)]:  # fmt: skip
         handle = add(hook)
-        with pytest.raises(ModelError, match=r"has hooks on (blocks\.0.*|the bridge itself), which its copy"):
+        with pytest.raises(ModelError, match=r"has hooks .* on (blocks\.0.*|the bridge itself), which a copy"):
             load_model(bridge)
         bridge.reset_hooks(including_permanent=True)
         if isinstance(handle, RemovableHandle):
             handle.remove()
     load_model(bridge)
+
+
+@pytest.mark.parametrize("path", ["", "blocks.0", "ln_final", "ln_final._original_component"])
+def test_a_replaced_forward_that_a_copy_of_a_bridge_would_lose_is_refused(path):
+    """Nor does a bridge run the forward of a norm that it wraps, which its copy would run."""
+    bridge = bridged()
+    part = bridge.get_submodule(path)
+    vars(part)["forward"] = functools.partial(lambda *given, forward: forward(*given), forward=part.forward)
+    with pytest.raises(ModelError, match=rf"code of your own on {path or 'the bridge itself'}, which a copy"):
+        load_model(bridge)
+
+
+def test_what_a_wrapped_module_of_a_bridge_runs_is_in_its_copy():
+    bridge, tokens = bridged(), torch.randint(1000, (2, 40))
+    block = bridge.blocks[0].original_component
+
+    def doubled_when_late(_, __, output):
+        return torch.cat([output[:, :30], 2 * output[:, 30:]], 1)
+
+    before = bridge(tokens)
+    with block.register_forward_hook(doubled_when_late):
+        expected = bridge(tokens)
+        torch.testing.assert_close(load_model(bridge).full(tokens), expected, atol=1e-4, rtol=1e-4)
+    assert (expected - before).abs().max() > 1e-2, "control"
+    weight = weakref.ref(bridge.ln_final.weight)
+    block.register_forward_hook(lambda _, __, output: output + weight())
+    with pytest.raises(ModelError, match=r"computes with weights of the original from transformer\.h\.0 on"):
+        load_model(bridge)
 
 
 def test_a_model_in_memory_is_keyed_by_what_it_is():
@@ -639,34 +667,6 @@ def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused()
     assert states.table["value"].max() == pytest.approx(1.0), "its states are those of the model as it was"
 
 
-def by_default(mlp):
-    mlp.forward = lambda states, forward=mlp.forward: 0.5 * forward(states)
-
-
-def by_keyword(mlp):
-    def halved(states, *, forward=mlp.forward):
-        return 0.5 * forward(states)
-
-    mlp.forward = halved
-
-
-def by_list(mlp):
-    kept = [mlp.forward]
-    mlp.forward = lambda states: 0.5 * kept[0](states)
-
-
-def by_dictionary(mlp):
-    kept = {"inside": {"forward": mlp.forward}}
-    mlp.forward = lambda states: 0.5 * kept["inside"]["forward"](states)
-
-
-def by_view(mlp):
-    weight = mlp.down_proj.weight.detach()[2:]
-    mlp.register_forward_hook(
-        lambda _, __, output: output + output[..., 2:] @ weight[:, :1].expand(-1, output.shape[-1])
-    )
-
-
 LATE = 30  # a position that the sample at loading lacks
 
 
@@ -713,6 +713,34 @@ def test_output_that_code_outside_of_the_blocks_changes_by_position_is_refused(c
         with pytest.raises(ModelError, match="not what its head makes of its last states"):
             frozen.finish(last_states)
         config_of(frozen, SAME_CALL)  # which has the output proved anew
+
+
+def by_default(mlp):
+    mlp.forward = lambda states, forward=mlp.forward: 0.5 * forward(states)
+
+
+def by_keyword(mlp):
+    def halved(states, *, forward=mlp.forward):
+        return 0.5 * forward(states)
+
+    mlp.forward = halved
+
+
+def by_list(mlp):
+    kept = [mlp.forward]
+    mlp.forward = lambda states: 0.5 * kept[0](states)
+
+
+def by_dictionary(mlp):
+    kept = {"inside": {"forward": mlp.forward}}
+    mlp.forward = lambda states: 0.5 * kept["inside"]["forward"](states)
+
+
+def by_view(mlp):
+    weight = mlp.down_proj.weight.detach()[2:]
+    mlp.register_forward_hook(
+        lambda _, __, output: output + output[..., 2:] @ weight[:, :1].expand(-1, output.shape[-1])
+    )
 
 
 class Kept:
