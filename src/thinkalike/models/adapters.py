@@ -217,7 +217,7 @@ def _check_wrappers(model: PeftModel, called: str) -> None:
             )
 
 
-def _merged(model: PeftModel) -> PreTrainedModel:
+def _merged_model(model: PeftModel) -> PreTrainedModel:
     """Merge the adapter of a model into its weights, in place, and return the plain model.
 
     Raises:
@@ -273,7 +273,7 @@ def run_adapted(
     module = None
     error = math.inf
     try:
-        module = _merged(adapted.peft_model)
+        module = _merged_model(adapted.peft_model)
         error = error_of(module)
         reason = f"that changes logits by {error:.1e} of the largest"
     except ModelError:
