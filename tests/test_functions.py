@@ -153,10 +153,10 @@ def test_a_bridge_is_the_model_that_it_wraps():
         torch.testing.assert_close(ours.head(tokens, layer), state, atol=1e-4, rtol=1e-4)
     assert torch.equal(bridge(tokens), before), "the bridge is as it was"
     assert thinkalike.diff(bridge, "gpt2-mini", texts=TEXTS).scalars["kl"] == 0
-    vars(bridge)["forward"] = lambda tokens: 2 * before
+    bridge.cfg.eps, eps = 1.0, bridge.cfg.eps  # which its wrappers of norms read
     with pytest.raises(ModelError, match=r"the logits of this TransformerBridge differ by .* give the model"):
         load_model(bridge)
-    del vars(bridge)["forward"]
+    bridge.cfg.eps = eps
     bridge.enable_compatibility_mode()
     with pytest.raises(ModelError, match="compatibility mode, which changes weights"):
         load_model(bridge)
@@ -172,12 +172,40 @@ def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
                       (point.register_forward_hook, print), (block.register_forward_pre_hook, print),
                       (bridge.register_forward_hook, print)]:  # fmt: skip
         handle = add(hook)
-        with pytest.raises(ModelError, match=r"has hooks on (blocks\.0.*|the bridge itself), which its copy"):
+        with pytest.raises(ModelError, match=r"has hooks .* on (blocks\.0.*|the bridge itself), which a copy"):
             load_model(bridge)
         bridge.reset_hooks(including_permanent=True)
         if isinstance(handle, RemovableHandle):
             handle.remove()
     load_model(bridge)
+
+
+@pytest.mark.parametrize("path", ["", "blocks.0", "ln_final", "ln_final._original_component"])
+def test_a_replaced_forward_that_a_copy_of_a_bridge_would_lose_is_refused(path):
+    """Nor does a bridge run the forward of a norm that it wraps, which its copy would run."""
+    bridge = bridged()
+    part = bridge.get_submodule(path)
+    vars(part)["forward"] = functools.partial(lambda *given, forward: forward(*given), forward=part.forward)
+    with pytest.raises(ModelError, match=rf"code of your own on {path or 'the bridge itself'}, which a copy"):
+        load_model(bridge)
+
+
+def test_what_a_wrapped_module_of_a_bridge_runs_is_in_its_copy():
+    bridge, tokens = bridged(), torch.randint(1000, (2, 40))
+    block = bridge.blocks[0].original_component
+
+    def doubled_when_late(_, __, output):
+        return torch.cat([output[:, :30], 2 * output[:, 30:]], 1)
+
+    before = bridge(tokens)
+    with block.register_forward_hook(doubled_when_late):
+        expected = bridge(tokens)
+        torch.testing.assert_close(load_model(bridge).full(tokens), expected, atol=1e-4, rtol=1e-4)
+    assert (expected - before).abs().max() > 1e-2, "control"
+    weight = weakref.ref(bridge.ln_final.weight)
+    block.register_forward_hook(lambda _, __, output: output + weight())
+    with pytest.raises(ModelError, match=r"computes with weights of the original from transformer\.h\.0 on"):
+        load_model(bridge)
 
 
 def test_a_model_in_memory_is_keyed_by_what_it_is():
@@ -735,6 +763,54 @@ def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused()
     assert states.table["value"].max() == pytest.approx(1.0), "its states are those of the model as it was"
 
 
+LATE = 30  # a position that the sample at loading lacks
+
+
+def late_in_the_head(model):
+    model.lm_head.register_forward_hook(lambda _, __, logits: torch.cat([logits[:, :LATE], 3 * logits[:, LATE:]], 1))
+
+
+def late_before_the_head(model):
+    model.lm_head.register_forward_pre_hook(
+        lambda _, given: given[0] * (torch.arange(given[0].shape[1]) < LATE)[:, None]
+    )
+
+
+def late_in_the_norm(model):
+    model.model.norm.register_forward_hook(lambda _, __, state: torch.cat([state[:, :LATE], -state[:, LATE:]], 1))
+
+
+def late_in_the_model(model):
+    forward = model.forward
+
+    def flatter(*given, **named):
+        output = forward(*given, **named)
+        output.logits[:, LATE:] /= 3
+        return output
+
+    model.forward = flatter
+
+
+@pytest.mark.parametrize(
+    "change",
+    [late_in_the_head, late_before_the_head, late_in_the_norm, late_in_the_model],
+    ids=lambda change: change.__name__,
+)
+def test_output_that_code_outside_of_the_blocks_changes_by_position_is_refused(change):
+    """The head is given each state alone, so that it cannot know the position."""
+    model, tokens = small_llama(), torch.randint(len(tiny.tokenizer()), (2, 40))
+    change(model)
+    frozen = load_model(model, tiny.tokenizer())
+    for text in (tokens[:, :LATE], tokens[:, :20]):
+        states = frozen.head(text, 0)
+        torch.testing.assert_close(frozen.tail(states, 0), frozen.full(text), atol=1e-3, rtol=1e-3)
+    for _ in range(2):
+        last_states = frozen.head(tokens, 1)  # states are right all the same
+        with pytest.raises(ModelError, match="not what its head makes of its last states"):
+            frozen.finish(last_states)
+        config_of(frozen, SAME_CALL)  # which has the output proved anew
+
+
 def by_default(mlp):
     mlp.forward = lambda states, forward=mlp.forward: 0.5 * forward(states)
 
@@ -793,12 +869,80 @@ def test_a_copy_that_would_compute_with_the_original_is_refused(patch):
     original = small_llama()
     patch(original.model.layers[0].mlp)
     before = {name: weight.clone() for name, weight in original.state_dict().items()}
-    with pytest.raises(ModelError, match="where code of your own holds its weights"):
+    with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
         load_model(original, tiny.tokenizer())
     assert all(torch.equal(weight, before[name]) for name, weight in original.state_dict().items())
 
 
-@pytest.mark.parametrize("patch", [by_default, by_keyword, by_list, by_dictionary, by_view])
+def when_late(mlp):
+    weight = weakref.ref(mlp.down_proj.weight)
+    mlp.register_forward_hook(
+        lambda _, __, output: output + (torch.arange(output.shape[1]) > 40)[:, None] * weight().sum()
+    )
+
+
+def where_a_norm_removes_it(mlp):
+    weight = weakref.ref(mlp.down_proj.weight)
+    mlp.register_forward_pre_hook(lambda _, given: given[0] * 0.0)
+    mlp.down_proj.register_forward_hook(lambda _, __, output: output + weight().sum())
+    mlp.register_forward_hook(lambda _, __, output: output * 0.0)
+
+
+OTHER_LOADS = {
+    "states": (transformers.LlamaModel, {}),
+    "class": (transformers.LlamaForSequenceClassification, {}),
+    "another dtype": (transformers.LlamaForCausalLM, {"dtype": "float64"}),
+    "its own dtype": (transformers.LlamaForCausalLM, {"dtype": "float32"}),
+}
+
+
+@pytest.mark.parametrize("patch", [by_array_of_numpy, when_late, where_a_norm_removes_it])
+@pytest.mark.parametrize(("kind", "settings"), OTHER_LOADS.values(), ids=OTHER_LOADS)
+def test_a_copy_whose_logits_do_not_show_that_it_computes_with_the_original_is_refused(kind, settings, patch):
+    config = small_llama().config
+    config.pad_token_id = 0
+    original = kind(config).eval()
+    load_model(original, tiny.tokenizer(), **settings)
+    patch(original.base_model.layers[0].mlp)
+    with pytest.raises(ModelError, match=r"computes with weights of the original from .*layers\.0\.mlp"):
+        load_model(original, tiny.tokenizer(), **settings)
+
+
+def test_a_copy_that_would_compute_with_a_buffer_of_the_original_is_refused():
+    original = small_llama()
+    original.model.register_buffer("direction", torch.ones(32))
+    direction = weakref.ref(original.model.direction)
+    original.model.layers[1].register_forward_hook(lambda _, __, output: output + direction())
+    with pytest.raises(ModelError, match=r"computes with weights of the original from model\.layers\.1 on"):
+        load_model(original, tiny.tokenizer())
+    assert torch.equal(original.model.direction, torch.ones(32))
+
+
+def test_blocks_that_share_keys_and_values_are_refused_for_that():
+    """The copy of a block has the number of the original, under which both keep keys and values."""
+    model, cutter = small_llama(), tiny.tokenizer()
+    model.model.layers.append(copy.deepcopy(model.model.layers[0]))
+    model.config.num_hidden_layers = 3
+    with pytest.raises(ModelError, match=r"with its cache of keys and values than without, .* the same layer_idx"):
+        load_model(model, cutter)
+    assert model.config.use_cache
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+    model.config.use_cache = False
+    torch.testing.assert_close(load_model(model, cutter).full(tokens), expected)
+    model.config.use_cache = True
+    model.model.layers[2].self_attn.layer_idx = 2
+    torch.testing.assert_close(load_model(model, cutter).full(tokens), expected)
+
+
+def by_list_of_functions(mlp):
+    forward = mlp.forward
+    mlp.steps = [lambda states: 0.5 * forward(states)]
+    mlp.forward = lambda states, mlp=mlp: mlp.steps[0](states)
+
+
+@pytest.mark.parametrize("patch", [by_default, by_keyword, by_list, by_dictionary, by_view, by_list_of_functions])
 def test_a_loaded_model_computes_with_nothing_of_the_original(patch):
     """Else training that goes on would change the base, and both would be equal."""
     original = small_llama()

@@ -193,7 +193,7 @@ def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
     ]
     if has_own_code:
         facts.append(call)
-        model.proves_next_rows = True
+        model.prove_again()
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_DIGITS]
     sites: dict[str, object] = {}
     if model.sites:

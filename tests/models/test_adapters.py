@@ -380,3 +380,96 @@ def test_weights_that_are_whole_only_since_they_are_large_are_not_called_rounded
     tokens = torch.randint(len(tiny.tokenizer()), (2, 8))
     logits = load_model(tmp_path / "tuned").full(tokens)
     torch.testing.assert_close(logits, whole(tokens).logits, atol=1e-3, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def adapted(base):
+    """Return a new model with a LoRA, of PEFT, in memory."""
+    import transformers as hf
+
+    def make(kind=None):
+        torch.manual_seed(3)
+        settings = kind or peft.LoraConfig(r=2, target_modules=["up_proj"], init_lora_weights=False)
+        return peft.get_peft_model(hf.AutoModelForCausalLM.from_pretrained(base), settings).eval()
+
+    return make
+
+
+LATE = 30  # a position that the sample at loading lacks
+
+
+def late(output):
+    if isinstance(output, torch.Tensor):
+        return torch.cat([output[:, :LATE], 2 * output[:, LATE:]], 1)
+    output.logits = late(output.logits)
+    return output
+
+
+def hooked(part):
+    part.register_forward_hook(lambda _, __, output: late(output))
+
+
+def replaced(part):
+    part.forward = lambda *given, forward=part.forward, **named: late(forward(*given, **named))
+
+
+def of_own_class(part):
+    class Late(type(part)):
+        def forward(self, *given, **named):
+            return late(super().forward(*given, **named))
+
+    part.__class__ = Late
+
+
+LAYER = "base_model.model.model.layers.0.mlp.up_proj"
+TOKENS = torch.arange(40)[None]
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [(LAYER, hooked), (LAYER, replaced), (LAYER, of_own_class), (f"{LAYER}.lora_A.default", hooked),
+     (f"{LAYER}.base_layer", hooked)],
+)  # fmt: skip
+def test_code_in_layers_of_peft_is_not_lost_by_merging(path, change, adapted):
+    plain, changed = adapted(), adapted()
+    change(changed.get_submodule(path))
+    with torch.no_grad():
+        before, expected = plain(TOKENS).logits, changed(TOKENS).logits
+    assert (expected - before).abs().max() > 1e-2, "control"
+    torch.testing.assert_close(load_model(changed, tiny.tokenizer()).full(TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_code_outside_of_layers_of_peft_leaves_an_adapter_merged(adapted):
+    changed = adapted()
+    hooked(changed.get_submodule("base_model.model.model.layers.0.mlp"))
+    with torch.no_grad():
+        expected = changed(TOKENS).logits
+    model = load_model(changed, tiny.tokenizer())
+    torch.testing.assert_close(model.full(TOKENS), expected, atol=1e-4, rtol=1e-4)
+    assert not any("lora" in name for name, _ in model.module.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [("", hooked), ("", replaced), ("", of_own_class), ("base_model", hooked), ("base_model", replaced)],
+)
+def test_code_on_what_peft_wraps_around_a_model_is_refused(path, change, adapted):
+    model = adapted()
+    change(model.get_submodule(path))
+    with pytest.raises(ModelError, match=r"has hooks or code of your own, which would be lost"):
+        load_model(model, tiny.tokenizer())
+    base = model.get_base_model()
+    with torch.no_grad():
+        expected = base(TOKENS).logits
+    torch.testing.assert_close(load_model(base, tiny.tokenizer()).full(TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_hook_of_a_model_with_an_adapter_computes_with_the_copy(adapted):
+    original = adapted()
+    weight = original.get_submodule(LAYER).base_layer.weight
+    original.get_submodule(LAYER).register_forward_hook(lambda _, __, output: output + weight.sum(1))
+    model = load_model(original, tiny.tokenizer())
+    before = model.full(TOKENS).clone()
+    with torch.no_grad():
+        weight.mul_(3)
+    assert torch.equal(model.full(TOKENS), before)

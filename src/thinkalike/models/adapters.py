@@ -8,7 +8,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_adapter
 from thinkalike.models.checkpoints import GIVE_BASE
+from thinkalike.models.copies import copied, has_added_code
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+
+# The package whose layers run an adapter, and may have hooks of their own.
+PEFT = "peft"
 
 # The ends of the names of embeddings and unembeddings.
 EMBEDDINGS = (
@@ -197,6 +200,41 @@ def _peft_model(
     return peft_model, unexpected_names
 
 
+def _check_wrappers(model: PeftModel, called: str) -> None:
+    """Raise a ModelError if what PEFT puts around a model runs code that was added to it.
+
+    A plain model has no such wrappers, so that it would run without this code. Sample tokens
+    cannot tell whether the code changes anything: it may act on late positions or some tokens.
+    """
+    wrapped = set(model.get_base_model().modules())
+    for path, module in model.named_modules():
+        if module not in wrapped and has_added_code(module, PEFT):
+            place = path or type(module).__name__
+            raise ModelError(
+                f"{called}: {place} has hooks or code of your own, which would be lost, since it "
+                "only wraps the model that the adapter changes: move them to that model, which "
+                "get_base_model() returns, and give that"
+            )
+
+
+def _merged_model(model: PeftModel) -> PreTrainedModel:
+    """Merge the adapter of a model into its weights, in place, and return the plain model.
+
+    Raises:
+        ValueError: A layer of PEFT, or a module inside it, runs code that was added to it. Such
+            code is lost with the layer, or would read the merged weight.
+        Exception: PEFT cannot merge the adapter; any kind.
+    """
+    modules_before = list(model.get_base_model().named_modules())
+    merged = model.merge_and_unload()
+    modules_after = set(merged.modules())
+    for path, module in modules_before:
+        is_layer_of_peft = module not in modules_after
+        if is_layer_of_peft and any(has_added_code(part, PEFT) for part in module.modules()):
+            raise ValueError(f"{path} has hooks or code of your own")
+    return merged
+
+
 def run_adapted(
     make: Callable[[], Adapted], called: str, allowed: float
 ) -> tuple[PreTrainedModel, int]:
@@ -204,10 +242,10 @@ def run_adapted(
 
     The rows are those of the adapter's own embedding, 0 if it has none.
 
-    The adapter is merged into the weights. Where it cannot be merged, or merging moves the outputs
-    of PEFT's own model by more than is allowed, the layers of PEFT stay in place. Either way the
-    module must give what PEFT's model does, since an adapter may act beyond its layers, such as
-    after certain tokens only.
+    The adapter is merged into the weights. Where it cannot be merged, or code of the user acts in
+    the layers of PEFT, or merging moves the outputs of PEFT's own model by more than is allowed,
+    these layers stay in place. Either way the module must give what PEFT's model does, since an
+    adapter may act beyond its layers, such as after certain tokens only.
 
     Args:
         make: Returns the model with its adapter, new each time.
@@ -235,7 +273,7 @@ def run_adapted(
     module = None
     error = math.inf
     try:
-        module = adapted.peft_model.merge_and_unload()
+        module = _merged_model(adapted.peft_model)
         error = error_of(module)
         reason = f"that changes logits by {error:.1e} of the largest"
     except ModelError:
@@ -273,8 +311,10 @@ def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     """
     _check_mergeable(model.active_peft_config, called)
 
+    _check_wrappers(model, called)
+
     def make() -> Adapted:
-        peft_model = deepcopy(model)
+        peft_model = copied(model)
         return Adapted(peft_model, 0, _outputs(peft_model, _adapter_samples(peft_model), called))
 
     dtype = embedding_of(model.get_base_model()).dtype

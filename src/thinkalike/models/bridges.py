@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,9 @@ from torch import nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
-from thinkalike.code_text import module_of
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
-from thinkalike.models.description import HOOKS
+from thinkalike.models.copies import has_added_code
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -42,26 +41,32 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     not changed.
 
     Raises:
-        ModelError: The bridge is in compatibility mode, which changes weights, or has hooks of
-            the user's, or its logits for sample tokens differ from those of the copy.
+        ModelError: The bridge is in compatibility mode, which changes weights, or runs code that
+            was added to it and that the copy would not run, or its logits for sample tokens differ
+            from those of the copy.
     """
     if bridge.compatibility_mode:
         raise ModelError(
             "this TransformerBridge is in compatibility mode, which changes weights: give one "
             "that is not"
         )
-    hooked = sorted(set(_hooked_by_user(bridge)))
-    if hooked:
-        raise ModelError(
-            f"this TransformerBridge has hooks on {listed(hooked)}, which its copy would not "
-            "have: remove them, as by reset_hooks(including_permanent=True)"
-        )
+    names = {module: name for name, module in bridge.original_model.named_modules()}
+    names |= {module: name for name, module in bridge.named_modules()}  # the names of hooks
+    modules_with_code = [module for module in names if has_added_code(module, BRIDGE_PACKAGE)]
+    wrappers = [module for module in modules_with_code if _is_wrapper(module, bridge)]
+    _check_code_is_copied(names[module] for module in wrappers)
     module = _unwrapped_copy(bridge)
     embedding = embedding_of(module)
     tokens = sample_tokens(len(embedding), 16).to(embedding.device)
+    modules_run: set[nn.Module] = set()
     with torch.no_grad(), evaluation_mode(bridge):
         actual = first_tensor(module(tokens))
-        expected = first_tensor(bridge(tokens))
+        with _noted_runs(modules_with_code, modules_run):
+            expected = first_tensor(bridge(tokens))
+    # A wrapper may have a way of its own to compute what the module that it wraps does.
+    _check_code_is_copied(
+        names[module] for module in modules_with_code if module not in modules_run
+    )
     error = relative_error(actual, expected)
     if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
         raise ModelError(
@@ -71,33 +76,38 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     return module
 
 
-def _hooked_by_user(bridge: TransformerBridge) -> Iterator[str]:
-    """Yield the names of the wrappers of a bridge that have forward hooks of the user's.
+def _is_wrapper(module: nn.Module, bridge: TransformerBridge) -> bool:
+    """Return whether a module of a bridge is one that its unwrapped copy does not have."""
+    return isinstance(module, GeneralizedComponent | HookPoint | type(bridge))
 
-    Sample tokens cannot tell whether there are any: a hook may change late positions, some tokens,
-    or states that are stored and not the logits. A hook of a wrapped module stays in its copy, and
-    is not named here.
+
+def _check_code_is_copied(names: Iterable[str]) -> None:
+    """Raise a ModelError if there are modules whose added code a copy would not run.
+
+    Sample tokens cannot tell whether the code changes anything: it may act on late positions, some
+    tokens, or states that are stored and not the logits.
+
+    Args:
+        names: The names of these modules in a bridge; "" is the bridge itself.
     """
-    names = {module: name for name, module in bridge.original_model.named_modules()}
-    names |= {module: name for name, module in bridge.named_modules()}  # the names of hooks
-    for module, name in names.items():
-        if not isinstance(module, GeneralizedComponent | HookPoint | type(bridge)):
-            continue
-        for hook in _hooks_of(module):
-            package = module_of(hook) + "."
-            if not package.startswith(BRIDGE_PACKAGE + "."):
-                yield name or "the bridge itself"
+    places = sorted({name or "the bridge itself" for name in names})
+    if places:
+        raise ModelError(
+            f"this TransformerBridge has hooks or code of your own on {listed(places)}, which a "
+            "copy without its wrappers would not run as the bridge does: remove them, hooks by "
+            "reset_hooks(including_permanent=True)"
+        )
 
 
-def _hooks_of(wrapper: nn.Module) -> Iterator[Callable[..., object]]:
-    """Yield the forward hooks of a wrapper, as they were given to it."""
-    # `HookPoint.add_hook` registers a function of its own that calls the function given.
-    given = {}
-    if isinstance(wrapper, HookPoint):
-        given = {handle.hook.id: handle.user_hook for handle in wrapper.fwd_hooks}
-    for attribute in HOOKS:
-        for number, hook in vars(wrapper)[attribute].items():
-            yield given.get(number) or hook
+@contextlib.contextmanager
+def _noted_runs(modules: Iterable[nn.Module], modules_run: set[nn.Module]) -> Iterator[None]:
+    """Add each of some modules to `modules_run` when it runs while the context is open."""
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(
+                module.register_forward_pre_hook(lambda module, _: modules_run.add(module))
+            )
+        yield
 
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:

@@ -1,20 +1,61 @@
-"""Copies of modules that compute with nothing of the original."""
+"""Copies of modules that compute with nothing of the original, and what they may lose."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from types import CellType, FunctionType, MethodType
 from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
-from thinkalike.code_text import content_of, globals_read, is_of_user
+from thinkalike.code_text import (
+    content_of,
+    globals_read,
+    is_of_user,
+    module_of,
+    runs_code_of_user,
+)
 from thinkalike.errors import ModelError, one_line
 from thinkalike.models.description import HOOKS
+from thinkalike.models.proof import may_change_states
+
+# What `deepcopy` returns with the very functions that it is or holds.
+MAY_HOLD_FUNCTIONS = (FunctionType, MethodType, functools.partial, list, tuple, dict)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def has_added_code(module: nn.Module, own_package: str = "") -> bool:
+    """Return whether a module, without its submodules, runs code that was added to it.
+
+    Such code is a hook or a replaced `forward`, unless transformers or accelerate put it there to
+    move states; or code of the user's own, in the class or in an attribute.
+
+    Args:
+        module: The module.
+        own_package: A package whose hooks belong to the module, such as that of its class.
+    """
+    forward = vars(module).get("forward")
+    added = [*_hooks_of(module), *([] if forward is None else [forward])]
+    for function in added:
+        is_own = own_package and f"{module_of(function)}.".startswith(f"{own_package}.")
+        if is_of_user(function) or (may_change_states(function) and not is_own):
+            return True
+    return runs_code_of_user(module)
+
+
+def _hooks_of(module: nn.Module) -> Iterator[Callable[..., object]]:
+    """Yield the forward hooks of a module, as they were given to it."""
+    # `HookPoint.add_hook` of TransformerLens registers a function of its own, which calls the one
+    # that it was given. The class is recognised by its name, since importing it takes seconds.
+    given = {}
+    if type(module).__name__ == "HookPoint":
+        given = {handle.hook.id: handle.user_hook for handle in vars(module)["fwd_hooks"]}
+    for attribute in HOOKS:
+        for number, hook in vars(module)[attribute].items():
+            yield given.get(number) or hook
 
 
 def copied(module: ModuleT) -> ModuleT:
@@ -38,7 +79,7 @@ def copied(module: ModuleT) -> ModuleT:
         dictionaries = [vars(submodule), *(getattr(submodule, name) for name in HOOKS)]
         for dictionary in dictionaries:
             for name, value in list(dictionary.items()):
-                if isinstance(value, FunctionType | MethodType | functools.partial):
+                if isinstance(value, MAY_HOLD_FUNCTIONS):
                     dictionary[name] = _with_copies(value, copies)
     return copy
 

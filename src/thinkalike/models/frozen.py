@@ -133,8 +133,9 @@ class FrozenModel:
 
     corpus: str | None = None
     sites: StateSites | None = None
-    # Whether its output for the next rows is proved too, as it runs code of its user.
-    proves_next_rows = False
+    # The length of the longest row of text for which its output was proved, see `prove_again`.
+    # None: it runs no code of its user, so that the proof at load is enough.
+    proved_length: int | None = None
     # Why its output is not what its head makes of states; states are right all the same.
     output_error: ModelError | None = None
 
@@ -259,13 +260,8 @@ class FrozenModel:
         self.check_layers(layers)
         n_blocks_to_run = max(after(layer) for layer in layers)
 
-        # Code of a user may change the output for certain tokens only. So what was checked at load
-        # is checked again for the first rows of real text.
-        is_text = tokens.shape[1] > 1
-        if self.proves_next_rows and is_text and n_blocks_to_run == self.n_layers:
-            self.proves_next_rows = False
-            self.output_error = output_error_of(self, tokens, mask, types)
-
+        if n_blocks_to_run >= self.n_layers:
+            self._prove_longer_rows(tokens, mask, types)
         states: dict[Layer, Tensor] = {}  # filled by the hooks while the pass runs
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(pass_lock(self.module))
@@ -386,6 +382,29 @@ class FrozenModel:
         if self.output_error is not None:
             raise self.output_error
         return self._continued(residual, self.n_layers, mask)
+
+    def prove_again(self) -> None:
+        """Prove the output again for the next text, since code of the user may have changed.
+
+        That code may change the output for certain tokens or positions only. So what was checked
+        at load is checked for the first rows of real text, and for longer rows that follow.
+        """
+        self.proved_length = 0
+        self.output_error = None
+
+    def _prove_longer_rows(
+        self, tokens: Tokens, mask: Tokens | None, types: Tokens | None
+    ) -> None:
+        """Check the output for rows that are longer than all rows before, see `prove_again`.
+
+        A single token is no text. Once there is an error, nothing more is checked.
+        """
+        row_length = tokens.shape[1]
+        if self.proved_length is None or self.output_error is not None:
+            return
+        if row_length > max(self.proved_length, 1):
+            self.proved_length = row_length  # set first, since the check takes states itself
+            self.output_error = output_error_of(self, tokens, mask, types)
 
     def full(
         self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinkalike.models.description import Description, Trait, bytes_of
-from thinkalike.models.module_facts import largest_relative_error, sample_tokens
+from thinkalike.models.module_facts import Tokens, largest_relative_error, sample_tokens
 from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.models.traits import described_traits
 
@@ -65,20 +65,27 @@ def output_distance(first: FrozenModel, second: FrozenModel) -> float:
 def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
     """Return the states after the last block for one long row, and the output for two short ones.
 
-    The token ids are the same in each call. The long row has at most LONG_ROW tokens, or fewer for
-    a large model.
+    The token ids are the same in each call.
 
     Args:
         model: The model.
         context: How many tokens a row has at most.
     """
-    # A forward pass takes about one multiplication for each weight and token.
-    affordable_tokens = MULTIPLICATIONS // max(model.parameters(), 1)
-    longest = min(LONG_ROW, max(affordable_tokens, SHORT_ROW))
-    long_row = sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
+    long_row = long_sample_row(model, context)
     short_rows = sample_tokens(model.vocabulary, context)
     with explaining_pass_errors(model.name):
         return model.head(long_row, model.n_layers - 1), model.full(short_rows)
+
+
+def long_sample_row(model: FrozenModel, context: int) -> Tokens:
+    """Return one row of sample tokens that is long enough for changes of late positions to show.
+
+    It has at most LONG_ROW tokens, or fewer for a large model, and at most `context`.
+    """
+    # A forward pass takes about one multiplication for each weight and token.
+    affordable_tokens = MULTIPLICATIONS // max(model.parameters(), 1)
+    longest = min(LONG_ROW, max(affordable_tokens, SHORT_ROW))
+    return sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
 
 
 class Identity(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
@@ -12,14 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from thinkalike.code_text import is_of_user, runs_code_of_user
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
-from thinkalike.models.copies import copied
-from thinkalike.models.description import HOOKS
+from thinkalike.models.copies import copied, has_added_code
+from thinkalike.models.description import bytes_of
 from thinkalike.models.families import (
     DEFAULT_CONTEXT,
     FAMILIES,
@@ -30,6 +31,7 @@ from thinkalike.models.families import (
     stated_quantization,
 )
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.identity import long_sample_row
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import (
@@ -43,7 +45,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
 )
 from thinkalike.models.precision import cast_weights
-from thinkalike.models.survey import explaining_pass_errors
+from thinkalike.models.survey import added_outputs_off, explaining_pass_errors
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -63,13 +65,15 @@ class _Live(NamedTuple):
     """A model in memory.
 
     Attributes:
-        module: The model of transformers, of TransformerLens or of PEFT.
+        original: The model as it was given.
+        module: The same, or a copy of the model that a TransformerBridge wraps.
         tokenizer: Its tokenizer.
         name: The name that it was given.
         is_bridge: Whether the module is a copy of what a TransformerBridge wraps.
         is_adapted: Whether it is a PeftModel.
     """
 
+    original: nn.Module
     module: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str | None
@@ -113,10 +117,10 @@ def load_live(
         copy = _copy_on_device(live, config, device, casts="dtype" in settings)
         frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
-            _check_copy(frozen, expected)
-            if _runs_code_of_user(live.module):
-                with _without_weights(live.module):
-                    _check_copy(frozen, expected)
+            _check_copy(frozen, live.module, expected)
+        if any(map(has_added_code, live.original.modules())):
+            _check_own_weights(frozen, live.original)
+            frozen.prove_again()
         return at_sites(frozen, config, config.name)
 
 
@@ -140,6 +144,7 @@ def _checked_model(
 
     from thinkalike.models.tokenizer_reading import dropout_of
 
+    original = module
     is_bridge = type(module).__name__ == "TransformerBridge"
     is_adapted = hasattr(module, "peft_config") and hasattr(module, "get_base_model")
     if is_bridge:
@@ -169,7 +174,7 @@ def _checked_model(
             f"the tokenizer has dropout={dropout:g}, with which a text has other ids at every "
             "call: set tokenizer.backend_tokenizer.model.dropout = None"
         )
-    return _Live(module, tokenizer, name, is_bridge, is_adapted)
+    return _Live(original, module, tokenizer, name, is_bridge, is_adapted)
 
 
 def _check_applicable(settings: Mapping[str, object]) -> None:
@@ -281,58 +286,111 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
         return first_tensor(output).clone()
 
 
-def _check_copy(model: FrozenModel, expected: torch.Tensor) -> None:
+def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.Tensor) -> None:
     """Raise a ModelError unless a copy of a model gives the output of the model itself.
 
     Args:
         model: The copy.
+        original: The model that was copied.
         expected: The output of the original for the same sample tokens, (b, t, v).
     """
     vocabulary = len(embedding_of(model.module))
     tokens = sample_tokens(vocabulary, longest_row(model.module) or DEFAULT_CONTEXT)
-    error = relative_error(model.full(tokens).to(expected), expected)
-    if not error <= TOLERANCE[model.dtype]:  # NaN fails as well
+    actual = model.full(tokens).to(expected)
+    error = relative_error(actual, expected)
+    allowed = TOLERANCE[model.dtype]
+    if error <= allowed:
+        return
+
+    # A copy keeps no keys and values of earlier tokens, see `survey`.
+    with added_outputs_off(original):
+        without_cache = _outputs_as_given(original, model.name)
+    if relative_error(actual, without_cache) <= allowed:
         raise ModelError(
-            f"{model.name}: a copy of it gives other logits (by {error:.1e} of the largest), as "
-            "where code of your own holds its weights, so that it cannot be frozen; save it, and "
-            "give its folder"
+            f"{model.name}: its logits are others (by {error:.1e} of the largest) with its cache "
+            "of keys and values than without, as where two blocks have the same layer_idx; give "
+            "each block its own, or set config.use_cache=False"
         )
+    raise ModelError(
+        f"{model.name}: a copy of it gives other logits (by {error:.1e} of the largest), as "
+        "where code of your own holds its weights, so that it cannot be frozen; save it, and "
+        "give its folder"
+    )
 
 
-def _runs_code_of_user(module: nn.Module) -> bool:
-    """Return whether a model runs code of its user: in a class, an attribute or a hook.
+def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
+    """Raise a ModelError if a copy of a model computes with weights or buffers of the model.
 
-    All of its submodules are looked at.
+    Code of the user may hold them where copying does not look, such as in a weak reference or a
+    NumPy array. So the numbers themselves are set to zero for a pass of the copy, and no module of
+    the copy may then give another output. Logits alone would not show all: a norm can remove what
+    such code does to a state.
+
+    Args:
+        model: The copy.
+        original: The model that was copied.
     """
-    for submodule in module.modules():
-        hooks = [hook for name in HOOKS for hook in getattr(submodule, name).values()]
-        if runs_code_of_user(submodule) or any(map(is_of_user, hooks)):
-            return True
-    return False
+    before = _outputs_of_modules(model)
+    with _without_weights(original):
+        without_original = _outputs_of_modules(model)
+    if without_original == before:
+        return
+    # Sums on a GPU may round differently in each pass, which shows nothing.
+    again = _outputs_of_modules(model)
+    for path, outputs in before.items():
+        if outputs == again.get(path) and outputs != without_original.get(path):
+            place = path or type(model.module).__name__
+            raise ModelError(
+                f"{model.name}: a copy of it computes with weights of the original from {place} "
+                "on, as code of your own holds them where they are not copied, such as in a weak "
+                "reference, a NumPy array or an object; make the module a default argument of "
+                "that code, or save the model and give its folder"
+            )
+
+
+def _outputs_of_modules(model: FrozenModel) -> dict[str, list[str]]:
+    """Return digests of what each module of a model gives for a long row of sample tokens.
+
+    Keys are the paths of the modules, and a module has a digest for each time that it runs.
+    """
+    outputs: dict[str, list[str]] = {}
+
+    def record(path: str, module: nn.Module, args: object, output: object) -> None:
+        main_output = None
+        with contextlib.suppress(LookupError, TypeError):  # it may be empty, or no sequence
+            main_output = first_tensor(output)
+        if isinstance(main_output, torch.Tensor):
+            digest = hashlib.sha256(bytes_of(main_output)).hexdigest()
+            outputs.setdefault(path, []).append(digest)
+
+    with contextlib.ExitStack() as hooks:
+        for path, module in model.module.named_modules():
+            hooks.enter_context(module.register_forward_hook(functools.partial(record, path)))
+        with explaining_pass_errors(model.name):
+            model.full(long_sample_row(model, model.context))
+    return outputs
 
 
 @contextlib.contextmanager
 def _without_weights(module: nn.Module) -> Iterator[None]:
-    """Set all weights of a model to zero while the context is open.
+    """Set all weights and buffers of a model to zero while the context is open.
 
-    If the output of a copy of the model changes in this context, the copy still computes with
-    weights of the original: code of the user may hold them where copying does not look, such as in
-    a weak reference or a NumPy array. So the numbers themselves are set to zero, and restored from
-    a copy. Packed weights and other subclasses of `nn.Parameter`, and tensors of inference mode,
-    keep their values.
+    The numbers themselves are set to zero, and restored from a copy. Packed weights and other
+    subclasses of `nn.Parameter` keep their values.
     """
-    weights_with_values = []  # (the numbers of a weight, a copy of them)
-    for parameter in module.parameters():
-        has_own_numbers = type(parameter) is nn.Parameter and not parameter.is_meta
-        if has_own_numbers and not parameter.is_inference():
-            weights_with_values.append((parameter.data, parameter.data.clone()))
+    storages: dict[int, torch.UntypedStorage] = {}  # by address, since weights may share numbers
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage
+    storages_with_values = [(storage, storage.clone()) for storage in storages.values()]
     try:
-        for weight, _ in weights_with_values:
-            weight.zero_()
+        for storage, _ in storages_with_values:
+            storage.fill_(0)  # type: ignore[attr-defined]
         yield
     finally:
-        for weight, values in weights_with_values:
-            weight.copy_(values)
+        for storage, values in storages_with_values:
+            storage.copy_(values)
 
 
 def _family_of(module: PreTrainedModel) -> Family:

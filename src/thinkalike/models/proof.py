@@ -225,8 +225,9 @@ def output_error_of(
 ) -> ModelError | None:
     """Check that a model's head turns its last states into its output; return the error if not.
 
-    This was checked when the model was loaded, on random tokens. Code of a user may act on certain
-    tokens only, so it is checked again on the first rows of a real text.
+    This was checked when the model was loaded, on a few random tokens. Code of a user may act on
+    certain tokens or positions only, so it is checked again on the first rows of a real text. The
+    head of a language model is given each state alone, as everywhere else.
 
     Args:
         model: The model.
@@ -246,14 +247,17 @@ def output_error_of(
     with torch.no_grad(), explaining_pass_errors(model.name):
         full = model.full(tokens, mask, types).clone()
         (last_states,) = model.residuals(tokens, [model.n_layers - 1], mask, types)
-        composed = model.output(last_states, mask)
+        if model.predicts == "next":
+            composed = model.finish(last_states)
+        else:
+            composed = model.output(last_states, mask)
     error = relative_error(composed, full)
     if error <= TOLERANCE[model.dtype]:
         return None
     return ModelError(
         f"{model.name}: its output for this text is not what its head makes of its last states: "
         f"they differ by {error:.1e} of the largest logit. Code outside of its blocks acts on "
-        "some of these tokens; move it into a block or the head, or compare states alone"
+        "some of these tokens or positions; move it into a block, or compare states alone"
     )
 
 

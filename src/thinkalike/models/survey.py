@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -14,6 +14,9 @@ from thinkalike.errors import ModelError, listed, one_line
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import config_of_text_model, first_tensor, sample_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Entries of a configuration that ask a pass for more than its logits: keys and values of earlier
 # tokens, and the loss of the routers of all blocks, which a pass that ends early cannot give.
@@ -46,10 +49,8 @@ def survey(model: CutModel) -> Survey:
         ModelError: Blocks do not run one after the other and once each, or do not return states
             of one shape, alone or as the first member of a tuple or list.
     """
-    for config in (getattr(model.module, "config", None), config_of_text_model(model.module)):
-        for name in ADDED_OUTPUTS:
-            if config is not None and getattr(config, name, False):
-                setattr(config, name, False)
+    for config, name in _added_outputs(model.module):
+        setattr(config, name, False)
     order, outputs = _outputs_of_blocks(model)
     _check_order(model, order)
     unknown_types = set()
@@ -72,6 +73,29 @@ def survey(model: CutModel) -> Survey:
     for output in outputs:
         tuple_lengths.append(len(output) if isinstance(output, tuple | list) else None)
     return Survey(first_shape[-1], tuple_lengths)
+
+
+def _added_outputs(module: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
+    """Return the entries of ADDED_OUTPUTS that are on: configurations of a model, and names."""
+    entries = []
+    for config in (getattr(module, "config", None), config_of_text_model(module)):
+        for name in ADDED_OUTPUTS:
+            if config is not None and getattr(config, name, False):
+                entries.append((config, name))
+    return entries
+
+
+@contextlib.contextmanager
+def added_outputs_off(module: nn.Module) -> Iterator[None]:
+    """Switch ADDED_OUTPUTS off in the configuration of a model while the context is open."""
+    entries = _added_outputs(module)
+    try:
+        for config, name in entries:
+            setattr(config, name, False)
+        yield
+    finally:
+        for config, name in entries:
+            setattr(config, name, True)
 
 
 def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
