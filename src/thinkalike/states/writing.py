@@ -171,7 +171,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _unfinished_path(path: Path) -> Path:
-    """Return where a file or folder is written until it is complete: beside it, in the same folder."""
+    """Return where a file or folder is written until it is complete, in the same folder."""
     suffix = UNFINISHED[0]
     begin = path.name.encode()[: LONGEST_FILE_NAME - len(suffix)].decode(errors="ignore")
     return path.with_name(f"{begin}{suffix}")
