@@ -465,6 +465,13 @@ def test_a_feature_matters_only_where_states_depend_on_it(seed):
         assert re.search(says, " ".join(str(result).split()))
 
 
+def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
+    for strength, says in [(20, "layers: F in 1."), (0, "No feature matters beyond chance")]:
+        states, table = random_stimuli(1, strength)
+        result = thinkalike.mlem(states, stimuli=table, references=0, alphas=[1.0], null=39)
+        assert says in " ".join(str(result).split())
+
+
 def test_rsa_of_one_layer_says_that_nothing_is_compared():
     states = np.random.default_rng(0).normal(size=(40, 6))
     said = " ".join(str(thinkalike.rsa([states, states], stimuli=words_in_memory(40))).split())

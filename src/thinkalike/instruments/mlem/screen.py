@@ -38,6 +38,9 @@ MOST_MODELS_APART = 2
 """At most so many models have a table each; more have one together."""
 
 
+SIGNIFICANT = 0.05
+"""A feature matters beyond chance in a layer if its corrected p-value is at most this."""
+
 MEANING_OF_IMPORTANCE = (
     "Importance of a feature: how much ρ drops when it is permuted; at 0 or less, the prediction "
     "does not need it."
@@ -154,6 +157,8 @@ def _show_sentences(
     rows_given_word = _rows_given_word(profiles)
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
+    if "p_corrected" in profiles:
+        show_text(_beyond_chance_in_words(profiles))
     if changes:
         show_text(f"Over depth, importances change: {'; '.join(map(str, changes))}.")
     for row in rows_given_word:
@@ -272,6 +277,28 @@ def _peak_in_words(peak: pd.Series) -> str:
     return (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
         f"{peak['layer']}."
+    )
+
+
+def _beyond_chance_in_words(profiles: pd.DataFrame) -> str:
+    """Return in how many layers each feature matters beyond chance.
+
+    Args:
+        profiles: The rows of one model in the table of profiles, with p-values.
+    """
+    p = profiles["p_corrected"]
+    significant = profiles[p <= SIGNIFICANT]
+    if significant.empty:
+        return (
+            f"No feature matters beyond chance: the lowest p is {p.min():.2g}, corrected for all "
+            "layers and features."
+        )
+    counts = []
+    for feature, rows in significant.groupby("feature", sort=False):
+        counts.append(f"{feature} in {len(rows)}")
+    return (
+        f"Beyond chance (p ≤ {SIGNIFICANT}, corrected for all layers and features) in this many "
+        f"of {profiles['layer'].nunique()} layers: {', '.join(counts)}."
     )
 
 
