@@ -24,6 +24,13 @@ def _run_module(self, module):
     exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
 
 
+def _keep_no_bytecode(self, source_path, bytecode_path, data):
+    """Write no bytecode, when the package asks the loader for the code of one of its own modules.
+
+    Other processes would take the checked code for the plain one.
+    """
+
+
 def _checked(*context, **options):
     """Return what the hook puts above each function and class, or a context of jaxtyping's."""
     if context:
@@ -54,5 +61,6 @@ def _has_shape(hint):
 
 
 _import_hook._JaxtypingLoader.exec_module = _run_module
+_import_hook._JaxtypingLoader._cache_bytecode = _keep_no_bytecode
 jaxtyping.jaxtyped = _checked
 HOOK = jaxtyping.install_import_hook("thinkalike", "beartype.beartype")

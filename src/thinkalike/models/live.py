@@ -19,7 +19,7 @@ from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
-from thinkalike.models.copies import copied, has_added_code
+from thinkalike.models.copies import BRIDGE_PACKAGE, copied, has_added_code
 from thinkalike.models.description import bytes_of
 from thinkalike.models.families import (
     DEFAULT_CONTEXT,
@@ -118,10 +118,22 @@ def load_live(
         frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
             _check_copy(frozen, live.module, expected)
-        if any(map(has_added_code, live.original.modules())):
+        if _has_code_of_user(live):
             _check_own_weights(frozen, live.original)
             frozen.prove_again()
         return at_sites(frozen, config, config.name)
+
+
+def _has_code_of_user(live: _Live) -> bool:
+    """Return whether a model runs code that was added to it, beside what wraps it as a whole."""
+    from thinkalike.models.adapters import PEFT
+
+    package = ""
+    if live.is_bridge:
+        package = BRIDGE_PACKAGE
+    elif live.is_adapted:
+        package = PEFT
+    return any(has_added_code(module, package) for module in live.original.modules())
 
 
 def _checked_model(
