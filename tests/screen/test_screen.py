@@ -348,3 +348,15 @@ def test_what_rounds_to_zero_has_no_sign(value, form, said):
 )
 def test_a_large_number_has_no_exponent(value, form, said):
     assert number_text(value, form) == said
+
+
+@pytest.mark.parametrize(
+    ("less_is_closer", "marked", "column"),
+    [(False, "most similar", 1), (True, "most similar", 0), (True, "least similar", 1)],
+)
+def test_a_map_marks_what_its_scale_says(less_is_closer, marked, column, capsys):
+    show_map(pd.DataFrame({"a": [0.1], "b": [0.5]}, index=["layer"]), less_is_closer, marked)
+    row = capsys.readouterr().out.splitlines()[1]
+    cells = row.removeprefix("  layer ")
+    assert cells[2::3].index("●") == column
+    assert cells[3 * column] == "█"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import pandas as pd
 
@@ -115,7 +115,11 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     show_note(title)
     matrix = layer_by_component(table)
     if len(matrix):
-        show_map(matrix, is_distance)
+        # Distances between a model and a changed copy are read for what differs.
+        marked: Literal["most similar", "least similar"] = "most similar"
+        if is_distance and is_place_by_place:
+            marked = "least similar"
+        show_map(matrix, is_distance, marked)
     show_what_was_read(result)
     if is_distance and is_place_by_place:
         show_text(ACCUMULATES)
