@@ -54,9 +54,8 @@ def kind_of(column: pd.Series) -> str:
     """Return the kind, one of `KINDS`, that the type and the values of a column imply.
 
     Missing and infinite values do not count. Columns of numbers, also as objects of Python, are
-    numeric, or continuous with
-    `FEWEST_CONTINUOUS` different values of which one has a fraction or is beyond 2^53. Ordered
-    categories are ordinal; all other columns are nominal.
+    numeric, or continuous with `FEWEST_CONTINUOUS` different values of which one has a fraction or
+    is beyond 2^53. Ordered categories are ordinal; all other columns are nominal.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         if column.cat.ordered:

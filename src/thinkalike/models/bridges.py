@@ -14,7 +14,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
-from thinkalike.models.copies import BRIDGE_PACKAGE, has_added_code
+from thinkalike.models.copies import has_added_code
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -29,6 +29,9 @@ from thinkalike.models.tokenizer_reading import read_tokenizer
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# The package of TransformerLens whose code wires hooks of its own inside a bridge.
+BRIDGE_PACKAGE = "transformer_lens.model_bridge"
 
 
 def unbridged(bridge: TransformerBridge) -> PreTrainedModel:

@@ -27,10 +27,6 @@ MAY_HOLD_FUNCTIONS = (FunctionType, MethodType, functools.partial, list, tuple, 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-BRIDGE_PACKAGE = "transformer_lens.model_bridge"
-"""The package of TransformerLens whose code wires hooks of its own inside a bridge."""
-
-
 def has_added_code(module: nn.Module, own_package: str = "") -> bool:
     """Return whether a module, without its submodules, runs code that was added to it.
 

@@ -19,7 +19,7 @@ from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
-from thinkalike.models.copies import BRIDGE_PACKAGE, copied, has_added_code
+from thinkalike.models.copies import copied, has_added_code
 from thinkalike.models.description import bytes_of
 from thinkalike.models.families import (
     DEFAULT_CONTEXT,
@@ -125,15 +125,14 @@ def load_live(
 
 
 def _has_code_of_user(live: _Live) -> bool:
-    """Return whether a model runs code that was added to it, beside what wraps it as a whole."""
+    """Return whether a model runs code that was added to it.
+
+    The copy of what a bridge wraps has its code; code on the wrappers themselves was refused.
+    """
     from thinkalike.models.adapters import PEFT
 
-    package = ""
-    if live.is_bridge:
-        package = BRIDGE_PACKAGE
-    elif live.is_adapted:
-        package = PEFT
-    return any(has_added_code(module, package) for module in live.original.modules())
+    own_package = PEFT if live.is_adapted else ""
+    return any(has_added_code(module, own_package) for module in live.module.modules())
 
 
 def _checked_model(
