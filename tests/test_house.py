@@ -122,6 +122,13 @@ def test_a_library_of_another_part_is_found_and_an_own_is_none(part, source, bre
     assert len(foreign(part, source)) == breach
 
 
+def test_one_module_imports_hydra():
+    def imports_hydra(file: Path) -> bool:
+        return bool({name.split(".")[0] for name in imported_by_running(file.read_text())} & {"hydra", "omegaconf"})
+
+    assert list(found_in(FILES, imports_hydra)) == ["src/thinkalike/config/compose.py"]
+
+
 JOBS = ("instruments", "contrib", "forecast", "budget", "job")  # what they print goes through `screen`
 
 

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from foreign_files import CALLBACKS, folder_of
 from thinkalike import plugins
-from thinkalike.config.compose import compose_inner_job, trust_plugins_of
-from thinkalike.config.references import check_references, references_in
+from thinkalike.config.compose import compose_inner_job, references_in, trust_plugins_of
+from thinkalike.config.references import check_references
 from thinkalike.errors import ConfigError, PluginError
 
 # ruff: noqa: E501 (a file of configuration is one line)
@@ -625,11 +625,11 @@ def test_no_form_of_references_doubles_a_text_without_end(how, count):
     else:
         settings = {**doubled, "end": f"${{a{count}}}"}
     if count == 5:
-        check_references(settings)
+        check_references(settings, references_in)
         assert letters(settings) == 10 * 2**5, "control: these references double a text"
         return
     with pytest.raises(ConfigError, match="stands for more than 1,000,000 values"):
-        check_references(settings)
+        check_references(settings, references_in)
 
 
 @pytest.mark.parametrize(
@@ -652,7 +652,7 @@ def test_no_form_of_references_doubles_a_text_without_end(how, count):
 )
 def test_a_reference_to_nothing_or_to_itself_is_said_with_its_key(settings, message):
     with pytest.raises(ConfigError, match=message):
-        check_references(settings)
+        check_references(settings, references_in)
 
 
 NAMES_FILE = {  # files; words; the file that the message begins with, and what it says

@@ -63,7 +63,14 @@ from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig as DictConfig
 from omegaconf import OmegaConf, open_dict, read_write
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    GrammarParseError,
+    OmegaConfBaseException,
+)
+from omegaconf.grammar_parser import parse
+from omegaconf.grammar_visitor import GrammarVisitor
 from yaml import YAMLError
 
 from thinkalike.catalogue import conf_folders
@@ -89,6 +96,8 @@ from thinkalike.config.hydra_settings import check_hydras_settings
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig
 from thinkalike.config.references import (
     ABSENT,
+    Reference,
+    ReferenceReader,
     check_references,
     environment_in,
     literal,
@@ -162,7 +171,34 @@ _COMPOSING = threading.RLock()
 _LOADED_FILES: dict[tuple[str, str, str], ConfigResult | None] = {}
 
 
-# ---- what Hydra reads
+# ---- what Hydra and OmegaConf read
+
+
+def references_in(text: str) -> list[Reference]:
+    r"""Return the ${...} of a text in their order; \${...} stands for these letters.
+
+    Raises:
+        ConfigError: One is of another form than ${a.b}, ${oc.env:NAME} and the like, such as a key
+            that is computed.
+    """
+    if "${" not in text:
+        return []
+    reader = ReferenceReader(text)
+    # Any value that can be a part of a text serves the visitor in place of a node.
+    visitor = GrammarVisitor(
+        reader.of_setting,  # type: ignore[arg-type]
+        reader.of_resolver,
+        memo=None,
+    )
+    try:
+        visitor.visit(parse(text))
+    except RecursionError:
+        raise ConfigError(f"{short(text)} has too many ${{...}} inside one another") from None
+    except (GrammarParseError, ValueError) as error:  # Python reads no number of so many digits
+        raise ConfigError(
+            f"{short(text)} cannot be read ({one_line(error)}); write ${{name}} for a setting"
+        ) from None
+    return reader.references
 
 
 class NumbersAsWritten(HydraOverrideVisitor):
@@ -413,11 +449,11 @@ class FilesOnly(ConfigRepository):
         """
         for text in texts_in(yaml.load(content, Loader=YAML_LOADER)):
             try:
-                names = environment_in(text)
+                names = environment_in(text, references_in)
             except ConfigError as error:
                 raise ConfigError(f"{file}: {error}") from error
             with contextlib.suppress(ConfigError):  # it may be no more than the name of a file
-                names |= environment_in(unescaped(text))
+                names |= environment_in(unescaped(text), references_in)
             for name in sorted(names - self.notes.environment):
                 raise ConfigError(f"{file} reads {_may_be_secret(name)}")
 
@@ -677,7 +713,7 @@ class Loader(ConfigLoaderImpl):
             overrides = OmegaConf.to_container(composed.hydra.overrides.task, resolve=False)
             assert isinstance(overrides, list)
             self._check_given(overrides)
-        check_references(settings, is_whole)
+        check_references(settings, references_in, is_whole)
 
         drop_texts(self.notes.texts, self.given_keys)
         texts = {**self.notes.texts, **self.given_texts}
@@ -760,7 +796,7 @@ def _environment_of(overrides: Iterable[str]) -> set[str]:
         if "$" not in word:
             continue
         for override in _parsed(word):
-            names |= environment_in(_values_of_override(override))
+            names |= environment_in(_values_of_override(override), references_in)
     return names
 
 
@@ -1415,7 +1451,7 @@ def _checked(
     )
 
     # Texts that are put together from others may read what no file is seen to read.
-    for name in sorted(environment_in(settings) - _environment_named_in(overrides)):
+    for name in sorted(environment_in(settings, references_in) - _environment_named_in(overrides)):
         raise ConfigError(f"the configuration reads {_may_be_secret(name)}")
     resolved = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     assert isinstance(resolved, dict)

@@ -1,22 +1,18 @@
 """The ${...} of a configuration: what they stand for, and how large it becomes by them.
 
-OmegaConf's own grammar reads them here, so that no text means one thing to a check and another to
-OmegaConf. OmegaConf replaces them without any bound, so that a file of a few lines can fill the
-memory.
+OmegaConf replaces them without any bound, so that a file of a few lines can fill the memory. Who
+reads them in a text is given to these functions: `compose.references_in`, by OmegaConf's own
+grammar, so that no text means one thing to a check and another to OmegaConf.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-from omegaconf.errors import GrammarParseError
-from omegaconf.grammar_parser import parse
-from omegaconf.grammar_visitor import GrammarVisitor
-
-from thinkalike.errors import ConfigError, nearest, one_line, short
+from thinkalike.errors import ConfigError, nearest, short
 
 ABSENT = object()  # no value, not even null
 MOST_RESOLVED = 10**6  # letters and values of a configuration once its ${...} are replaced
@@ -45,47 +41,26 @@ class Reference:
     name: str
 
 
-def references_in(text: str) -> list[Reference]:
-    r"""Return the ${...} of a text in their order; \${...} stands for these letters.
+ReadReferences = Callable[[str], list[Reference]]  # the ${...} of a text, in their order
 
-    Raises:
-        ConfigError: One is of another form than ${a.b}, ${oc.env:NAME} and the like, such as a key
-            that is computed.
+
+class ReferenceReader:
+    """Notes each ${...} that a visitor of OmegaConf's grammar comes to in a text, innermost first.
+
+    Attributes:
+        references: Those that were noted.
     """
-    if "${" not in text:
-        return []
-    references: list[Reference] = []
-    reader = _ReferenceReader(text, references)
-    # Any value that can be a part of a text serves the visitor in place of a node.
-    visitor = GrammarVisitor(
-        reader.of_setting,  # type: ignore[arg-type]
-        reader.of_resolver,
-        memo=None,
-    )
-    try:
-        visitor.visit(parse(text))
-    except RecursionError:
-        raise ConfigError(f"{short(text)} has too many ${{...}} inside one another") from None
-    except (GrammarParseError, ValueError) as error:  # Python reads no number of so many digits
-        raise ConfigError(
-            f"{short(text)} cannot be read ({one_line(error)}); write ${{name}} for a setting"
-        ) from None
-    return references
 
-
-class _ReferenceReader:
-    """Notes each ${...} that OmegaConf's visitor comes to, innermost first."""
-
-    def __init__(self, text: str, references: list[Reference]):
+    def __init__(self, text: str):
         self._text = text
-        self._references = references
+        self.references: list[Reference] = []
 
     def of_setting(self, key: str, memo: set[int] | None) -> str:
         self._check_form(key)
         plain_key = re.sub(r"\[(.*?)\]", r".\1", key)  # a[b] is a.b, and [a] is a
         if key.startswith("["):
             plain_key = plain_key.removeprefix(".")
-        self._references.append(Reference("", plain_key))
+        self.references.append(Reference("", plain_key))
         return REPLACED
 
     def of_resolver(self, name: str, args: tuple[object, ...], args_str: tuple[str, ...]) -> str:
@@ -95,7 +70,7 @@ class _ReferenceReader:
         first = ""
         if args:
             first = str(args[0])
-        self._references.append(Reference(name, first))
+        self.references.append(Reference(name, first))
         return REPLACED
 
     def _check_form(self, content: object) -> None:
@@ -107,15 +82,15 @@ class _ReferenceReader:
         return ConfigError(f"{short(self._text)} is not read; name a setting, as ${{seed}} does")
 
 
-def environment_in(value: object) -> set[str]:
+def environment_in(value: object, read_references: ReadReferences) -> set[str]:
     """Return the names of the environment variables that nested settings read.
 
     Raises:
-        ConfigError: A ${...} is of a form that is not read, see `references_in`.
+        ConfigError: A ${...} is of a form that is not read.
     """
     names: set[str] = set()
     for text in texts_in(value):
-        for reference in references_in(text):
+        for reference in read_references(text):
             if reference.resolver == ENVIRONMENT:
                 names.add(reference.name)
     return names
@@ -139,17 +114,22 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\+\$\{", "${", text)
 
 
-def check_references(settings: Mapping[str, object], is_whole: bool = True) -> None:
+def check_references(
+    settings: Mapping[str, object],
+    read_references: ReadReferences,
+    is_whole: bool = True,
+) -> None:
     """Check that the ${...} of a configuration stand for settings, and not for too many.
 
     Args:
+        read_references: Returns the ${...} of a text.
         is_whole: Whether the configuration has all of its settings.
 
     Raises:
         ConfigError: It is too large once they are replaced, or a ${...} stands for itself, for
             nothing, or is of a form that is not read.
     """
-    _ResolvedSizes(settings, is_whole).of(settings, ())
+    _ResolvedSizes(settings, read_references, is_whole).of(settings, ())
 
 
 class _ResolvedSizes:
@@ -157,11 +137,18 @@ class _ResolvedSizes:
 
     Args:
         root: The configuration.
-        is_whole: Whether it has all of its settings.
+        read_references: Returns the ${...} of a text.
+        is_whole: Whether the configuration has all of its settings.
     """
 
-    def __init__(self, root: Mapping[str, object], is_whole: bool):
+    def __init__(
+        self,
+        root: Mapping[str, object],
+        read_references: ReadReferences,
+        is_whole: bool,
+    ):
         self._root = root
+        self._read_references = read_references
         self._is_whole = is_whole
         self._sizes: dict[KeyPath, int] = {}
         self._open: set[KeyPath] = set()  # the settings whose size is being computed
@@ -182,7 +169,7 @@ class _ResolvedSizes:
                 size += self.of(inner, (*path, str(index)))
         elif isinstance(value, str):
             size = len(value)
-            for referred_path in _paths_in(value, path):
+            for referred_path in self._paths_in(value, path):
                 size += REFERENCE_COST + self._of_referred(referred_path, path)
         if size > MOST_RESOLVED:
             raise ConfigError(
@@ -225,7 +212,7 @@ class _ResolvedSizes:
         hops = 0
         while remaining:
             if isinstance(value, str):
-                targets = _paths_in(value, passed)
+                targets = self._paths_in(value, passed)
                 if not targets:
                     return path, ABSENT
                 hops += 1
@@ -239,6 +226,17 @@ class _ResolvedSizes:
             value = _step_inside(value, name)
         return passed, value
 
+    def _paths_in(self, text: str, path: KeyPath) -> list[KeyPath]:
+        """Return the paths of the settings that the ${...} of the setting at a path stand for."""
+        try:
+            return [
+                _absolute(reference.name, path)
+                for reference in self._read_references(text)
+                if not reference.resolver
+            ]
+        except ConfigError as error:
+            raise ConfigError(f"{_key_in_message(path)}: {error}") from error
+
 
 def _stands_for_itself(path: KeyPath) -> ConfigError:
     return ConfigError(f"{_key_in_message(path)} stands for itself by ${{...}}; give it a value")
@@ -247,18 +245,6 @@ def _stands_for_itself(path: KeyPath) -> ConfigError:
 def _key_in_message(path: KeyPath) -> str:
     """Return the key of a setting as messages show it."""
     return short(".".join(path))
-
-
-def _paths_in(text: str, path: KeyPath) -> list[KeyPath]:
-    """Return the paths of the settings that the ${...} of a setting stand for."""
-    try:
-        return [
-            _absolute(reference.name, path)
-            for reference in references_in(text)
-            if not reference.resolver
-        ]
-    except ConfigError as error:
-        raise ConfigError(f"{_key_in_message(path)}: {error}") from error
 
 
 def _absolute(name: str, path: KeyPath) -> KeyPath:
