@@ -76,6 +76,7 @@ def flat(found, rows):
     return states(found, rows).flatten(0, 1).double().numpy()
 
 
+@pytest.mark.ci_slow
 def test_sources_of_every_kind_have_distinct_names(setting, sources):
     listed = source_recipes(setting)
     assert len(sources) == len(listed) >= 60
