@@ -163,6 +163,7 @@ def test_a_bridge_is_the_model_that_it_wraps():
         load_model(bridge)
 
 
+@pytest.mark.ci_slow
 def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
     bridge = bridged("bert-mini")  # which has hooks of its own
     load_model(bridge)

@@ -128,6 +128,7 @@ def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
     assert [model["name"] for model in result.provenance["models"]] == names
 
 
+@pytest.mark.ci_slow
 def test_population_cka_is_that_of_whole_models(pairs, members, whole):
     done = whole
     cells = done.result.tables["cka"]

@@ -216,6 +216,7 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     assert scores["split_half_reference_of_words"].isna().all(), "a word is in one sentence"
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
 def test_scores_have_references_of_features_and_of_words(together, cli):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
@@ -472,6 +473,7 @@ def test_a_feature_matters_only_where_states_depend_on_it(seed):
         assert re.search(says, " ".join(str(result).split()))
 
 
+@pytest.mark.ci_slow
 def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
     for strength, says in [(20, "layers: F in 1."), (0, "No feature matters beyond chance")]:
         states, table = random_stimuli(1, strength)

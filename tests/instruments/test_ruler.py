@@ -268,6 +268,7 @@ def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
 R2 = ("measure=r2", "measure.words=3584", "layers=[1,3]")
 
 
+@pytest.mark.ci_slow
 def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     shared = read("base", "copy3").details
     result = read("base", "copy3", measure=R2)

@@ -113,6 +113,7 @@ def test_sites_and_heads_are_those_of_a_bridge():
     assert [str(place) for place in places[:5]] == ["0.z.0", "0.z.1", "0.z.2", "0.z.3", "0.attn_out"]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "phi", "gpt_neox", "gptj", "bloom", "gemma3_text", "mpt"])
 def test_heads_are_those_of_a_bridge(name, tmp_path):
     """Of grouped queries, with and without biases, and of blocks side by side: 4 heads in each of them."""

@@ -97,6 +97,7 @@ def test_a_table_begins_with_what_was_asked_for_and_fits(kind, results):
     assert set(result.tables["table"]) <= set(details)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", with_slow(SMALL, "ruler"))
 def test_a_summary_has_the_sentences_and_neither_tables_nor_maps(kind, results):
     result = results(kind)
