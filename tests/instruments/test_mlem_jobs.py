@@ -216,8 +216,8 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     assert scores["split_half_reference_of_words"].isna().all(), "a word is in one sentence"
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [pytest.param("sentence", marks=pytest.mark.ci_slow), "stimulus"])
 def test_scores_have_references_of_features_and_of_words(together, cli):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
     words += ["measure.folds=2", "measure.alphas=[1.0]"]
