@@ -66,6 +66,7 @@ def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
     assert [remembered("a", lambda: 2.0), remembered("a", lambda: 3.0), remembered("b", lambda: 3.0)] == [2, 2, 3]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("script", "words"), [("train", []), ("analyze", ["measure=cka"]), ("analyze", ["measure=ruler"])]
 )
@@ -94,6 +95,7 @@ def test_a_budget_on_a_busy_machine_says_the_time_by_the_clock(slow, monkeypatch
     assert found[1.0] == found[0.25], "the same budget is the same job"
 
 
+@pytest.mark.ci_slow
 def test_a_forecast_of_a_diff_counts_the_random_changes_of_all_weights(slow, monkeypatch):
     """Random changes of SmolLM2-135M take as long as a fifth of its passes."""
     words = ("measure=diff", "model=gelu-3l-mini", "model@target=gelu-3l-mini-s1")
@@ -208,6 +210,7 @@ def test_a_budget_without_time_is_refused(time):
         composed("analyze", "measure=cka", f"budget={time}", *PAIR)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("rows", [10**5, 10**8])
 def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
     """10^8 rows of width 128 in two models would take 100 GB."""

@@ -85,6 +85,7 @@ def on(place: str, seed: int) -> FrozenModel:
     return FrozenModel(tiny.native(seed).to(place), FAMILIES["native"], tiny.tokenizer(), name=f"{seed}", context=64)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_stitch_into_another_device_trains_like_one_beside_it(place, tmp_path):
     """The source stays on the CPU; its states go to the target's device, and nothing is added across devices."""

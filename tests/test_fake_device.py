@@ -170,6 +170,7 @@ def by_length(names):
     return [pytest.param(*own, marks=[pytest.mark.ci_slow] if own[0] in LONG else []) for own in names]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs", "ignore:CUDA is not available")
 @pytest.mark.parametrize("name", by_length((name,) for name in (*JOBS, *MODELS)))
 def test_no_job_mixes_devices_or_waits_in_a_loop(name):
@@ -183,6 +184,7 @@ CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind !
 CHOICES += [(kind, {"conditional_on": "token", "null": True, "permutations": 1}) for kind in ("cka", "mutual_knn")]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("kind", "chosen"), by_length(CHOICES))
 def test_nulls_and_groups_mix_no_devices(kind, chosen):
     assert waits(partial(compared, kind), 1, 1, **chosen)

@@ -98,6 +98,7 @@ def test_the_key_has_the_former_names():
     assert instrument_of(config).key_settings(config)["measure"]["null"] == "drift"
 
 
+@pytest.mark.ci_slow
 def test_settings_of_an_earlier_version_are_read_under_the_present_names(tmp_path, cli):
     """The result of a job has the former names put into its files, as an earlier version wrote them."""
     text = tmp_path / "text.txt"

@@ -81,6 +81,7 @@ SAME_CALL = "0"  # stands for the random text that all models of one call of a f
 
 
 # others than mutual_knn go the same way, and the ruler, which takes longest, as R² does
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE, "ruler"))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):  # noqa: F811
     check_table_of_command(kind, files, cli, tmp_path)
@@ -162,6 +163,7 @@ def test_a_bridge_is_the_model_that_it_wraps():
         load_model(bridge)
 
 
+@pytest.mark.ci_slow
 def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
     bridge = bridged("bert-mini")  # which has hooks of its own
     load_model(bridge)
@@ -268,6 +270,7 @@ def kept_base(tmp_path_factory):
     return store, thinkalike.compare((small_llama(), tiny.tokenizer()), store=store, texts=FEW_TEXTS, **FEW).key
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, kept_base):
     """The numbers are those of both models by hand, and neither takes the other's place in a store."""
@@ -315,6 +318,7 @@ def late_change(model, factor=2.0):
     model.model.layers[0].register_forward_hook(doubled_beyond_the_sample)
 
 
+@pytest.mark.ci_slow
 def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
     base, cutter = small_llama(), tiny.tokenizer()
     models = [copy.deepcopy(base) for _ in range(4)]
@@ -362,6 +366,7 @@ def digest_of_llama():
     return config_of(load_model(small_llama(), tiny.tokenizer()), SAME_CALL).digest
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use, digest_of_llama):
     """Nor of that of another model: compiled functions stay among the globals of transformers, without a module."""
@@ -390,6 +395,7 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
         assert config_of(model, SAME_CALL).digest == before
 
 
+@pytest.mark.ci_slow
 def test_a_model_in_memory_has_one_key_in_every_process(tmp_path):
     program = (
         "import llamas, tiny\n"
@@ -430,6 +436,7 @@ OWN_CODE = {  # what a hook reads, and what changes it
 }
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("read", "change"), OWN_CODE.values(), ids=OWN_CODE)
 def test_what_own_code_reads_is_read_at_each_call(read, change, tmp_path, monkeypatch):
     """Whatever the hook reads, the second call gives what it would give alone."""
@@ -695,6 +702,7 @@ def mode_of_torch(patch):
         yield
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("change", [patched_class, hook_around_all_modules, replaced_function, mode_of_torch])
 def test_a_result_of_changed_libraries_is_not_that_of_a_name(change, tmp_path, monkeypatch):
     """A name, or a folder, says nothing of functions that somebody replaced in this process."""
@@ -718,6 +726,7 @@ def test_autocast_of_the_caller_changes_no_result():
         assert torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.ci_slow
 def test_inference_mode_of_the_caller_is_no_fault_of_a_model():
     plain = thinkalike.loss("gelu-3l-mini", texts=TEXTS, context=32).scalars["loss"]
     with torch.inference_mode():
@@ -727,6 +736,7 @@ def test_inference_mode_of_the_caller_is_no_fault_of_a_model():
         assert torch.is_inference_mode_enabled()
 
 
+@pytest.mark.ci_slow
 def test_a_forward_that_runs_no_hooks_is_refused_for_that():
     model = small_llama()
     model.forward = torch.compile(model.forward, backend="eager")
@@ -734,6 +744,7 @@ def test_a_forward_that_runs_no_hooks_is_refused_for_that():
         load_model(model, tiny.tokenizer())
 
 
+@pytest.mark.ci_slow
 def test_a_model_of_from_pretrained_is_the_model_that_was_saved(tmp_path):
     model, cutter = small_llama(), tiny.tokenizer()
     model.save_pretrained(tmp_path / "saved")
@@ -744,6 +755,7 @@ def test_a_model_of_from_pretrained_is_the_model_that_was_saved(tmp_path):
     assert "saved equals LlamaForCausalLM" in str(thinkalike.diff((model, cutter), (again, cutter), texts=TEXTS))
 
 
+@pytest.mark.ci_slow
 def test_output_that_code_outside_of_the_blocks_changes_for_a_token_is_refused():
     """The head makes other logits of the last states; the samples at loading lack the token."""
     model = small_llama()
@@ -1093,6 +1105,7 @@ def test_only_a_model_that_a_pass_changes_is_described_once_more(holder, times, 
     assert len(described) == times
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_factor_beside_a_count_of_calls_is_part_of_the_key(holder):
     def path(factor):
@@ -1124,6 +1137,7 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
     assert opened.summary == result.summary
 
 
+@pytest.mark.ci_slow
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
     result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, evaluation_tokens=2048)
     saved = result.save(tmp_path / "mine")
@@ -1132,6 +1146,7 @@ def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
     assert saved.files == result.files
 
 
+@pytest.mark.ci_slow
 def test_a_figure_goes_into_axes_of_the_user():
     import matplotlib.pyplot as plt
 
@@ -1300,6 +1315,7 @@ def test_sides_are_named_in_the_order_in_which_they_are_given(more, is_loaded):
     assert first.key != second.key
 
 
+@pytest.mark.ci_slow
 def test_profiles_and_matrices_of_distances_are_in_the_order_in_which_sides_are_given():
     states = np.random.default_rng(0).normal(size=(len(FRAME), 5))
     for sides in ([states, "gelu-3l-mini"], ["gelu-3l-mini", states]):
@@ -1313,6 +1329,7 @@ def test_the_name_of_a_measure_in_a_file_is_the_word_of_a_person():
     assert thinkalike.compare(STATES, OTHERS, measure="half.py:half").details["value"].tolist()[-1] == 0.5
 
 
+@pytest.mark.ci_slow
 def test_fields_of_records_that_are_not_read_may_hold_anything():
     records = [{"text": text, "group": np.int64(place), "raw": object()} for place, text in enumerate(TEXTS)]
     records[0]["raw"] = records[0]
@@ -1321,6 +1338,7 @@ def test_fields_of_records_that_are_not_read_may_hold_anything():
     assert len(thinkalike.compare(PAIR[0], texts=records, group="group", **FEW).table)
 
 
+@pytest.mark.ci_slow
 def test_arrays_take_the_place_of_models():
     states = {"low": np.random.default_rng(0).normal(size=(len(FRAME), 5)), "high": torch.randn(len(FRAME), 4)}
     table = thinkalike.rsa([states, "gpt2-mini"], stimuli=FRAME).table
@@ -1553,6 +1571,7 @@ def test_tables_in_one_order_are_their_arrays():
         assert thinkalike.compare(LABELLED, target).table["value"].equals(expected)
 
 
+@pytest.mark.ci_slow
 def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
     """A configuration would put other settings in the place of ${...}, and Hydra's grammar reads quotes."""
     monkeypatch.setenv("ELSEWHERE", "elsewhere")
@@ -1591,6 +1610,7 @@ def test_what_is_of_layers_of_models_has_no_effect_on_recordings(function, name,
         inspect.unwrap(getattr(thinkalike, function))([STATES], stimuli=FRAME, **{name: value})
 
 
+@pytest.mark.ci_slow
 def test_a_keyword_is_the_same_in_every_library():
     """Arrays of NumPy, torch and pandas are lists, and their numbers those of Python."""
     mlem, rsa = inspect.unwrap(thinkalike.mlem), inspect.unwrap(thinkalike.rsa)
@@ -1672,6 +1692,7 @@ def test_errors_of_paths_name_the_argument(call, said, tmp_path):
         call(thinkalike.compare(STATES, OTHERS))
 
 
+@pytest.mark.ci_slow
 def test_the_tokenizer_of_another_model_is_refused(tmp_path):
     """Its ids would be the states of other words."""
     model = transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32)
@@ -1699,13 +1720,16 @@ def names_by_example():
     return names
 
 
+SLOW_EXAMPLES = ["ruler", "stitch", "compare", "load_stitch", "loss", "trajectory"]
+
+
 @pytest.fixture(scope="module")
 def cache_of_examples(tmp_path_factory):
     """One cache for all examples, most of which read the same text."""
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize("name", with_slow(names_by_example().values(), "ruler"))
+@pytest.mark.parametrize("name", with_slow(names_by_example().values(), *SLOW_EXAMPLES))
 def test_the_example_of_a_public_name_runs(name, cache_of_examples, monkeypatch):
     monkeypatch.setenv("THINKALIKE_CACHE", str(cache_of_examples))
     parsed = doctest.DocTestParser().get_doctest(
@@ -1754,6 +1778,7 @@ def test_tokens_of_a_report_that_a_measure_does_not_read_are_refused(measure):
         thinkalike.compare(*PAIR, measure=measure, evaluation_tokens=2000, texts=TEXTS, **FEW)
 
 
+@pytest.mark.ci_slow
 def test_a_document_that_fills_the_report_is_told_from_too_little_text():
     long = [tiny.document(seed, 4000) for seed in range(3)]
     few = {"texts": long, "batches": 1, "tokens_per_batch": 64, "context": 64}
@@ -1905,6 +1930,7 @@ def test_a_function_is_no_tokenizer():
         load_model(load_model("gpt2-mini").module, lambda text: text)
 
 
+@pytest.mark.ci_slow
 def test_a_model_in_memory_beside_its_namesake_is_told_apart_by_where_it_is():
     model = load_model("gpt2-mini")
     module = copy.deepcopy(model.module)
@@ -1915,6 +1941,7 @@ def test_a_model_in_memory_beside_its_namesake_is_told_apart_by_where_it_is():
     assert distinct_labels(turned)[0] == "gpt2-mini"
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", ["arrays", "texts", "stitches"])
 def test_results_in_memory_are_pickled_and_copied(name):
     calls = {

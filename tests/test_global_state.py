@@ -228,6 +228,7 @@ CALLS = {
 }
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_function_leaves_no_trace(name):
     assert traces_of(CALLS[name]) == []

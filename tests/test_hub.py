@@ -62,6 +62,7 @@ def test_main_job_downloads_loads_trains_and_writes(stitch, repositories):
     assert "using the cached files" in again.stderr
 
 
+@pytest.mark.ci_slow
 def test_no_hub_and_no_cache(stitch, tmp_path):
     line = stitch(hub.NOWHERE).error
     assert all(word in line for word in (SOLU, "127.0.0.1:9", "HF_HOME", "model.path=", "a mini"))
@@ -411,6 +412,7 @@ def old(root):
     return root / "NeelNanda" / "old"
 
 
+@pytest.mark.ci_slow
 def test_a_legacy_model_needs_all_weights_and_a_tokenizer(served, old):
     served({"final.pth": Fault(status=503, times=1)})
     loaded, tokens = load_model(OLD), torch.randint(300, (2, 20))

@@ -278,6 +278,7 @@ def limited_to(rows, part, **changes):
     return TrainerConfig(memory=f"{int((coming + 1.02 * FRAGMENTATION * taken(rows, part, changes)) / USABLE_SHARE)}B")
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("part", "changes"),
     [((16, 9), {}), ((1, 3), {}), ((4, 9), {"kind": "orthogonal"}), ((8, 9), {"loss": "kl", "floor": False})],
@@ -343,6 +344,7 @@ def test_a_limit_trains_the_same_stitches(rows, run, tmp_path, part, precision, 
     assert f"microbatches of {part[0]} of 4 rows and {part[1]} of 9 stitches" in said
 
 
+@pytest.mark.ci_slow
 def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
     limits = limited_to(rows, Microbatch(2, 9))
 
@@ -379,6 +381,7 @@ def report(module, rows, *at_once):
     return document_sums(*module.models, PAIRS, maps, tiny.token_rows(rows), *at_once)
 
 
+@pytest.mark.ci_slow
 def test_the_report_ignores_how_many_pairs_run_together(rows):
     module, rows = training(), rows[:6]
     whole = report(module, rows, 4)
@@ -389,6 +392,7 @@ def test_the_report_ignores_how_many_pairs_run_together(rows):
             torch.testing.assert_close(parts[name], value, atol=1e-4, rtol=1e-6)
 
 
+@pytest.mark.ci_slow
 def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     module = training()
     models = (*module.models, PAIRS)

@@ -66,6 +66,7 @@ def trained(tmp_path_factory, minis, text_files):
     return folder, CLI(folder)("train.py", *words)
 
 
+@pytest.mark.ci_slow
 def test_a_job_of_two_plugins_makes_a_result_that_loads(trained, monkeypatch):
     folder, done = trained
     monkeypatch.chdir(folder)
@@ -96,6 +97,7 @@ def test_a_path_that_a_result_names_is_never_run(trained, files):
     assert Path("ran").exists(), "control"
 
 
+@pytest.mark.ci_slow
 def test_the_modules_of_a_result_are_those_of_the_package_too(files, cli, small_stitching):
     words = ["stitch=affine", "stitch.norm=pre", "stitch.seeds=2", "layers=[[0,1],[2,2]]", *small_stitching]
     result = cli("train.py", *words).result
@@ -110,6 +112,7 @@ def test_the_modules_of_a_result_are_those_of_the_package_too(files, cli, small_
 WORDS = ["measure.batches=5", "measure.tokens_per_batch=256"]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -143,6 +146,7 @@ def test_a_plugin_measure_may_be_asymmetric(files, cli, small_stitching):
     assert there * there.T == pytest.approx(1, abs=0.05)  # a mean of ratios is not quite a ratio
 
 
+@pytest.mark.ci_slow
 def test_an_asymmetric_measure_is_read_in_bits_in_both_directions(files, cli, small_stitching):
     share = "share = MeasurePlugin(lambda X, Y: X.norm() / (X.norm() + Y.norm()))"
     (files / "share.py").write_text(f"from thinkalike.plugins import *\n{share}")

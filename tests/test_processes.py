@@ -63,6 +63,7 @@ def metrics():
     }
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", list(metrics()))
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_any_process_can_keep_what_one_would_have(name, size):
@@ -258,6 +259,7 @@ def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     assert set(lines) == {"0:00:00 loading"}
 
 
+@pytest.mark.ci_slow
 def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitching, monkeypatch):
     said = []
 

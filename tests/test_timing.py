@@ -166,6 +166,7 @@ def test_measures_of_stimuli_take_as_long_as_their_layers(monkeypatch):
     assert kind.seconds_beside_passes(config, models) == pytest.approx(3.0 + 0.5 * (layers - 2))
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("measure", ["rsa", "mlem"])
 def test_a_step_of_a_measure_of_stimuli_is_what_its_job_computes(measure, monkeypatch):
     """On random states, of so few stimuli that it takes no time, once for each number of stimuli and layers."""

@@ -115,6 +115,7 @@ def test_a_cache_of_transformer_lens_takes_the_place_of_a_model():
     assert same["blocks.3.hook_resid_post", "0"] < 0.99, "control"
 
 
+@pytest.mark.ci_slow
 def test_files_of_states_are_called_by_their_names_and_go_with_stimuli(tmp_path):
     words = pd.DataFrame({"text": [f"word{row}" for row in range(ROWS)], "size": np.tile([1.0, 2.0, 4.0], ROWS // 3)})
     options = {"stimuli": words, "folds": 2, "references": 0, "together": "stimulus"}

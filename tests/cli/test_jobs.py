@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from conftest import composed, kill_and_resume, untrained
+from conftest import composed, kill_and_resume, untrained, with_slow
 from thinkalike.config.values import key_settings
 from thinkalike.instruments.stitching.screen import meaning_of_columns, sentence_of_direction, sentence_of_floor
 from thinkalike.instruments.stitching.table import bytes_by_document
@@ -119,7 +119,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", with_slow(BAD, "tokenizers that read another text"))
 def test_bad_input_is_one_line_and_leaves_nothing(cli, small_stitching, minis, checkpoints, tmp_path, case):
     (tmp_path / "one.txt").write_text(tiny.document(1))
     extra, message = BAD[case]
@@ -175,6 +175,7 @@ def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
     assert there.Scalars("result/mean_penalty")[0].value == pytest.approx(result.scalars["mean_penalty"])
 
 
+@pytest.mark.ci_slow
 def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files):
     words = ["measure=loss", "model=local", f"model.path={minis}/a", "data=text", f"data.files=[{text_files}/*.txt]"]
     words += ["model.context=32", "data.evaluation_tokens=2048", "data.evaluation_share=0.4", "store=results"]

@@ -68,6 +68,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(cli, small_stitchin
     assert stamps(tmp_path / "results") == made
 
 
+@pytest.mark.ci_slow
 def test_a_searching_sweeper_gets_the_headline_of_each_job(cli, small_stitching, monkeypatch):
     from hydra.core.plugins import Plugins
 
@@ -119,6 +120,7 @@ def test_what_a_killed_sweep_left_is_removed_by_the_next(cli, small_stitching, t
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.ci_slow
 def test_measures_of_a_sweep_take_settings_they_share(cli):
     """Hydra composes a sweep once before its jobs, with another measure, so a setting of theirs needs ++."""
     small = ["++measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
@@ -129,6 +131,7 @@ def test_measures_of_a_sweep_take_settings_they_share(cli):
     assert foreign.stderr.count("failed: measure=cka") == 1
 
 
+@pytest.mark.ci_slow
 def test_processes_that_share_a_job_are_refused_in_a_sweep(cli, small_stitching, tmp_path):
     both = ["layers=[[0,0]],[[1,1]]", "trainer=ddp", "trainer.devices=2"]
     refused = cli("train.py", "-m", *both, *small_stitching)
@@ -293,6 +296,7 @@ def test_what_a_launcher_cannot_do_is_one_line(setting, cli):
     assert REFUSED_BY_LAUNCHER[setting] in cli("train.py", *words).error
 
 
+@pytest.mark.ci_slow
 def test_a_dry_run_of_a_sweep_refuses_the_folder_that_the_sweep_would(cli):
     (cli.folder / "afile").touch()
     words = ["-m", "seed=0", "dry_run=true"]
@@ -562,6 +566,7 @@ echo "${{COMPREPLY[*]}}"
 """
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("command", "line", "completed"),
     [
@@ -592,6 +597,7 @@ def test_bash_completes_words_as_the_function_that_it_installs_says(command, lin
     assert done.stdout.strip() == completed
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", ["$(touch PWNED)", "`touch PWNED`", "a$(touch PWNED)b"])
 def test_the_name_of_a_file_that_is_completed_is_not_run(name, tmp_path):
     """Bash expands the candidates that it is given, which are names of files of strangers."""

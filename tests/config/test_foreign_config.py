@@ -360,6 +360,7 @@ def test_a_file_may_leave_a_setting_to_what_is_read_after_it(files, words, cli):
     assert done.status == 0, done.stderr
 
 
+@pytest.mark.ci_slow
 def test_what_a_file_sets_and_a_job_does_not_read_is_said(cli):
     begins = "defaults: [analyze, {override model: gelu-3l-mini}, _self_]"
     text = f"{begins}\nseed: 5\nstimuli: {{sample: 5, token: last}}\nlayers: [1]\n"
@@ -391,6 +392,7 @@ def test_a_setting_that_is_a_text_is_read_as_a_file_writes_it(cli):
     assert settings["data"]["name"] == 3, "the text of a file that another one overrides is not used"
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("in_file", [False, True])
 def test_the_jobs_of_a_sweep_have_texts_as_they_are_written(in_file, cli):
     params = "hydra: {sweeper: {params: {model.revision: '1e5,2.50'}}}"

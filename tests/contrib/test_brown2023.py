@@ -227,6 +227,7 @@ def verdicts(tmp_path):
     return run
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_an_experiment_is_drawn_from_a_job_that_is_finished(monkeypatch, tmp_path):
     finished = classified(tmp_path)

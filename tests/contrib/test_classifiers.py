@@ -232,6 +232,7 @@ def test_transformers_finds_a_checkpoint_as_right_as_its_table(cli, words):
     assert len(result.provenance["models"]) == 1
 
 
+@pytest.mark.ci_slow
 def test_an_index_decides_the_head_and_the_order_alone(cli, words, bert, monkeypatch):
     seen = []
     monkeypatch.setattr(finetuning, "fit", lambda module, *_: seen.append(module))
@@ -259,6 +260,7 @@ def body_of(folder):
     return {name: torch.cat(weights) for name, weights in parts.items()}
 
 
+@pytest.mark.ci_slow
 def test_frozen_parts_stay_and_redrawn_blocks_start_elsewhere(cli, words, bert):
     base = body_of(bert)
     more = ["nli.freeze=1", "nli.redraw=1", "nli.head_std=0.02", "nli.lr=1e-9", "nli.head_lr=0.5", "nli.weight_decay=0"]
@@ -273,6 +275,7 @@ def test_frozen_parts_stay_and_redrawn_blocks_start_elsewhere(cli, words, bert):
     assert found["classifier"].abs().max() > 0.2, "the classes learn at a rate of their own"
 
 
+@pytest.mark.ci_slow
 def test_a_fork_gets_its_own_classes_and_its_parents_spread(cli, words):
     parent = cli("train.py", *words, "nli.head_std=0.03").result.folder / CHECKPOINT
     words = [word for word in words if not word.startswith("model.path")] + [f"model.path={parent}"]
@@ -284,6 +287,7 @@ def test_a_fork_gets_its_own_classes_and_its_parents_spread(cli, words):
     assert json.loads((fork / "config.json").read_text())["initializer_range"] == 0.03
 
 
+@pytest.mark.ci_slow
 def test_only_the_same_index_gives_the_same_bytes(cli, words):
     words = [*words, "nli.epochs=1"]
     first, second = (cli("train.py", *words, *more).result for more in ([], ["nli.index=1"]))
@@ -326,6 +330,7 @@ def by_hand(models, batch, cuts=CUTS):
     return [torch.stack(parts).unflatten(0, shape) for parts in zip(*found, strict=True)]
 
 
+@pytest.mark.ci_slow
 def test_every_stitch_is_the_transplanted_model_to_the_bit(models, batch):
     ours, theirs = identity_stitches(models, **batch), by_hand(models, batch)
     assert torch.equal(ours.losses, theirs[0])
@@ -348,6 +353,7 @@ def test_a_target_reads_its_logits_in_its_own_order(models, batch):
     assert (ours[:, 1] != plain[:, 1]).any()
 
 
+@pytest.mark.ci_slow
 def test_the_predicted_class_is_that_of_the_data(models, batch):
     """Whatever the order of a model's own classes, and where the data has no word for two of them."""
     own = {"contradiction": "non-entailment", "entailment": "entailment", "neutral": "non-entailment"}

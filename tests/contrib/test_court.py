@@ -124,6 +124,7 @@ def test_other_judges_are_the_measures_of_the_same_name(heard):
     assert SEEN["RSA"].value(evidence) == pytest.approx(float(rsa(*([side] for side in sides))), abs=1e-6)
 
 
+@pytest.mark.ci_slow
 def test_every_judge_says_a_number_and_the_planted_order(heard):
     """Beyond the token there is nothing in a code of it."""
     said = {name: judge_source(heard[name]) for name in ("rotated", "token code")}

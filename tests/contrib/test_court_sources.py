@@ -76,6 +76,7 @@ def flat(found, rows):
     return states(found, rows).flatten(0, 1).double().numpy()
 
 
+@pytest.mark.ci_slow
 def test_sources_of_every_kind_have_distinct_names(setting, sources):
     listed = source_recipes(setting)
     assert len(sources) == len(listed) >= 60
@@ -88,6 +89,7 @@ def test_sources_of_every_kind_have_distinct_names(setting, sources):
         assert state.flatten(0, 1).std(0).min() > 0
 
 
+@pytest.mark.ci_slow
 def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
     for entry in source_recipes(setting):
         if entry.name not in TRAINED:  # which is not repeated

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from conftest import with_slow
 from planted_figures import (
     FEATURES,
     NOWHERE,
@@ -184,6 +185,6 @@ DRAWING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("draw", with_slow(DRAWING, ranks), ids=lambda draw: draw.__name__)
 def test_a_figure_of_contrib_passes_a_reviewer(draw, request):
     check_figure(draw, request.config.getoption("--figures"))

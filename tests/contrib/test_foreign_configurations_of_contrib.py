@@ -31,6 +31,7 @@ def test_the_overrides_of_a_job_inside_a_job_are_no_words_of_a_person(setting, c
     assert not (cli.folder / "run.log").exists()
 
 
+@pytest.mark.ci_slow
 def test_an_experiment_of_a_file_is_no_experiment_of_a_paper(cli):
     for name in ("mine", "brown2023/mine", "a/b"):
         folder_of(cli, {f"experiment/{name}": f"# @package _global_\nexperiment: {name}"})

@@ -30,6 +30,7 @@ def test_options_refer_to_settings():
     assert part_named("model", "feather-bert", {"index": 3}).hub_id.endswith("_3")
 
 
+@pytest.mark.ci_slow
 def test_arrays_of_subjects_stand_beside_models():
     people = [np.random.default_rng(seed).normal(size=(len(FRAME), 5)) for seed in range(3)]
     models = thinkalike.rsa([*people, "gpt2-mini", "mamba-mini"], stimuli=FRAME).tables["models"]["model"]

@@ -87,6 +87,7 @@ def whole(tmp_path_factory, pairs, members):
     return CLI(folder)("analyze.py", *command(folder, pairs, members))
 
 
+@pytest.mark.ci_slow
 def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
     result = whole.result
     table, models = result.table, [loaded(folder) for folder in members]
@@ -127,6 +128,7 @@ def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
     assert [model["name"] for model in result.provenance["models"]] == names
 
 
+@pytest.mark.ci_slow
 def test_population_cka_is_that_of_whole_models(pairs, members, whole):
     done = whole
     cells = done.result.tables["cka"]
@@ -140,6 +142,7 @@ def test_population_cka_is_that_of_whole_models(pairs, members, whole):
     assert all(f"│ {cut:3d} │" in done.stdout for cut in range(-1, BLOCKS))
 
 
+@pytest.mark.ci_slow
 def test_the_challenge_is_the_part_that_is_asked_for(cli, tmp_path, pairs, members):
     result = cli("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge")).result
     hard = pairs[1].select("non-entailment", "lexical_overlap")
@@ -150,6 +153,7 @@ def test_the_challenge_is_the_part_that_is_asked_for(cli, tmp_path, pairs, membe
     assert list(found) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.ci_slow
 def test_two_class_models_are_checked_on_the_whole_challenge(cli, tmp_path, pairs):
     """On the part that is reported on they may well be wrong throughout."""
     first = write_base(tmp_path / "two", list(HANS))

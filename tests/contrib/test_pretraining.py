@@ -47,6 +47,7 @@ def test_cosine_rises_falls_and_keeps_a_tenth():
     assert [values[step] for step in (0, 9, 10, 55, 99)] == pytest.approx([0.1, 1, 1, 0.1 + 0.9 / 2, 0.1], abs=2e-3)
 
 
+@pytest.mark.ci_slow
 def test_pretraining_learns_and_decays_matrices_only(run):
     fixed = torch.arange(32, dtype=torch.int32).repeat(40, 1)
     config = PretrainConfig(tokens=40 * 128, tokens_per_step=128, lr=3e-3, warmup=5)
@@ -58,6 +59,7 @@ def test_pretraining_learns_and_decays_matrices_only(run):
     assert module.latest < 1 < math.log(300)
 
 
+@pytest.mark.ci_slow
 def test_bert_learns_hidden_tokens(run, tokenizer):
     architecture = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     model = build_mini(architecture, len(tokenizer), 0, "bert")
@@ -78,6 +80,7 @@ def test_checkpoints_are_kept_at_these_steps(keep, steps):
     assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept_steps == steps
 
 
+@pytest.mark.ci_slow
 def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     """A run that breaks off and goes on keeps those that it had."""
     words = ["task=pretrain", "model=gelu-3l-mini", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep='every=3'"]

@@ -95,6 +95,7 @@ def test_no_probe_judges_what_it_was_fitted_on():
     assert 0.25 < found.is_right(rows, labels).float().mean() < 0.75
 
 
+@pytest.mark.ci_slow
 def test_held_out_words_tell_lexical_from_feature_information():
     """Twenty words of two levels: each has a direction of its own, and in one case a level has one, too."""
     words = torch.arange(240) % 20
@@ -205,6 +206,7 @@ def pairs(tmp_path):
     return path
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_a_job_carries_probes_both_ways_beside_controls(cli, words):
     done = cli("analyze.py", "measure=probes", *words, *PROBES, env={"COLUMNS": str(WIDTH)})

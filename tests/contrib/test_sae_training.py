@@ -68,6 +68,7 @@ def same(one: SparseAutoencoder, other: SparseAutoencoder) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("activation", "k"), [("topk", 4), ("relu", None)])
 def test_each_sae_has_its_bits_whatever_trains_beside_it(tmp_path, activation, k):
     together = run(training(fits_of([3, 5, 8], [1.0, 0.25], k), activation=activation), tmp_path / "all")
@@ -79,6 +80,7 @@ def test_each_sae_has_its_bits_whatever_trains_beside_it(tmp_path, activation, k
     assert not same(together.trained()[0], together.trained()[1]), "control"
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("at", [8, 14])  # between two buffers, in one
 def test_an_interrupted_training_resumes_to_the_same_bits(tmp_path, at, caplog):
     whole = run(training(fits_of([0, 1], [1.0, 2.0])), tmp_path / "whole")
@@ -277,6 +279,7 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     assert {"explained_variance", "dead_latents"} <= {each.name for each in result.headlines}
 
 
+@pytest.mark.ci_slow
 def test_an_sae_carried_into_its_own_model_is_the_native_one(cli, small, made):
     """The positive control: maps of a model's states to themselves are the identity."""
     again = cli("train.py", *small, "sae.seeds=2", "sae.start=transferred", f"sae.source={made.folder}", "sae.tokens=0")

@@ -211,6 +211,7 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
 def test_experiments_without_a_model(experiment, cli, words):
     result = cli("analyze.py", f"experiment=salle2024/{experiment}", *words[1:], "stimuli.sample=100").result

@@ -79,6 +79,7 @@ def test_a_screen_is_at_most_eight_columns_and_80_by_30(name, monkeypatch, capsy
     check_its_form(PRINTS[name], monkeypatch, capsys, caplog)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])
 def test_help_lists_the_options_and_settings_of_contrib(script, cli):
     shown = cli(script, "--help").stdout

@@ -97,6 +97,7 @@ def test_a_list_of_models_takes_numbers_and_no_court():
         asked_for(composed("measure=court", "models=[gpt2-mini,bert-mini]", entry="analyze"))
 
 
+@pytest.mark.ci_slow
 def test_an_experiment_is_done_by_one_process(cli):
     words = ["experiment=salle2024/figure3", "scale=mini", "trainer.devices=2", "trainer=ddp"]
     assert "salle2024-figure3 is done by one" in cli("analyze.py", *words).error

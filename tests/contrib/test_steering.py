@@ -277,6 +277,7 @@ def test_a_carried_vector_acts_as_the_native_one_under_rotation(planted, pair):
     assert abs(found[LATER, 3.0, NATIVE]["effect"]) > 0.3, "control: the vector does something"
 
 
+@pytest.mark.ci_slow
 def test_a_wrong_rotation_makes_a_vector_random(planted):
     trial, maps = planted
     right = shares(trial, (1, 1), *maps[1, 1])[LATER, 3.0, CARRIED]
@@ -387,6 +388,7 @@ def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     assert set(wrong) == {"does not hold"}
 
 
+@pytest.mark.ci_slow
 def test_layers_are_paired_at_equal_depth():
     small, large = map(model, ("pythia-70m-deduped", "pythia-160m-deduped"))
     pair = Pair(small, large)

@@ -292,6 +292,7 @@ def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
     torch.testing.assert_close(torch.stack([found.layers["0"], found.layers["1"]]), whole)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_the_subjects_own_layer_is_best_and_at_the_ceiling(measured, recordings, states, checkpoints):
     done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")
@@ -331,6 +332,7 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     assert list(rows["subject"]) == ["s1", "s2", "s3", "s4"]
 
 
+@pytest.mark.ci_slow
 def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tmp_path, checkpoints):
     draw, middle, runs = np.random.default_rng(0), states[1].double().numpy(), {}
     for name in ("a", "b", "c"):

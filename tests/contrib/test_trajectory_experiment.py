@@ -52,6 +52,7 @@ def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
     assert trajectory_grammar._claim_that_loss_aligns_seeds(results, "5 seeds").verdict == "holds"
 
 
+@pytest.mark.ci_slow
 def test_each_seed_of_the_experiment_is_trained_first():
     config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
     figure = paper_experiment("trajectory/grammar")

@@ -181,6 +181,7 @@ def test_verdicts_of_planted_sources():
     assert max(causal) < 1e-8
 
 
+@pytest.mark.ci_slow
 def test_massive_tokens_of_a_source_are_left_out():
     """One rare token of long states would be all that varies in the source."""
     source_code = bench_of_source_code(most=32)
@@ -272,6 +273,7 @@ FURTHER = {"what came next before", "the state at what came next before", "a bag
 FURTHER |= {"the token five places later", "the next token at some places"}
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in (*COPIES, *LEAKS)]
 )

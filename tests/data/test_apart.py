@@ -343,6 +343,7 @@ def test_a_report_reads_beginnings_of_many_documents(data, texts, caplog):
     assert "fewer than" not in caplog.text
 
 
+@pytest.mark.ci_slow
 def test_rows_to_fit_on_are_the_same_to_the_bit(data):
     for fit_tokens in (2048, None):
         corpus, whole = corpus_of(data, fit_tokens=fit_tokens), corpus_of(data, whole=True, fit_tokens=fit_tokens)
@@ -357,6 +358,7 @@ def test_on_the_same_split_whole_documents_are_fitted_on(data, texts):
     assert not set(documents_of(corpus.report, tiny.tokenizer())) <= set(texts)
 
 
+@pytest.mark.ci_slow
 def test_two_tokenizers_read_the_same_beginnings_both_ways(data, texts):
     parts = tiny.tokenizer(), tiny.other_tokenizer()
     names = []

@@ -70,6 +70,7 @@ def test_a_bad_line_is_refused_in_one_line(line, cli, tmp_path):
     check_refused(line, cli, tmp_path)
 
 
+@pytest.mark.ci_slow
 def test_a_terminal_in_ascii_shows_what_it_can(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("PYTHONUTF8", "0")

@@ -69,6 +69,7 @@ def test_a_rotated_copy_is_the_model_and_permuted_rows_are_not(measured, states,
     assert ((low < 0) & (high > 0)).mean() > 0.5
 
 
+@pytest.mark.ci_slow
 def test_the_order_of_the_rows_of_a_file_changes_no_bit(measured, stimuli, tmp_path):
     layers, tables = {"a": torch.randn(COUNT, 5).double(), "b": torch.randn(COUNT, 3).double()}, []
     for folder, rows in (("a", None), ("b", torch.randperm(COUNT).tolist())):
@@ -102,6 +103,7 @@ def cka_by_hand(first, second, parts):
     return [[hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_two_recordings_have_the_cka_computed_by_hand(measured, two, stimuli):
     first, second, activations = two
@@ -152,6 +154,7 @@ def test_a_lone_recording_is_compared_with_itself(measured, stimuli, tmp_path):
     assert measured(f"activations={path}", measure="mutual_knn").result.key not in (first.key, other.key)
 
 
+@pytest.mark.ci_slow
 def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, tmp_path):
     path = write(tmp_path / "x.npz", {"a": np.random.default_rng(0).normal(size=(COUNT, 5))}, stimuli.ids)
     table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.details

@@ -26,6 +26,7 @@ def text(decoys):
     return decoys.Text(words, models)
 
 
+@pytest.mark.ci_slow
 def test_trained_pairs_are_compared_as_the_ruler_does(decoys, text):
     layers = [0, 2]
     target = decoys.Side(text.states(TARGET, layers), TARGET)

@@ -256,6 +256,7 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("changed", "margin", "status"), [("changed", 100.0, 0), ("changed", 1e-6, 1), ("base", 1e-6, 0)]
 )
@@ -268,6 +269,7 @@ def test_the_exit_status_says_whether_the_models_are_equivalent(cli, words, chan
     assert (said in run.stdout.replace("\n", " ")) == (status == 0)
 
 
+@pytest.mark.ci_slow
 def test_few_documents_have_no_interval_and_decide_nothing(cli, words):
     few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
     run = cli("analyze.py", "measure=diff", *words("changed", *few))
@@ -278,6 +280,7 @@ def test_few_documents_have_no_interval_and_decide_nothing(cli, words):
     assert result.table["mean_effect_low"].isna().all()
 
 
+@pytest.mark.ci_slow
 def test_the_command_is_the_same_job(cli, words, forks):
     from thinkalike import cli as commands
 
@@ -304,6 +307,7 @@ def test_paths_with_an_equals_sign_are_models(cli, tmp_path):
     assert "no config.json" in cli("analyze.py", "measure=diff", "model=gpt2-mini", f"model@target={file}").error
 
 
+@pytest.mark.ci_slow
 def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
     base = tiny.frozen()
     before = base.fingerprint()
@@ -414,6 +418,7 @@ def contrasted(tmp_path_factory):
     return root, words[9][1:]
 
 
+@pytest.mark.ci_slow
 def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
     root, word = contrasted
     job = [f"model={root}/base", f"model@target={root}/changed", *words("base")[2:], "measure.contrast=table"]
@@ -602,6 +607,7 @@ def test_a_part_of_a_model_of_another_dtype_computes_in_that_dtype(families, fam
     assert torch.equal(other.full(TOKENS), expected)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     model = load_model("gpt2-mini")
@@ -616,6 +622,7 @@ def test_a_cast_copy_in_memory_is_a_change_whichever_is_the_base(is_reversed):
     assert has_null != is_reversed, "weights of bfloat16 hold no change as small as that"
 
 
+@pytest.mark.ci_slow
 def test_shares_of_a_kl_that_is_rounding_are_not_told():
     """Adding a constant to the stream changes no prediction, as each LayerNorm removes it."""
     model = load_model("neox-4l-mini")

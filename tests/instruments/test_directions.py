@@ -66,6 +66,7 @@ def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching):
     assert np.allclose(penalty_of(alone.arrays, "stitch"), penalty_of(arrays, "seed_1"), atol=1e-6)
 
 
+@pytest.mark.ci_slow
 def test_a_self_stitch_has_one_direction_and_is_its_own_floor(cli, small_stitching, minis):
     itself = [word for word in small_stitching if not word.startswith("target.")]
     failed = cli("train.py", *itself, "stitch.both=true")
@@ -100,6 +101,7 @@ def test_the_table_has_what_one_reads_first_and_the_details_all_of_it(cli, small
     assert "verdict" not in done.stdout
 
 
+@pytest.mark.ci_slow
 def test_a_job_without_baselines_has_fewer_columns(cli, small_stitching, minis):
     """Widths differ, nothing is trained, and no copies are asked for."""
     words = [*untrained(small_stitching), f"target.path={minis}/wide", "layers=[[0,0]]"]
@@ -115,6 +117,7 @@ def test_a_job_without_baselines_has_fewer_columns(cli, small_stitching, minis):
     assert list(table) == [name for name in COLUMNS if name not in left_out]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_a_result_that_has_one_table_is_shown_and_drawn(cli, small_stitching, tmp_path):
     """Version 18 had all columns in table.csv, and a verdict among them."""
@@ -133,6 +136,7 @@ def test_a_result_that_has_one_table_is_shown_and_drawn(cli, small_stitching, tm
     assert "kl" in [each["name"] for each in grid["numbers"]]
 
 
+@pytest.mark.ci_slow
 def test_a_page_shows_the_details_of_a_result_once(cli, small_stitching, tmp_path):
     result = cli("train.py", *small_stitching, "layers=[[0,0],[2,2]]").result
     report = report_of(gather([result.folder.parents[1]]))

@@ -114,6 +114,7 @@ def test_some_zeros_are_neither_none_nor_all(base, changed, share, words):
     assert words in said(base, changed(masked))[0]
 
 
+@pytest.mark.ci_slow
 def test_a_bias_that_was_zero_has_its_norm_and_no_share(base, changed, cli, text_files):
     bias = "transformer.h.1.mlp.c_proj.bias"
 
@@ -133,6 +134,7 @@ def test_a_bias_that_was_zero_has_its_norm_and_no_share(base, changed, cli, text
     assert "mlp.c_proj.bias of block 1, now of norm 3.2 (all zero in the base)." in " ".join(run.stdout.split())
 
 
+@pytest.mark.ci_slow
 def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):
     folder = changed(scale_attn_by_inverse_layer_idx=True, attn_pdrop=0.5)
     run = cli(*job(base, folder, text_files, "measure.margin.kl=1e-9"))
@@ -158,6 +160,7 @@ def test_settings_of_equal_models_do_not_differ(base, changed):
     assert settings_that_differ(load_model(base), load_model(folder)).empty
 
 
+@pytest.mark.ci_slow
 def test_only_a_tokenizer_or_its_marks_differ_and_are_named(base, changed, cli, text_files):
     folder = changed()
     whole = json.loads((folder / "tokenizer.json").read_text())
@@ -175,6 +178,7 @@ def test_only_a_tokenizer_or_its_marks_differ_and_are_named(base, changed, cli, 
     assert "cut a text into different tokens" in cli(*job(base, folder, text_files)).error
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("tied_first", [True, False])
 def test_an_embedding_tied_on_one_side_is_untied(base, changed, cli, text_files, tied_first):
     def apart(state):
@@ -207,6 +211,7 @@ def test_a_mixture_names_the_model_that_was_mixed_in(base):
     assert "). other=MODEL also tests mixtures with that model." in without
 
 
+@pytest.mark.ci_slow
 def test_rows_that_one_model_lacks_are_left_out(base, changed, cli, text_files):
     def longer(state):
         state[EMBEDDING] = torch.cat([state[EMBEDDING], torch.randn(4, 32)])

@@ -120,6 +120,7 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words,
         assert "conditional on the token of a (rows) and wide (columns)" in done.stdout
 
 
+@pytest.mark.ci_slow
 def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
     done = cli("analyze.py", "measure=jsd", *words, *pair, *NULL)
     assert "(rows)" not in done.stdout, "there is one cell"
@@ -133,6 +134,7 @@ def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
     assert len(table) == 3
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
 def test_a_model_with_itself_runs_once_per_batch(both, models, cli, words, minis, forwards, monkeypatch):
     layers, hsics = [], kernel_alignment.left_out_statistics
@@ -153,12 +155,14 @@ def test_a_model_with_itself_runs_once_per_batch(both, models, cli, words, minis
         assert (diagonal["value"] - 1).abs().max() < 1e-6
 
 
+@pytest.mark.ci_slow
 def test_a_job_ends_with_the_text(cli, words, pair, text_files):
     files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
     assert "batches of the 100 asked for: there is no more text" in cli("analyze.py", *words, *pair, *more).stderr
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("measure", ["cka", "distance"])
 def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_path):
     """Of short text batches hold fewer words than are asked for."""
@@ -194,6 +198,7 @@ def test_models_of_different_tokenizers_are_compared_by_words(cli, words, checkp
         assert cli("analyze.py", *words, *both, f"measure.{setting}").status == 1
 
 
+@pytest.mark.ci_slow
 def test_a_layer_without_variance_is_named_with_its_model(cli, words, minis, tmp_path):
     flat = tiny.flat(tmp_path / "flat")
     models = [f"model.path={minis}/a", f"target.path={flat}", "target.name=flat"]
@@ -202,6 +207,7 @@ def test_a_layer_without_variance_is_named_with_its_model(cli, words, minis, tmp
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.ci_slow
 def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     massive = tiny.massive(tmp_path / "massive")
     itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}", "model.context=64"]
@@ -280,6 +286,7 @@ def test_a_new_measure_is_one_class():
     assert (made.kind, made.version, made.settings().kind) == ("mine", 13, "mine")
 
 
+@pytest.mark.ci_slow
 def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):
     base, changed = (tiny.write_mini(tmp_path / name) for name in ("base", "changed"))
     weights = load_file(changed / "model.safetensors")
@@ -307,6 +314,7 @@ def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):
     assert "measure=cka compares any two models" in refused.error
 
 
+@pytest.mark.ci_slow
 def test_some_layers_of_both_models_are_compared(cli, words, pair):
     whole, some = (cli("analyze.py", "measure=cka", *words, *pair, *more) for more in ([], ["layers=[[0,1],[3,2]]"]))
     table = some.result.details[some.result.details["target"] == "wide"].query("source == 'a'")
@@ -318,6 +326,7 @@ def test_some_layers_of_both_models_are_compared(cli, words, pair):
     assert len(joint) == 12
 
 
+@pytest.mark.ci_slow
 def test_the_distance_of_several_layers_says_how_it_is_computed(cli, words, pair):
     """That of one layer pair is the arccos of the CKA on the screen, and is not printed."""
     several, one = (

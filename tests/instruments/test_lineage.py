@@ -184,6 +184,7 @@ def test_the_map_of_streams_is_the_rotation_between_them():
     assert torch.allclose(narrow.T @ narrow, torch.eye(7, dtype=torch.float64))
 
 
+@pytest.mark.ci_slow
 def test_p_values_of_independent_models_are_uniform(models):
     """Seeds, families and texts differ. Streams are aligned by their embeddings, as no two share one."""
     generator = seeded(0)

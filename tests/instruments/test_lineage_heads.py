@@ -134,6 +134,7 @@ def test_a_tuned_copy_has_the_heads_of_its_origin_and_another_seed_has_not(tmp_p
     assert independent.tables["heads"]["p_corrected"].min() > 0.01
 
 
+@pytest.mark.ci_slow
 def test_the_screen_says_which_heads_are_in_place_or_that_they_are_too_few(cli, tmp_path):
     source = write(tmp_path / "source", seed=1)
     other = write(tmp_path / "other", seed=2)
@@ -151,6 +152,7 @@ def test_the_screen_says_which_heads_are_in_place_or_that_they_are_too_few(cli, 
         assert sentence in " ".join(done.stdout.split())
 
 
+@pytest.mark.ci_slow
 def test_heads_of_independent_models_are_uniform_after_alignment():
     """Those of the bundled models of four heads, which are too few for one pair and enough for all."""
     from thinkalike.instruments.lineage.comparison import comparable_streams

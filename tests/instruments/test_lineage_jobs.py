@@ -73,6 +73,7 @@ def test_independent_models_are_told_apart_and_their_likeness_is_no_descent(cli,
     assert "were aligned by 1,280 tokens" in said
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_a_family_is_grouped_as_it_was_trained(cli, tmp_path):
     """gelu-3l-mini and solu-3l-mini began with the same weights; the variant with 2k tokens shares the embedding."""
@@ -294,6 +295,7 @@ def on_screen(cli, source: object, target: object, store: Path) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("units", "counts"), [(1, "1 unit has 1 order"), (3, "3 units have 6 orders"), (0, "0 units have 1 order")]
 )
@@ -333,6 +335,7 @@ def test_a_block_of_too_few_units_is_told_from_one_without_origin():
     ]
 
 
+@pytest.mark.ci_slow
 def test_the_blocks_of_an_albert_are_one(cli, tmp_path):
     """Its layers share one block, and its embedding has another width than the stream."""
     sizes = {"hidden_size": 64, "embedding_size": 16, "num_attention_heads": 4, "intermediate_size": 96}
@@ -353,6 +356,7 @@ def test_a_result_of_version_1_does_not_say_why_weights_are_compared_as_stored()
     )
 
 
+@pytest.mark.ci_slow
 def test_two_models_of_mamba(cli, tmp_path):
     """The channels of a mixer are units, and no heads are counted."""
     independent = on_screen(cli, "mamba-mini", "mamba-mini-s1", tmp_path)

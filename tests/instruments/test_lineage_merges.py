@@ -109,6 +109,7 @@ def family(tmp_path) -> dict[str, Path]:
     }
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("merge", "expected"),
     [

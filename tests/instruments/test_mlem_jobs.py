@@ -97,6 +97,7 @@ def test_an_mlem_job_stores_the_importance_of_features(family, cli, words, check
     assert sum(bool(re.match(r"│ +\d+ │", line)) for line in done.stdout.splitlines()) == tiny.LAYERS
 
 
+@pytest.mark.ci_slow
 def test_rsa_of_two_models_is_scipys(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
     more = ["measure.permutations=9", "measure.distance=cosine", "measure.massive=keep"]
@@ -113,6 +114,7 @@ def test_rsa_of_two_models_is_scipys(cli, words, checkpoints):
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
 
 
+@pytest.mark.ci_slow
 def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.weights=full"]
     more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
@@ -131,6 +133,7 @@ def test_models_share_a_job_and_keep_their_numbers(cli, words, checkpoints):
     pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
 
 
+@pytest.mark.ci_slow
 def test_layers_may_be_chosen(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["gpt2"], "target"), *words]
     table = cli("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.details
@@ -187,6 +190,7 @@ def test_the_content_of_a_table_is_in_the_key(table):
     assert {name for name in before if before[name] != after[name]} == {"stimuli"}
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recording):
     table.write_text(table.read_text().replace(",blue,", ",,", 10))
@@ -212,7 +216,8 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     assert scores["split_half_reference_of_words"].isna().all(), "a word is in one sentence"
 
 
-@pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [pytest.param("sentence", marks=pytest.mark.ci_slow), "stimulus"])
 def test_scores_have_references_of_features_and_of_words(together, cli):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
     words += ["measure.folds=2", "measure.alphas=[1.0]"]
@@ -287,6 +292,7 @@ def test_what_cannot_be_done_is_one_line(case, cli, words, table, recording, tmp
     assert not results_in(tmp_path / "results")
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", with_slow(["mlem", "rsa"], "mlem"))
 def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_path, monkeypatch):
     """A quarter of the stimuli decide a planted model: the result is that without them, or with them if asked."""
@@ -395,6 +401,7 @@ def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words,
     assert "cannot tell it from the word" in sentence
 
 
+@pytest.mark.ci_slow
 def test_what_a_model_knows_beyond_the_word_is_left(cli, words, tmp_path):
     own = tenses(tmp_path, crossed=0.06, tense=1.5)
     found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK[1:])
@@ -419,6 +426,7 @@ def test_rsa_names_features_of_words_and_compares_pairs_of_one_word(cli, words, 
     assert pair["conditional_on_word"].item() == pytest.approx(expected)
 
 
+@pytest.mark.ci_slow
 def test_balanced_stimuli_have_no_column_given_the_word(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     for measure in (["measure=mlem", *QUICK], ["measure=rsa"]):
@@ -465,6 +473,7 @@ def test_a_feature_matters_only_where_states_depend_on_it(seed):
         assert re.search(says, " ".join(str(result).split()))
 
 
+@pytest.mark.ci_slow
 def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
     for strength, says in [(20, "layers: F in 1."), (0, "No feature matters beyond chance")]:
         states, table = random_stimuli(1, strength)
@@ -478,6 +487,7 @@ def test_rsa_of_one_layer_says_that_nothing_is_compared():
     assert said.startswith("There is one layer only, layer states of arrays, so no two layers are compared.")
 
 
+@pytest.mark.ci_slow
 def test_a_reference_that_is_left_out_names_the_layer_of_its_model(caplog):
     """Layers are counted over both models when they are fitted."""
     good = np.random.default_rng(0).normal(size=(40, 6))

@@ -82,6 +82,7 @@ def test_pairs_have_the_bits_of_each_alone_in_one_pass(name, cli, words, chosen,
         assert done[result.key].provenance["jobs_in_this_pass"] == 3
 
 
+@pytest.mark.ci_slow
 def test_only_pairs_with_massive_tokens_have_values_with_them(cli, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name in "ab":
@@ -169,6 +170,7 @@ def interrupted_at(pools):
         yield
 
 
+@pytest.mark.ci_slow
 def test_a_pair_that_fails_leaves_the_others_and_is_reported(cli, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name, place in {"a": minis / "a", "b": minis / "b", "flat": tiny.flat(tmp_path / "flat")}.items():
@@ -310,6 +312,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     assert len(counts) == sum(map(len, WIDTHS))
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("given", ["none", "token"])
 def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):

@@ -163,6 +163,7 @@ def test_rows_get_shorter_until_the_source_can_read_them(small_stitching):
         corpus_of(data, *parts, reads=1)
 
 
+@pytest.mark.ci_slow
 def test_the_cache_tells_sources_apart_and_finds_them_again(small_stitching, monkeypatch):
     data, target = composed(*small_stitching).data, tiny.tokenizer()
     made = []
@@ -230,6 +231,7 @@ def test_a_model_whose_tokens_have_other_numbers_is_itself(cli, words):
     assert table[["shuffled_penalty", "random_source_penalty"]].abs().min(axis=None) > 1e-3
 
 
+@pytest.mark.ci_slow
 def test_a_relabelled_model_trains_as_with_one_tokenizer(words):
     settings = [load_setting(composed(*words(source, "plain"))) for source in ("plain", "relabelled")]
     assert [isinstance(setting.corpus.fit, PairedRows) for setting in settings] == [False, True]
@@ -246,6 +248,7 @@ def test_a_relabelled_model_trains_as_with_one_tokenizer(words):
         assert losses[0].std() > 1e-3
 
 
+@pytest.mark.ci_slow
 def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
     setting = load_setting(composed(*words("wide", "plain", "stitch=least_squares", "model.bos=true")))
     fit = setting.corpus.fit

@@ -151,6 +151,7 @@ def read(copies, text_files, monkeypatch):
     return job
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("target", "low", "high", "says"),
     [
@@ -173,6 +174,7 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
     assert says in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.ci_slow
 def test_further_calibration_points_stand_beside_bits(read, copies, capsys):
     plain = read("base", "copy3")
     result = read("base", "copy3", f"measure.calibration_points=[bits,layers,text,{copies}/copy4,{copies}/base]")
@@ -196,6 +198,7 @@ def test_spellings_of_the_same_calibration_points_are_one_job(points):
     assert RulerConfig(calibration_points=[*points, "layers", "layers"]).calibration_points == ["bits", "layers"]
 
 
+@pytest.mark.ci_slow
 def test_a_calibration_point_with_a_shorter_context_reads_the_same_words(read, copies):
     """bert-mini reads 64 tokens, with [CLS] and [SEP]; pieces of text for the others have up to 128 words."""
     shorter = load_model("bert-mini")
@@ -206,6 +209,7 @@ def test_a_calibration_point_with_a_shorter_context_reads_the_same_words(read, c
     assert point["value"].between(-0.05, 0.95).all()
 
 
+@pytest.mark.ci_slow
 def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_other(read, monkeypatch, tmp_path):
     tiny.write_mini(tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
@@ -216,6 +220,7 @@ def test_a_calibration_point_that_cannot_be_loaded_stops_the_job_before_any_othe
         read("base", "copy3", f"measure.calibration_points=[bits,{tmp_path}/damaged]")
 
 
+@pytest.mark.ci_slow
 def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
     read_point = WordComparison.calibration_states
     whole = read("base", "copy3")
@@ -243,6 +248,7 @@ def test_calibration_points_are_kept_when_a_job_stops(read, monkeypatch, tmp_pat
     assert resumed.details.equals(whole.details)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("measure", ["ruler", "r2"])
 def test_few_documents_are_refused(read, text_files, measure):
     with pytest.raises(DataError, match="the text of 5 documents, not 2: give more text"):
@@ -262,6 +268,7 @@ def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
 R2 = ("measure=r2", "measure.words=3584", "layers=[1,3]")
 
 
+@pytest.mark.ci_slow
 def test_r2_is_what_the_ruler_shares_of_the_same_words(read, capsys):
     shared = read("base", "copy3").details
     result = read("base", "copy3", measure=R2)
@@ -309,6 +316,7 @@ def test_r2_says_what_is_predicted_from_what(target, rows, sentences):
     assert r2.sentences_of_directions(table) == sentences
 
 
+@pytest.mark.ci_slow
 def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
     all_layers = ("measure=r2", "measure.words=4096")
     other = read("base", "other", measure=all_layers).details
@@ -322,6 +330,7 @@ def test_models_that_share_their_text_alone_have_plain_r2_and_no_more(read):
     assert same[~is_same]["value"].max() < 0.99
 
 
+@pytest.mark.ci_slow
 def test_states_that_are_not_finite_are_refused(read, monkeypatch):
     word_states = words_of_ruler.word_states
 
@@ -369,6 +378,7 @@ OF_LAYERS = {
 }
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("target", with_slow(["copy4", "copy3", "base", "other"], "copy3", "base"))
 @pytest.mark.parametrize("measure", with_slow(OF_LAYERS, "words", "mutual_knn"))
 def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
@@ -444,6 +454,7 @@ def test_weights_of_whole_numbers_are_not_rounded(copies):
         rounded_copy(model, 4)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("bits", "low", "high"), [(4, 4, 5), pytest.param(3, 3, 4, marks=pytest.mark.ci_slow), (None, 8, 8)]
 )

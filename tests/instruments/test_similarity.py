@@ -54,6 +54,7 @@ def similar(job, target, *words, **shares):
     return job("train", target, *CLOSED, "similarity=true", *words, **shares)
 
 
+@pytest.mark.ci_slow
 def test_similarity_is_what_the_ruler_shares(job, capsys):
     result = similar(job, "copy", SOME)
     assert ", above the local-mixing control (" in " ".join(capsys.readouterr().out.split())
@@ -66,6 +67,7 @@ def test_similarity_is_what_the_ruler_shares(job, capsys):
     assert not [name for name in result.table if name in IN_RULER], "the table has what a stitch costs"
 
 
+@pytest.mark.ci_slow
 def test_without_it_nothing_changes_and_both_directions_have_it(job):
     plain = job("train", "copy", *CLOSED, SOME)
     result = similar(job, "copy", SOME)
@@ -79,6 +81,7 @@ def test_without_it_nothing_changes_and_both_directions_have_it(job):
     assert (there["residual_r2_forward"] != back["residual_r2_forward"]).all()
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("site", ["resid_post", "resid_mid"])
 def test_a_model_of_random_weights_is_cheap_to_stitch_and_not_similar(job, capsys, site):
     sites = [f"model.site={site}", f"target.site={site}"] if site != "resid_post" else []

@@ -219,6 +219,7 @@ def test_without_a_null_the_text_is_shown_and_said_to_be_untested(mini, tuned, r
     assert "mansion" in said[1]
 
 
+@pytest.mark.ci_slow
 def test_a_job_asks_what_was_taught_unless_told_otherwise(mini, tuned):
     settings = {"texts": "grammar", "tokens": 512, "tokens_per_part": 128, "outputs": 0}
     asked = thinkalike.diff("gpt2-mini", tuned, **settings)

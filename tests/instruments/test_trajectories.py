@@ -292,6 +292,7 @@ def loads(monkeypatch):
     return names
 
 
+@pytest.mark.ci_slow
 def test_a_trajectory_of_own_checkpoints_reads_each_once(cli, text, run_of_a_trainer, loads):
     done = cli("analyze.py", *ASKED, f"model={run_of_a_trainer}", *text, env={"COLUMNS": "80"})
     result = done.result

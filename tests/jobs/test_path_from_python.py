@@ -124,6 +124,7 @@ def test_a_comparison_reaches_its_accumulator_in_few_frames(watched):
     assert len(set(stack)) <= 9
 
 
+@pytest.mark.ci_slow
 def test_options_are_those_that_hydra_composes():
     """Of each group, but for measures, which are no files, and references, which are resolved at once."""
     different = []

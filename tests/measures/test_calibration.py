@@ -79,6 +79,7 @@ def test_p_is_that_of_a_permutation_test_of_scipy(measure):
     assert float(chance.null) == pytest.approx(expected.null_distribution.mean(), abs=0.02)
 
 
+@pytest.mark.ci_slow
 def test_calibrated_is_0_by_chance_and_1_of_itself_at_any_width():
     for measure in (Procrustes(), Jaccard(5), DistanceCorrelation()):
         for d in (4, 60):
@@ -100,6 +101,7 @@ def test_the_largest_of_many_layers_has_a_null_of_its_own():
     assert chance.largest < float(chance.calibrated.value.max())
 
 
+@pytest.mark.ci_slow
 def test_p_is_exact_where_values_tie():
     """Of measures of four values p is uniform on 1/20, ..., 1 by chance; with every tie counted it is never .05."""
 
@@ -172,6 +174,7 @@ def p_values(measure, drawn, runs=15, count=4, single=False, **options):
     return torch.cat(found).numpy()
 
 
+@pytest.mark.ci_slow
 def test_permuted_documents_but_not_rows_keep_the_level():
     """p is uniform on 1/20, ..., 1 where documents move as blocks; rows one by one call noise likeness."""
 
@@ -263,6 +266,7 @@ def test_groups_keep_the_level_of_rows_that_depend_on_each_other():
     assert covered < 0.85, "control"
 
 
+@pytest.mark.ci_slow
 def test_ties_with_chance_count_as_often_as_drawn():
     """Half of the permutations have the sign of the value, so that p would never be below .2 if all of them counted."""
     groups, features = torch.arange(16), torch.randn(30, 2, 16, 1)

@@ -386,6 +386,7 @@ def test_two_processes_see_the_same_as_one(tmp_path):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.ci_slow
 def test_cka_is_a_torchmetrics_metric_also_in_a_collection(device):
     data = batches(3)
     metric = gathered([], groups=torch.arange(12)).to(device)
@@ -457,6 +458,7 @@ def error_of(values):
     return (9 / 10 * (values - values.mean(0)).square().sum(0)).sqrt()
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"estimator": "biased"}, {"aggregate": "mean_of_ratios"}, {"kernel": "rbf"}],

@@ -168,6 +168,7 @@ def fake(function, **changes):
     return Measure(function, replace(PROPERTIES["cka"], **changes))
 
 
+@pytest.mark.ci_slow
 def test_gradcheck_alone_would_pass_a_measure_without_gradient():
     ranked = MEASURES["rsa"]
     assert torch.autograd.gradcheck(ranked, [x.requires_grad_() for x in ranked.draw(8)])

@@ -158,6 +158,7 @@ def test_the_ratio_is_taken_after_batches_and_groups():
     assert value(again.compute()) == value(one.compute())
 
 
+@pytest.mark.ci_slow
 def test_float32_keeps_digits_of_hard_states():
     tokens = drawn(2000)
     x, y = alike(tokens, 0.4)
@@ -170,6 +171,7 @@ def test_float32_keeps_digits_of_hard_states():
 DOSES = (0, 0.25, 0.5, 0.75, 1)
 
 
+@pytest.mark.ci_slow
 def test_conditional_measures_read_doses_and_plain_ones_tokens():
     found = {name: [] for name in ("cka", "knn", "r2", "plain")}
     for dose in DOSES:
@@ -233,6 +235,7 @@ def test_options_that_do_not_go_with_groups_are_refused():
         mutual_knn(FINE[TOKENS], FINE, 3, TOKENS)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("at_once", [2**24, 200])
 def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypatch):
     monkeypatch.setattr("thinkalike.measures.neighbours.MEMBERSHIPS_AT_ONCE", at_once)
@@ -255,6 +258,7 @@ def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypat
     assert torch.equal(again.compute().high, result.high)
 
 
+@pytest.mark.ci_slow
 def test_the_null_of_neighbours_given_the_token_is_chance():
     tokens = drawn()
     metric = LayerMeans(1, 1, MutualKNN(3), 100, conditional_on="token")

@@ -215,6 +215,7 @@ def test_a_reference_of_planted_cells_is_what_centres_explain(noise, each):
     assert reference(owners.tolist(), states) == pytest.approx(best, abs=0.03)
 
 
+@pytest.mark.ci_slow
 def test_what_a_group_shares_counts_only_where_groups_are_told():
     """Each sentence has a state of its own that all of its words share: no feature knows it."""
     draw = torch.Generator().manual_seed(3)
@@ -228,6 +229,7 @@ def test_what_a_group_shares_counts_only_where_groups_are_told():
         reference(sentences.tolist(), states, groups=sentences.tolist())
 
 
+@pytest.mark.ci_slow
 def test_noise_alone_has_no_reference():
     states = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="no pairs of cells"):

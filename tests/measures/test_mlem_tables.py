@@ -84,6 +84,7 @@ def reference(cells, layers):
     return split_half_reference(cells, layers).value
 
 
+@pytest.mark.ci_slow
 def test_references_take_tables():
     _, frame, states = drawn(300)
     cells = [repr(row) for row in frame.itertuples(index=False)]

@@ -115,6 +115,7 @@ def test_rsa_is_scipys_spearman_of_scipys_distances(dtype, device):
     torch.testing.assert_close(rsa(layers[:2], layers[2:]).cpu(), found[:2, 2:])
 
 
+@pytest.mark.ci_slow
 def test_mantel_finds_likeness_and_is_uniform_without_it():
     (states,) = drawn(1)
     assert mantel([states, states + torch.randn(N, D)], permutations=99)[1].max() == 0.01

@@ -13,6 +13,7 @@ from thinkalike import CKA
 from thinkalike.measures import cka
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", JOBS)
 def test_no_measure_does_more_work_than_is_written_down(name):
     stored = json.loads(STORED.read_text()).get(name)

@@ -134,6 +134,7 @@ def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
         load_model(module, model.tokenizer)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     "name", ["llama", "t5 (encoder)", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma3_text", "roberta"))]
 )
@@ -150,6 +151,7 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, cli, tmp_pa
     assert result.details["value"].between(0, 1.001).all()
 
 
+@pytest.mark.ci_slow
 def test_alternating_head_widths_are_counted_and_compared(tmp_path):
     import transformers
 
@@ -239,6 +241,7 @@ def image_text_models(blocks_for_images):
     )
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("blocks_for_images", [2, 3])
 def test_models_of_text_and_images_are_cut_at_the_blocks_of_their_text_model(blocks_for_images, tmp_path):
     for shape in image_text_models(blocks_for_images):
@@ -292,6 +295,7 @@ def test_a_side_is_chosen_only_where_there_are_two(tmp_path):
         load_model(mistral, side="encoder")
 
 
+@pytest.mark.ci_slow
 def test_measures_of_states_run_on_models_without_a_head(cli, tmp_path, text_files):
     module = transformers.MistralModel(transformers.MistralConfig(**TEXT))
     words = [f"model={written(module, tmp_path / 'm')}", "data=text", f"data.files=[{text_files}/*.txt]"]

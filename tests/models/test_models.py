@@ -290,6 +290,7 @@ def test_one_line_of_the_table_adds_a_family(family, monkeypatch, tmp_path):
     assert type(build_mini(sizes, 50, 0, "llama")).__name__ == "LlamaForCausalLM"
 
 
+@pytest.mark.ci_slow
 def test_a_model_is_loaded_by_its_name_or_its_folder(checkpoints, minis, tmp_path, monkeypatch):
     named = load_model("gelu-3l-mini", dtype=torch.float64, device=torch.device("cpu"), context=32)
     composed_one = load_model(composed("model=gelu-3l-mini", "model.dtype=float64", "model.context=32").model)

@@ -113,6 +113,7 @@ def test_sites_and_heads_are_those_of_a_bridge():
     assert [str(place) for place in places[:5]] == ["0.z.0", "0.z.1", "0.z.2", "0.z.3", "0.attn_out"]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "phi", "gpt_neox", "gptj", "bloom", "gemma3_text", "mpt"])
 def test_heads_are_those_of_a_bridge(name, tmp_path):
     """Of grouped queries, with and without biases, and of blocks side by side: 4 heads in each of them."""
@@ -175,6 +176,7 @@ def changed(kind, layer, head=1):
     return module, thinkalike.load_model("gpt2-mini").tokenizer
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("kind", "place"), [("attention", "attn_out"), ("mlp", "mlp_out"), ("head", "z.1")])
 def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_path, monkeypatch):
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
@@ -200,6 +202,7 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     assert (cells.loc[4:] < 0.9999).any()
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("target", ["solu-3l-mini", "gelu-4l-mini"])
 def test_the_screen_names_the_heads_of_both_models(target):
     """Heads of models that were trained separately have no common numbers, whether or not their layers have."""
@@ -236,6 +239,7 @@ def test_components_in_different_places_of_one_layer_are_named():
     assert components._place_in_words(table.iloc[1]) == "z.1 of layer 1"
 
 
+@pytest.mark.ci_slow
 def test_two_models_of_different_sites_by_function_and_command(tmp_path, monkeypatch, cli):
     monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
     one, other = load_model("gelu-3l-mini", site="z", head=1), load_model("gelu-3l-mini", site="mlp_out")
@@ -247,6 +251,7 @@ def test_two_models_of_different_sites_by_function_and_command(tmp_path, monkeyp
     assert (ours["value"] == theirs["value"]).all()
 
 
+@pytest.mark.ci_slow
 def test_a_stitch_before_the_mlp(tmp_path):
     few = {"site": "resid_mid", "layers": [1], "evaluation_tokens": 2048, "texts": TEXTS}
     result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)

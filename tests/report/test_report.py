@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from conftest import with_slow
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
 from thinkalike.columns import Columns
@@ -119,6 +120,7 @@ WIDE = {f"c{n}": 1 for n in range(450)}
 REPEATED = {f"c{n}": [0] * n + [1] + [0] * (449 - n) for n in range(450)}
 
 
+@pytest.mark.ci_slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "columns",
@@ -364,6 +366,7 @@ def test_numbers_whose_differences_are_infinite_are_refused(number):
     assert Columns.parsed("a\n0.5\n-inf\n1e299\n").values["a"] == [0.5, -math.inf, 1e299]
 
 
+@pytest.mark.ci_slow
 @pytest.mark.timeout(60)
 def test_a_table_of_many_pairs_is_rows(tmp_path):
     """A page draws a grid for each two models: with 30,000 of them neither it nor its reader would come to an end."""
@@ -436,7 +439,7 @@ LARGE = {
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", with_slow(LARGE, *set(LARGE).difference(["layer pairs that fit"])))
 def test_a_page_of_large_tables_comes_to_an_end(name, store, tmp_path):
     table, grids = LARGE[name]
     finish(store, "large", "l1", {"table": table}, models=("a", "b"), date="2099-01-01T00:00:00+00:00")

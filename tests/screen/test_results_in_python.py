@@ -78,6 +78,7 @@ def test_print_of_a_result_is_the_screen_of_its_job(kind, cli, capsys, monkeypat
     assert in_memory.splitlines()[-1] == "not kept: this result is in memory; result.save(FOLDER) keeps it"
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", with_slow(SMALL, "ruler"))
 def test_a_table_begins_with_what_was_asked_for_and_fits(kind, results):
     result = results(kind)
@@ -96,6 +97,7 @@ def test_a_table_begins_with_what_was_asked_for_and_fits(kind, results):
     assert set(result.tables["table"]) <= set(details)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", with_slow(SMALL, "ruler"))
 def test_a_summary_has_the_sentences_and_neither_tables_nor_maps(kind, results):
     result = results(kind)

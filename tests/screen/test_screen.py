@@ -136,6 +136,7 @@ def test_a_long_word_is_broken_where_the_table_would_not_fit(monkeypatch, capsys
     assert word in re.sub(r"[\s┃━┏┳┓┡╇┩│─└┴┘]", "", shown)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])
 def test_help_lists_the_options_of_every_group(script, cli):
     shown = cli(script, "--help").stdout
@@ -239,6 +240,7 @@ def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("script", "words", "seen"),
     [
@@ -251,6 +253,7 @@ def test_a_dry_run_prints_tables_and_writes_nothing(cli, tmp_path, script, words
     check_dry_run(cli, tmp_path, script, words, seen)
 
 
+@pytest.mark.ci_slow
 def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
     words = ["measure=loss", f"model.path={minis}/a", "model.context=32", "data=text", "data.evaluation_tokens=2048"]
     words += [f"data.files=[{text_files}/*.txt]", "data.evaluation_share=0.4", f"store={tmp_path}/store"]

@@ -75,6 +75,7 @@ def test_cka_is_that_of_the_models(root, sides):
     assert [model["name"] for model in ours.provenance["models"]] == list(sides)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -90,11 +91,13 @@ def test_its_kin_and_its_settings_are_those_of_the_models(root, settings):
     check_same(ours, theirs, ["value"])
 
 
+@pytest.mark.ci_slow
 def test_r2_is_that_of_the_models(root):
     ours, theirs = both(root, "states-a", "states-b", measure="r2", words=4096, layers=[1, 3])
     check_same(ours, theirs, ["value", "value_backward", "r2_forward", "low", "high"])
 
 
+@pytest.mark.ci_slow
 def test_words_of_models_that_cut_text_otherwise_are_the_same(root):
     ours, theirs = both(root, "states-a", "foreign", **FEW)
     check_same(ours, theirs, ["value"])
@@ -103,6 +106,7 @@ def test_words_of_models_that_cut_text_otherwise_are_the_same(root):
     assert "words" in ours.provenance["data"]["level"] or ours.provenance["data"]["level"] == "word"
 
 
+@pytest.mark.ci_slow
 def test_the_ruler_reads_in_bits_of_the_side_that_has_weights(root, capsys, caplog):
     ours, theirs = both(root, "states-a", "b", measure="ruler", words=4096)
     check_same(
@@ -138,6 +142,7 @@ def test_a_model_beside_its_own_states_is_itself(root):
     assert np.allclose(across["value"], 1, atol=1e-6)
 
 
+@pytest.mark.ci_slow
 def test_mlem_and_rsa_are_those_of_the_models(root):
     for name in ("a", "b"):
         ta.write_states(root / name, root / f"stimuli-{name}", stimuli="crossed")
@@ -155,6 +160,7 @@ def test_mlem_and_rsa_are_those_of_the_models(root):
         ta.rsa([root / "states-a", root / "b"], **small)
 
 
+@pytest.mark.ci_slow
 def test_files_of_fewer_bits_differ_by_their_rounding(root):
     ta.write_states(root / "a", root / "half", texts=TEXTS, words=5000, context=48, dtype="bfloat16")
     exact, rounded = (ta.compare(root / name, root / "states-b", **FEW) for name in ("states-a", "half"))
@@ -165,6 +171,7 @@ def test_files_of_fewer_bits_differ_by_their_rounding(root):
     assert size[1] < 0.55 * size[0]
 
 
+@pytest.mark.ci_slow
 def test_some_layers_of_other_sites_are_compared_by_their_names(root):
     chosen = {"site": ["attn_out", "mlp_out"], "layers": [1, 3]}
     ta.write_states(root / "a", root / "sites", texts=TEXTS, words=2000, **chosen)
@@ -265,6 +272,7 @@ def test_a_row_is_read_when_it_is_asked_for(root, monkeypatch):
     assert read == [rows.tokens.shape[1]] * 2
 
 
+@pytest.mark.ci_slow
 def test_shards_are_written_as_large_as_they_may_be(root, monkeypatch):
     monkeypatch.setattr("thinkalike.states.writing.LARGEST_SHARD", 2**16)
     folder = ta.write_states(root / "a", root / "several", texts=TEXTS, words=2000, layers=[0])
@@ -277,6 +285,7 @@ def test_shards_are_written_as_large_as_they_may_be(root, monkeypatch):
 # ---- commands and stores
 
 
+@pytest.mark.ci_slow
 def test_results_are_kept_by_the_digests_of_files(root, tmp_path):
     first = ta.compare(root / "states-a", root / "states-b", store=tmp_path / "store", **FEW)
     again = ta.compare(root / "states-a", root / "states-b", store=tmp_path / "store", **FEW)
@@ -292,6 +301,7 @@ def test_results_are_kept_by_the_digests_of_files(root, tmp_path):
     assert ta.compare(root / "states-a", tmp_path / "states-b", store=tmp_path / "store", **FEW).key != first.key
 
 
+@pytest.mark.ci_slow
 def test_a_folder_is_a_model_on_the_command_line(root, cli):
     words = ["measure=cka", f"model={root}/states-a", f"model@target={root}/states-b"]
     few = ["measure.batches=4", "measure.tokens_per_batch=256"]
@@ -336,6 +346,7 @@ def index_of_vllm(root, folder: Path, prompts: Path, **changes):
     return ta.index_states(folder, **(settings | changes))
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("variant", [{}, {"layers_first": True}, {"packed": True}])
 def test_files_of_vllm_give_the_numbers_of_the_model(root, prompts, tmp_path, variant):
     write_as_vllm(load_model(root / "a"), prompts, tmp_path / "vllm", **variant)
@@ -348,6 +359,7 @@ def test_files_of_vllm_give_the_numbers_of_the_model(root, prompts, tmp_path, va
     assert ours.scalars["documents"] == theirs.scalars["documents"] > 20
 
 
+@pytest.mark.ci_slow
 def test_an_index_without_prompts_forgets_the_rows_of_one_with_them(root, prompts, tmp_path):
     """Prompts give the rows another order than the names of the files do."""
     folder = tmp_path / "vllm"
@@ -365,6 +377,7 @@ def test_prompts_of_no_text_are_not_written(root, tmp_path):
     assert not (tmp_path / "prompts.jsonl").exists()
 
 
+@pytest.mark.ci_slow
 def test_the_order_of_layers_and_the_tokenizer_are_in_the_key(root, prompts, tmp_path):
     """Both can be corrected while all files of states stay as they are."""
     folder = tmp_path / "vllm"
@@ -424,6 +437,7 @@ def write_as_saelens(folder: Path, tokens, states, *, with_ids=True) -> None:
     made.save_to_disk(folder, num_shards=2)
 
 
+@pytest.mark.ci_slow
 def test_data_sets_of_saelens_give_the_numbers_of_the_model(root, tmp_path, caplog):
     model = load_model(root / "a")
     write_as_saelens(tmp_path / "cached", *rows_of(model))
@@ -437,6 +451,7 @@ def test_data_sets_of_saelens_give_the_numbers_of_the_model(root, tmp_path, capl
     assert np.isfinite(words.details["value"]).all(), "rows that begin inside a word are aligned, too"
 
 
+@pytest.mark.ci_slow
 def test_data_sets_without_token_ids_are_compared_row_by_row(root, tmp_path, caplog):
     for name in ("a", "b"):
         write_as_saelens(tmp_path / name, *rows_of(load_model(root / name)), with_ids=False)
@@ -688,6 +703,7 @@ def test_a_file_whose_lock_is_held_is_still_being_written(root, tmp_path):
             source_of(tmp_path / "states-b")
 
 
+@pytest.mark.ci_slow
 def test_sides_of_other_text_are_refused(root, tmp_path):
     ta.write_states(root / "b", tmp_path / "other", texts=[tiny.document(seed) for seed in range(100, 120)])
     with pytest.raises(DataError, match=r"other has no states of \d+ of the \d+ rows of states-a, such as"):
@@ -724,6 +740,7 @@ def test_what_a_folder_cannot_do_is_refused_in_one_line(root, case):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.ci_slow
 def test_writing_refuses_what_would_be_lost_or_wrong(root, tmp_path, prompts, monkeypatch):
     with pytest.raises(ConfigError, match="states-a has something in it"):
         ta.write_states(root / "a", root / "states-a", texts=TEXTS)

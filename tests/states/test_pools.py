@@ -153,6 +153,7 @@ def test_rows_that_begin_their_text_may_be_many(times, found):
     assert torch.equal(outliers & first, outliers) and outliers.sum() > 400 if found else outliers is None
 
 
+@pytest.mark.ci_slow
 def test_a_measure_of_whole_rows_gets_whole_rows(config, models, told):
     pools = read(config("measure.flatten=mean", "measure.skip_first=3"), models[:1])
     assert [len(pool) for pool in pools] == [1] * 20
@@ -166,6 +167,7 @@ def test_a_measure_of_whole_rows_gets_whole_rows(config, models, told):
     assert sorted(drawn) == sorted(order)
 
 
+@pytest.mark.ci_slow
 def test_words_are_drawn_from_pieces_of_all_documents(config, models):
     models[1].tokenizer = tiny.other_tokenizer(300)
     found = [batch for pool in read(config("measure.batches=30"), models) for batch in pool]

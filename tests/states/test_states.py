@@ -332,6 +332,7 @@ def test_cached_states_have_the_same_bits_and_the_jobs_names(config, forwards, t
     assert len(forwards) == 2 * once
 
 
+@pytest.mark.ci_slow
 def test_what_can_change_a_bit_is_another_entry(config, forwards, tmp_path):
     changes = ["measure.embed=true", "model.dtype=bfloat16", "stimuli.sample=30", "model.context=48", "model.bos=true"]
     for number, change in enumerate([None, *changes], 1):

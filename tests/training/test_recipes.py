@@ -65,6 +65,7 @@ def same(mine, own):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("optimizer", "kind"), [("sgd", "affine"), ("adam", "linear")])
 def test_stitches_trained_together_train_as_alone(trained, models, optimizer, kind):
     source, target = models
@@ -218,6 +219,7 @@ def test_losses_of_states_are_what_their_formulas_say(rows, models, loss):
     torch.testing.assert_close(module.losses(tokens)[0], wanted.flatten(), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.ci_slow
 def test_readers_stand_for_the_source_or_the_target(rows, models):
     source, target = models
     twin, nothing = tiny.frozen(7), [nn.Identity()] * 2

@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
-from conftest import break_off, composed, step_data
+from conftest import break_off, composed, step_data, with_slow
 from counted_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.errors import DataError, StoreError, TrainingError
@@ -183,6 +183,7 @@ def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
     assert ((module.stitches[0].pre.weight - 1).abs().max() > 1e-3) == moves
 
 
+@pytest.mark.ci_slow
 def test_training_lowers_the_loss_and_leaves_models_untouched(rows, run):
     source = tiny.frozen(1, d_model=48, d_head=12)
     module = StitchTraining(source, tiny.frozen(2), PAIRS, replace(CONFIG, steps=15, lr=3.0), 0)
@@ -211,6 +212,7 @@ def test_two_runs_give_the_same_bits_and_save_no_model(rows, run, tmp_path):
     assert path.stat().st_size < 4 * 4 * 4 * 32 * 32 + 40_000
 
 
+@pytest.mark.ci_slow
 def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):
     def train(folder, stop_at=None):
         here = replace(run, partial=tmp_path / folder)
@@ -232,6 +234,7 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
     assert [{*column.dropna()} for column in epochs] == [{"0"}, {"0"}], "whole numbers stay whole"
 
 
+@pytest.mark.ci_slow
 def test_a_nan_loss_is_reported_with_its_own_step(rows, run, tmp_path):
     def message(log_every, checkpoint_every, steps=200):
         config = replace(CONFIG, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
@@ -331,6 +334,7 @@ def test_next_token_losses_are_torchs_own(rows):
     torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.ci_slow
 def test_the_report_ignores_the_batch_size(rows):
     module, documents = training(), torch.arange(40).repeat_interleave(32).view(40, 32).int()
     few, many = (report(module, rows, documents, batch) for batch in (3, 40))
@@ -432,6 +436,7 @@ def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, m
     torch.testing.assert_close(losses, expected)
 
 
+@pytest.mark.ci_slow
 def test_lightning_alone_trains_a_stitch_to_the_same_bits(rows, run, tmp_path):
     """With no frame of ours around it, as the how-to page shows."""
     config = replace(CONFIG, schedule="average")
@@ -550,6 +555,10 @@ TAMPERED = [
     *("steps of text", "no loops", "an empty loop", "complex weights", "whole weights"),
     *("weights of another precision", "microbatches of no rows", "microbatches of text"),
 ]
+TAMPERED_QUICKLY = [  # one of each part of a state, among the fast tests
+    *("another rate", "no weights", "other rates of a schedule", "momenta of text", "fewer steps in loops"),
+    *("complex weights", "microbatches of no rows"),
+]
 
 
 def test_a_state_that_is_written_again_trains_to_the_same_bits(rows, run, broken_off, whole):
@@ -563,7 +572,7 @@ def test_a_state_that_is_written_again_trains_to_the_same_bits(rows, run, broken
     assert all(map(torch.equal, module.parameters(), whole.parameters()))
 
 
-@pytest.mark.parametrize("what", TAMPERED)
+@pytest.mark.parametrize("what", with_slow(TAMPERED, *set(TAMPERED).difference(TAMPERED_QUICKLY)))
 def test_a_state_with_one_wrong_entry_is_one_line(what, rows, run, broken_off):
     """Otherwise another optimizer trains under the same key, or the training ends in an error of Lightning."""
     states = broken_off / "checkpoints"
