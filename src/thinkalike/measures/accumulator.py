@@ -78,7 +78,10 @@ class Accumulator(Metric):
     ):
         """Store the settings, and begin each state as an empty list, with an entry per batch.
 
-        The docstring of the class describes the arguments.
+        Args:
+            source_layers, target_layers: How many layers a batch brings.
+            conditional_on: "token" compares rows within groups of one token, "none" all rows.
+            kwargs: Options of `torchmetrics.Metric`.
         """
         check_choice("conditional_on", conditional_on, CONDITIONS)
         options = {"dist_sync_fn": states_of_processes, "compute_with_cache": False}

@@ -95,7 +95,7 @@ def chance_of(
         """Return the value on a scale from 0, chance, to 1, the best possible value."""
         return (value - null) / (best - null)
 
-    value = calibrated(estimate.as_found)
+    value = calibrated(estimate.with_bias)
     ends = torch.stack([value, calibrated(estimate.low), calibrated(estimate.high)])
     # For a distance, whose best value is below the null, the two ends change places.
     calibrated_estimate = Estimate(value, low=ends.amin(0), high=ends.amax(0))

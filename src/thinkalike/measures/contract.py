@@ -696,7 +696,7 @@ class Batch(NamedTuple):
         if self.mask is not None:
             token_indices = places_of(self.mask)
         rows = [rows_of(layer.to(dtype), flatten, self.mask, token_indices) for layer in layers]
-        documents = self._documents(layers[0], flatten)
+        documents = self.documents_of_rows(layers[0], flatten)
         tokens = None
         if self.groups is not None:
             tokens = labels_of_rows(self.groups, self.mask, layers[0], "groups")
@@ -743,7 +743,7 @@ class Batch(NamedTuple):
             layers_of_model[model] = tuple(indices)
         return layers, names, layers_of_model
 
-    def _documents(self, states: Tensor, flatten: str) -> Int[Tensor, " n"]:
+    def documents_of_rows(self, states: Tensor, flatten: str) -> Int[Tensor, " n"]:
         """Return the document of each row; if a row is a sequence, that of its first token.
 
         If the batch has no documents, each token is its own document, with a number that no other

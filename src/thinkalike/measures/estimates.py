@@ -62,7 +62,7 @@ class Estimate:
         )
 
     @property
-    def as_found(self) -> Tensor:
+    def with_bias(self) -> Tensor:
         """The value before a known bias was subtracted; `value` if none was."""
         if self.uncorrected is None:
             return self.value

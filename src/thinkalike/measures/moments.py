@@ -89,6 +89,7 @@ class PairStatistics(NamedTuple):
         A map without a constant b is fitted on these. The means are set to 0, and `yy` remains the
         sum of centred products.
         """
+        # Σ x x' = Σ (x - x̄)(x - x̄)' + n x̄ x̄', and likewise for Σ x y'.
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),
             mean_y=torch.zeros_like(self.mean_y),

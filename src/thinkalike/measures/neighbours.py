@@ -309,7 +309,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         super().__post_init__()
         if self.groups is None:
             return
-        smallest = min((size for _, size in self.groups.shapes), default=0)
+        smallest = min((size for _, size in self.groups.counts_and_sizes), default=0)
         if smallest < self.fewest:
             raise ValueError(
                 f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: "
@@ -349,10 +349,12 @@ class MutualKNN(OfNeighbours[Tensor]):
         neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
         layer_count, row_count, _ = neighbours_of_layers.shape
         # How many groups have which size; groups of one size follow one another.
-        shapes = self.groups.shapes if self.groups else [(1, row_count)]
+        counts_and_sizes: Sequence[tuple[int, int]] = [(1, row_count)]
+        if self.groups is not None:
+            counts_and_sizes = self.groups.counts_and_sizes
         shared = neighbours_of_layers.new_zeros(layer_count, layer_count, dtype=torch.float64)
         start = 0
-        for group_count, size in shapes:
+        for group_count, size in counts_and_sizes:
             stop = start + group_count * size
             rows_at_once = max(MEMBERSHIPS_AT_ONCE // (layer_count * size), 1)
             for indices in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):

@@ -18,7 +18,7 @@ from thinkalike.measures.layer_pair_estimate import (
     LayerPairEstimate,
     sizes_of_documents,
 )
-from thinkalike.measures.rows import labels_of_rows, rows_of
+from thinkalike.measures.rows import rows_of
 
 
 class ShiftEstimate(LayerPairEstimate):
@@ -80,8 +80,7 @@ class LayerShifts(Accumulator):
         """
         source, target = batch.states
         self.check(source, target, batch.groups)
-        assert batch.documents is not None
-        document_of_row = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
+        document_of_row = batch.documents_of_rows(source[0], "token")
         part_of_row = document_of_row.long() % JACKKNIFE_PARTS
         is_in_part = torch.nn.functional.one_hot(part_of_row, JACKKNIFE_PARTS)
         part_indicators = is_in_part.double().T  # (parts, n)
@@ -116,10 +115,11 @@ class LayerShifts(Accumulator):
         documents = gathered["documents"]
         means = _means(sums.sum(0))  # (4, l)
         means_without = _means(without_parts(sums, documents))  # (r, 4, l)
-        value, low, high = jackknife(means[0], means_without[:, 0])
+        distances, cosine, norm_source, norm_target = means
+        value, low, high = jackknife(distances, means_without[:, 0])
         low = torch.where(low.isfinite(), low.clamp(min=0), low)  # a distance is not below 0
+        # As a matrix of layer pairs, which has values of each layer with itself alone.
         distance = Estimate(_on_diagonal(value), _on_diagonal(low), _on_diagonal(high))
-        cosine, norm_source, norm_target = means[1:]
         return ShiftEstimate(
             _on_diagonal(cosine),
             _on_diagonal(norm_source),

@@ -1,8 +1,8 @@
 """Comparators of vectors of distances, and of profiles of features.
 
 The distances of n stimuli are a vector of p = n (n - 1) / 2 squared distances, in the order of
-`upper`. Names are those of rsatoolbox (Nili et al. 2014; Schütt et al. 2023), whose values these
-are.
+`upper_triangle_indices`. Names are those of rsatoolbox (Nili et al. 2014; Schütt et al. 2023),
+whose values these are.
 """
 
 from __future__ import annotations

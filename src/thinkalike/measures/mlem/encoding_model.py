@@ -24,7 +24,7 @@ from thinkalike.arguments import (
     tensor_of,
 )
 from thinkalike.arguments.huge_arrays import refuse_huge
-from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
 from thinkalike.measures.folds import check_groups, stimulus_folds
 from thinkalike.measures.kinds import FeatureColumns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import (
@@ -201,7 +201,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if self.unknown == "error":
             self.encoder_.refuse_new(values, levels)
         features = self.encoder_.encode_values(values)
-        pairs = upper(len(features), features.levels.device)
+        pairs = upper_triangle_indices(len(features), features.levels.device)
         differences = []
         for feature in range(len(features.scaled)):
             differences.append(features.difference(feature).flatten()[pairs])
@@ -294,7 +294,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             distances = [distances_of_layer.take(rows) for distances_of_layer in distances]
         pairs = StimulusPairs(distances)
         if divides_pairs:
-            pairs = StimulusPairs(distances, chosen=pairs.flat, targets=pairs.targets())
+            pairs = StimulusPairs(
+                distances,
+                chosen_pairs=pairs.pair_indices,
+                squared_distances=pairs.squared_distances(),
+            )
         owners = None
         if groups is not None:
             owners = tensor_of(groups, Int, "groups")
@@ -311,14 +315,14 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             pairs: The pairs of the training stimuli, which are divided.
             groups: The group of each training stimulus; None: each is one.
         """
-        units = pairs.index  # stimuli are divided
-        if pairs.chosen is not None:
-            units = pairs.chosen  # pairs are divided, under recipe="paper"
+        units = pairs.stimuli  # what folds divide: stimuli, ...
+        if pairs.chosen_pairs is not None:
+            units = pairs.chosen_pairs  # ... or pairs, under recipe="paper"
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
         fold_of = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
         pairs_of_folds = (
-            pairs.part((fold_of == fold).nonzero()[:, 0]) for fold in range(self.folds)
+            pairs.subset((fold_of == fold).nonzero()[:, 0]) for fold in range(self.folds)
         )
         return Division(fold_of, pairs_of_folds)
 
@@ -338,7 +342,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         """
         unit = "stimuli"
         fewest = FEWEST_PER_FOLD
-        if pairs.chosen is not None:
+        if pairs.folds_divide_pairs:
             unit = "pairs"
             fewest = FEWEST_PAIRS_PER_FOLD
         most_folds = len(pairs) // fewest

@@ -246,7 +246,7 @@ def feature_importance(
     strata = torch.zeros(n)
     if conditional_on is not None:
         given_feature = table.columns.place(conditional_on, "conditional_on")
-        if table.stimulus_pairs.chosen is not None:
+        if table.stimulus_pairs.folds_divide_pairs:
             raise ValueError(
                 "recipe='paper' permutes pairs, which have no strata: "
                 "conditional_on needs recipe='stimuli'"
@@ -397,12 +397,12 @@ def _held_out_folds(
     fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
     # Folds divide the stimuli or, under recipe="paper", chosen pairs.
     for train_units, test_units in splits(fold_of):
-        train = pairs.part(train_units)
-        test = pairs.part(test_units)
+        train = pairs.subset(train_units)
+        test = pairs.subset(test_units)
         train_groups = None if table.groups is None else table.groups[train_units]
         division = model.divide(train, train_groups)
         test_strata = torch.zeros(len(test_units))  # chosen pairs have no strata
-        if pairs.chosen is None:
+        if not pairs.folds_divide_pairs:
             test_strata = strata[test_units]
         orders = [_shuffled_within(test_strata, generator) for _ in range(permutations)]
         yield _HeldOutFold(train, test, division, orders)
@@ -430,7 +430,9 @@ def _fit_and_drops(
     Returns:
         The fit, the score of each layer, and how much it drops for each order and set, (l, r, t).
     """
-    encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
+    encoder = FeatureEncoder.of(
+        values[fold.train.stimuli], columns, model.difference, model.missing
+    )
     features = encoder.encode_values(values)
     fitted = model.fit_weights(features, fold.train, fold.division)
     test = fold.test
