@@ -152,8 +152,8 @@ class Accumulator(Metric):
             groups: The token of each state, (b, t) or (n,), for conditional_on="token" only.
             documents: The number of the document of each state, or of another group whose rows
                 depend on each other; by default each row is its own document. A document has the
-                same number in all batches. Intervals leave out the documents of one number % 10
-                at a time, see `numbered_by_part`, and nulls permute whole documents.
+                same number in all batches. Intervals leave out all documents with the same last
+                digit of their number at a time, and nulls permute whole documents.
 
         Raises:
             ValueError: Arguments do not fit, or the measure refuses a layer. Nothing is added.

@@ -185,6 +185,7 @@ def _checked_bounds(bounds: object) -> tuple[float, float]:
         ValueError: The bounds are not two rising numbers.
     """
     try:
+        # A wrong number of bounds is a ValueError here.
         least, greatest = (float(end) for end in bounds)  # type: ignore[attr-defined]
         is_rising = least < greatest
     except (TypeError, ValueError, OverflowError):

@@ -153,7 +153,7 @@ class BatchNull:
 
     Attributes:
         measure: The measure, which compares rows of the same token only if there are such groups.
-        layers: The different layers of the batch as this measure prepared them.
+        layers: The distinct layers of the batch as this measure prepared them.
         rows: The rows of the batch.
         token_groups: The groups of rows of one token; None if all rows are compared.
         model_pairs: Which of these layers each model has, and which models are compared.
@@ -264,8 +264,9 @@ class BatchNull:
     ) -> ValuesByPair:
         """Return how similarities within groups of one token correlate between layers.
 
-        Entry 0 of the first axis is the correlation, the others are those with a random sign for
-        each document, the null distribution; see `signed_similarities`.
+        Entry 0 of the first axis is the correlation. The others are its null distribution, by the
+        wild bootstrap: the similarity of two rows is multiplied by a random sign of the document
+        of each of them.
 
         Args:
             document_of_row: The document of each row, in the order of the groups.

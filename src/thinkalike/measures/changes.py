@@ -211,9 +211,9 @@ def excess(
     value - mean of the runs, and t is excess / (s √(1 + 1/r)), with r - 1 degrees of freedom. s
     is the standard deviation of the runs, or the median one of all groups if that is larger. With
     `FEWEST_GROUPS` groups or more, the median over groups is first subtracted from the values and
-    from each run, and t is divided by λ = median |t| / the median of Student's |t|, if λ > 1
-    (genomic control, Devlin & Roeder 1999). So a change that most groups have in common is no
-    excess of any of them.
+    from each run, so that a change that most groups have in common is no excess of any of them. t
+    is then also divided by λ, if λ > 1: the median over groups of |t|, with each group's own s,
+    over the median of Student's |t| (genomic control, Devlin & Roeder 1999).
 
     Args:
         values: The value of each group.
@@ -230,11 +230,12 @@ def excess(
     if has_many_groups:
         runs = runs - runs.median(1, keepdim=True).values
     excess_of_groups = runs[0] - runs[1:].mean(0)
-    spread = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
-    error = spread.clamp(min=spread.median())
+    # s √(1 + 1/r), with the standard deviation of each group's own runs, ...
+    own_error = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
+    error = own_error.clamp(min=own_error.median())  # ... and at least the median one
     if has_many_groups:
         median_of_student = float(stdtrit(freedom, 0.75))  # of |t|
-        inflation = (excess_of_groups / spread).abs().median() / median_of_student  # λ
+        inflation = (excess_of_groups / own_error).abs().median() / median_of_student  # λ
         error = error * inflation.clamp(min=1)
     p = two_sided(excess_of_groups, error, freedom).to(values.device)
     return excess_of_groups, excess_of_groups / error, p
@@ -286,6 +287,7 @@ def deviations_beyond_null(
     has_peers = runs.shape[1] >= FEWEST_PEERS
     if has_peers:
         runs = runs - runs.median(1, keepdim=True).values
+    # Of each run, the mean and the variance of the r other runs.
     mean_of_others = (runs.sum(0) - runs) / r
     mean_square_of_others = (runs.square().sum(0) - runs.square()) / r
     variance = (mean_square_of_others - mean_of_others.square()).clamp(min=0) * r / (r - 1)
@@ -324,8 +326,10 @@ def directions_of_change(
 ) -> Directions:
     """Return the first k ≤ d principal directions of the change y - x of states, not centred.
 
-    They are its right singular vectors. The sign of each is chosen so that the change along it is
-    positive on average.
+    They are its right singular vectors, with their shares of Σ ‖y - x‖². The sign of each is
+    chosen so that the change along it is positive on average. The stability of a direction is its
+    greatest |cosine| with a direction found in one half of the documents alone, in the half where
+    this is smaller.
 
     Args:
         change: The change of each state.

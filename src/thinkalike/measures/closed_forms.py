@@ -117,11 +117,16 @@ def reduced_rank(
     Mukherjee & Zhu 2011).
 
     Args:
-        moments, pair, ridge, bias: See `least_squares`.
+        moments: The moments of the states.
+        pair: The layer pair.
         rank: The greatest rank that W may have.
+        ridge: The penalty; None: it is chosen by cross-validation over the documents of
+            `HalvedMoments`.
+        bias: Whether there is a b; without it, large means cost digits.
 
     Raises:
-        ValueError: The rank is not in 1..min(d, e); see also `least_squares`.
+        ValueError: The rank is not in 1..min(d, e), or the ridge is not a number >= 0, or is None
+            without `HalvedMoments`.
     """
     statistics = _statistics(moments, pair, bias)
     most = min(statistics.xy.shape)

@@ -168,7 +168,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         With groups, it is Σ_g n_g HSIC_g, where HSIC_g compares the n_g rows of group g.
 
         Args:
-            layers: All different layers, with centred rows.
+            layers: The distinct layers of all models, with centred rows.
             model_pairs: Which of these layers each model has, and which models are compared.
         """
         if self.groups is not None:
@@ -189,7 +189,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         A jackknife takes these 1 + parts values, (1 + parts, l, m) for each pair of models.
 
         Args:
-            layers: All different layers, with centred rows.
+            layers: The distinct layers of all models, with centred rows.
             model_pairs: Which of these layers each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
         """
@@ -373,7 +373,8 @@ def _in_feature_units(
 
     Args:
         hsics: The HSICs of the divided rows, (..., l, m) for each pair of models.
-        layers: All different layers, with the scale by which the rows of each were divided.
+        layers: The distinct layers of all models, with the scale by which the rows of each were
+            divided.
         model_pairs: Which of these layers each model has.
     """
     scales = model_pairs.by_model([layer.scale for layer in layers])
@@ -414,7 +415,7 @@ def _refuse_flat(
         hsics: The HSICs of all layers, by pair of models.
         rounding: For each model that is compared with itself, a bound of the rounding error of the
             HSIC of each of its layers with itself.
-        layers: All different layers, whose names errors use.
+        layers: The distinct layers of all models, whose names errors use.
         model_pairs: Which of these layers each model has.
         message: What the error says of the layer.
     """

@@ -342,7 +342,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         of two layers counts the neighbours that they share.
 
         Args:
-            layers: For each of the different layers, the neighbours of each row, as indices within
+            layers: For each of the distinct layers, the neighbours of each row, as indices within
                 its group.
             model_pairs: Which of these layers each model has, and which models are compared.
         """
@@ -363,12 +363,12 @@ class MutualKNN(OfNeighbours[Tensor]):
                 flat = is_neighbour.flatten(1)  # (layers, rows s)
                 shared += (flat @ flat.T).double()
             start = stop
-        shares = shared / (self.neighbours * row_count)  # of every two of the different layers
+        shares = shared / (self.neighbours * row_count)  # of every two of the distinct layers
         # Layers are chosen by `unbind`: indices in a list would be copied, and a GPU waited for.
         rows_by_model = model_pairs.by_model(shares.unbind())  # (l, layers) for each model
         shares_of_pairs = {}
         for source, target in model_pairs.pairs:
-            columns = rows_by_model[source].unbind(1)  # (l) for each of the different layers
+            columns = rows_by_model[source].unbind(1)  # (l) for each of the distinct layers
             shares_of_pairs[source, target] = model_pairs.by_model(columns)[target].T  # (l, m)
         return shares_of_pairs
 

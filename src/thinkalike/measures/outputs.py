@@ -132,12 +132,13 @@ def _divergence_sums(
     """Return what the Jensen-Shannon divergence of r rows needs of their logits x and y.
 
     Let P = exp(x - max x) and Q = exp(y - max y) of a row, S and T their sums, w = S / (S + T) and
-    M = log((1 - w) P + w Q).
+    M = log((1 - w) P + w Q). The probabilities are P / S and Q / T, and (1 - w) P + w Q is their
+    sum times S T / (S + T).
 
     Args:
         x: The logits of the source.
         y: The logits of the target.
-        memory: Intermediate results are written there, unless there are gradients.
+        memory: Intermediate results are written there, unless gradients need them.
 
     Returns:
         Σ P (log P - M) / S + Σ Q (log Q - M) / T, S, T and w of each row, (r,) each.
@@ -192,7 +193,7 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         For each pair of models it has the shape (1 + parts, l, m). It is NaN if no row remains.
 
         Args:
-            layers: The different outputs.
+            layers: The distinct outputs of all models.
             model_pairs: Which of them each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
         """

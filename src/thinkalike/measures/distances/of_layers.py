@@ -301,7 +301,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
         remaining rows are not sorted again: their new ranks are counted from the old ones.
 
         Args:
-            layers: The ranks of distances in each of the different layers.
+            layers: The ranks of distances in each of the distinct layers.
             model_pairs: Which of these layers each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
 

@@ -50,8 +50,14 @@ class DifferentiableMLEM(nn.Module):
     ):
         """Check the choices, and begin with W = I and an intercept of 0.
 
-        The docstring of the class describes the arguments. R is trained, with W = R Rᵀ, or R² for
-        a diagonal W.
+        R is trained, with W = R Rᵀ, or R² for a diagonal W.
+
+        Args:
+            features: The number of features.
+            weights: "diagonal" or "full".
+            loss: "squared_error", "pearson" or "spearman".
+            alpha: The ridge of the squared error.
+            strength: How soft the ranks of "spearman" are, above 0; None: 1 / pairs.
         """
         super().__init__()
         check_choice("weights", weights, ("diagonal", "full"))

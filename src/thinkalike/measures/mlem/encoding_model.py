@@ -135,7 +135,17 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     ):
         """Store the parameters under their names, as scikit-learn asks; `fit` checks them.
 
-        The docstring of the class describes them.
+        Args:
+            weights: "diagonal", or "full" with a weight of every two features.
+            distance: The distance of two states, such as "euclidean".
+            alpha: One ridge, or several, of which `fit` chooses.
+            kinds: The kind of features, such as "nominal"; "auto": as their values imply.
+            difference: How two values of a feature differ: "indicator", "scaled" or "levels".
+            missing: What a missing value is: "own_level", "ignore", "drop" or "error".
+            unknown: What a level is that is new to the fit: "error" or "new".
+            scale: The unit of squared distances: "mean", "minmax", "none" or "auto".
+            recipe: Whether folds divide "stimuli", or pairs, as in the "paper".
+            folds, seed: The number and the seed of the folds that choose alpha.
         """
         self.weights = weights
         self.distance = distance
@@ -409,16 +419,17 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             table: The data of the fit, which say whether there is an axis of layers.
         """
         ends = self._scale_ends(fitted, table.stimulus_pairs)
-        unit = ends[:, 1] - ends[:, 0]
+        zero, one = ends.unbind(1)  # the squared distances that become 0 and 1, in each layer
+        unit = one - zero
         weights = fitted.weights / unit[:, None]
-        intercept = (fitted.intercept - ends[:, 0]) / unit
+        intercept = (fitted.intercept - zero) / unit
         self._fitted = fitted._replace(weights=weights, intercept=intercept)
         self._single = table.single
-        layer = 0 if table.single else slice(None)  # one layer has no axis of layers
-        self.weights_ = self._fitted.matrices[layer]
-        self.intercept_ = intercept[layer]
-        self.alpha_ = fitted.alpha[layer]
-        self.range_ = ends[layer]
+        layers = 0 if table.single else slice(None)  # a single layer has no axis of layers
+        self.weights_ = self._fitted.matrices[layers]
+        self.intercept_ = intercept[layers]
+        self.alpha_ = fitted.alpha[layers]
+        self.range_ = ends[layers]
 
     def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
         """Return for each layer the squared distances that become 0 and 1 in the scale of the fit.
@@ -540,7 +551,7 @@ def level_weights(
     """
     weights_of_features = []
     for (feature, *_), weight_slice in weight_slices(fitted.terms):
-        size = features.weighted_levels[feature]
+        size = features.weighted_level_counts[feature]
         if not size:
             continue
         first, second = torch.triu_indices(size, size, 1)

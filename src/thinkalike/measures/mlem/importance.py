@@ -109,9 +109,10 @@ class Importance:
         together. In drops of the score this is drop(ab) - drop(a) - drop(b).
         """
         pairs = [features for features in self.sets if len(features) == 2]
+        both = self._drops_by_fold(pairs)
         first_alone = self._drops_by_fold([(first,) for first, _ in pairs])
         second_alone = self._drops_by_fold([(second,) for _, second in pairs])
-        return self._over_folds(self._drops_by_fold(pairs) - first_alone - second_alone)
+        return self._over_folds(both - first_alone - second_alone)
 
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature in each layer.
@@ -161,12 +162,14 @@ class Importance:
                 "there are no null draws to compare with: "
                 "give feature_importance some, as null=199"
             )
-        null = self.null
+        null = self.null  # (draws, l, f)
         if largest:
             null = null.amax((1, 2), keepdim=True).expand_as(null)
-        # Single features come first among the sets that are permuted.
-        importance = self.drops.mean((1, 2))[:, : null.shape[-1]]  # (l, f)
-        p = (1 + (null >= importance - DROP_ROUNDING).sum(0)) / (1 + len(null))
+        drops = self.drops.mean((1, 2))  # over folds and permutations, (l, sets of features)
+        feature_count = null.shape[-1]
+        importance = drops[:, :feature_count]  # single features are the first sets
+        reaching = (null >= importance - DROP_ROUNDING).sum(0)
+        p = (1 + reaching) / (1 + len(null))
         return p.where(~null.isnan().any(0), torch.nan)
 
     def _drops_by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
@@ -178,7 +181,8 @@ class Importance:
             sets: The sets, each of which is one of `self.sets`.
         """
         indices = [self.sets.index(features) for features in sets]
-        return self.drops.mean(2)[:, :, indices].mT
+        mean_drops = self.drops.mean(2)  # over permutations, (l, k, all sets)
+        return mean_drops[:, :, indices].mT
 
 
 class _HeldOutFold(NamedTuple):
@@ -459,7 +463,7 @@ def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) ->
         For stimulus i, the index of the stimulus whose value it takes.
     """
     # Both lists go through the strata in the same order: one with the stimuli of a stratum as they
-    # are, one with them shuffled.
+    # are, one with them shuffled. So the stimuli at one place of both have the same stratum.
     shuffled = torch.randperm(len(strata), generator=generator).to(strata.device)
     stimuli_by_stratum = strata.argsort(stable=True)
     shuffled_by_stratum = shuffled[strata[shuffled].argsort(stable=True)]

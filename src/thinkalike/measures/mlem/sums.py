@@ -355,7 +355,7 @@ def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[T
     """
     one_each = torch.ones(len(fold_of), 1, dtype=torch.float64, device=fold_of.device)
     counts = []
-    for levels, level_count in zip(features.levels.T, features.weighted_levels, strict=True):
+    for levels, level_count in zip(features.levels.T, features.weighted_level_counts, strict=True):
         training_levels = levels.clamp(max=level_count - 1)
         counts.append(
             _column_sums_by_level(training_levels, level_count, one_each, fold_of)[..., 0]
@@ -396,7 +396,7 @@ class _FeatureForms(NamedTuple):
         # Among all terms, of which the intercept is the first: weight i is that of term i + 1.
         first_term = weight_slice.start + 1
         last_term = weight_slice.stop
-        if features.weighted_levels[feature]:
+        if features.weighted_level_counts[feature]:
             # The last term is left out: it is that of new levels, which no training stimulus has.
             return cls._of_level_pairs(features, feature, first_term, stop=last_term)
         return cls._of_scaled(features, feature, first_term)
@@ -417,7 +417,7 @@ class _FeatureForms(NamedTuple):
             stop: The index after its last term for levels known from training.
         """
         device = features.levels.device
-        level_count = features.weighted_levels[feature]
+        level_count = features.weighted_level_counts[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
         levels = features.levels[:, feature].clamp(min=-1).long()  # -1: ignored
         # Column 0, that of ignored values, is left out.
