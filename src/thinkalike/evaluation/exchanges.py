@@ -214,9 +214,9 @@ def output_at(
         hook_point: A site of a block, or a head of its attention.
         states: The model's states before block 0 and after each block.
     """
-    outputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}  # filled while the block runs
     before = states[hook_point.layer]
-    module = Place(hook_point.site, hook_point.layer)
+    module = Place(hook_point.site, hook_point.layer)  # all of attention, if it is a head
     with sites.captured(module, "output", before.shape[:2], outputs):
         model.advance(before, hook_point.layer, hook_point.layer + 1)
     if hook_point.head is None:
@@ -252,6 +252,7 @@ class _OutputExchange:
         base_output = output_at(self.base, self.base_sites, hook_point, batch.base)
         changed_output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
         if _are_equal(base_output, changed_output):
+            # No block is run again: the changed model as it is, and the base as it is.
             kl = batch.kl(self.changed, self.changed.n_layers, batch.changed)
             return kl, torch.zeros_like(kl)
         with self.changed_sites.replaced(hook_point, base_output):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +33,7 @@ RANDOM_FROM = 0.9
 
 
 def masked_losses(
-    model: Callable[[Tensor], Tensor],
+    model: Callable[[Tensor], Sequence[Tensor]],
     tokens: Int[Tensor, "b t"],
     tokenizer: PreTrainedTokenizerBase,
     generator: torch.Generator,

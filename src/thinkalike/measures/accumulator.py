@@ -215,7 +215,8 @@ class Accumulator(Metric):
         batch_number = torch.full((1,), number, device=self.device)
         self.numbers.append(batch_number)  # type: ignore[union-attr]
         for name, state in states.items():
-            getattr(self, name).append(state.detach()[None].to(self.device))
+            with_batch_axis = state.detach()[None]
+            getattr(self, name).append(with_batch_axis.to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
         """Return what is stored of all batches, by name: a row for each batch, in order of number.
@@ -239,6 +240,7 @@ class Accumulator(Metric):
                 "number those of one run, update(..., number=)"
             )
         for name, state in states.items():
-            if name != "documents" and len(state) == len(order):
+            is_of_all_batches = len(state) == len(order)
+            if name != "documents" and is_of_all_batches:
                 states[name] = state[order]
         return states

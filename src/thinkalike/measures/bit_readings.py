@@ -49,7 +49,7 @@ def next_bits(
         for bits, values_of_copy in measured_copies.items():
             if values_of_copy[index] <= value:
                 bits_below.append(bits)
-            elif values_of_copy[index] > value:
+            elif values_of_copy[index] > value:  # NaN is neither
                 bits_above.append(bits)
         low = max(bits_below, default=0)
         high = min((bits for bits in bits_above if bits > low), default=math.inf)

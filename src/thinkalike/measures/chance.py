@@ -135,12 +135,13 @@ def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[T
     count_above = (null > value + tolerance).sum(0)
     tie_count = ((null - value).abs() <= tolerance).sum(0)
 
-    # Hash each permutation's value with its index, so that their order matters.
+    # Hash each permutation's value with its index, so that their order matters. The index has as
+    # many axes as the null, to broadcast.
     index = torch.arange(len(null), device=null.device).view(-1, *[1] * (null.ndim - 1))
     codes = (null / tolerance).round().long() + index * SPLITMIX_STEP
     hashes = splitmix(splitmix(codes).sum(0))
     u = hashes % (1 + tie_count)
-    u = u.where(tie_count < len(null), tie_count)
+    u = u.where(tie_count < len(null), tie_count)  # p = 1 if all values tie
     p = (1 + count_above + u).double() / (1 + len(null))
     return p.where((value + tolerance).isfinite(), torch.nan)
 

@@ -154,7 +154,7 @@ def _signs_along(
     zeros_and_ones = torch.randint(2, (change.shape[axis],), generator=generator).to(change)
     signs = zeros_and_ones * 2 - 1
     axes_after = change.dim() - axis - 1
-    return signs.view(-1, *[1] * axes_after)
+    return signs.view(-1, *[1] * axes_after)  # axes of length 1, to broadcast
 
 
 def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
@@ -202,9 +202,21 @@ def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     return torch.empty_like(p).scatter_(0, largest_first, sorted_rates)
 
 
-def excess(
-    values: Float[Tensor, " g"], null: Float[Tensor, "r g"]
-) -> tuple[Tensor, Tensor, Tensor]:
+class Excess(NamedTuple):
+    """How far each of g groups changed beyond the null and beyond the remaining groups.
+
+    Attributes:
+        excess: The difference from the null, in the unit of the values.
+        t: The excess in standard errors.
+        p: The two-sided p-value.
+    """
+
+    excess: Float[Tensor, " g"]
+    t: Float[Tensor, " g"]
+    p: Float[Tensor, " g"]
+
+
+def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Excess:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
     The null is the same in r ≥ 2 models that were changed at random, its runs. The excess is
@@ -218,9 +230,6 @@ def excess(
     Args:
         values: The value of each group.
         null: The values of each group in r runs of the null.
-
-    Returns:
-        The excess, its t and its two-sided p-value, (g,) each.
     """
     from scipy.special import stdtrit
 
@@ -238,7 +247,7 @@ def excess(
         inflation = (excess_of_groups / own_error).abs().median() / median_of_student  # λ
         error = error * inflation.clamp(min=1)
     p = two_sided(excess_of_groups, error, freedom).to(values.device)
-    return excess_of_groups, excess_of_groups / error, p
+    return Excess(excess_of_groups, excess_of_groups / error, p)
 
 
 def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
@@ -254,11 +263,12 @@ def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Flo
         null: The values of each group in r runs of the null.
     """
     runs = null.double()
-    spread = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
-    error = spread.clamp(min=spread.median())
+    # s √(1 + 1/r), with the standard deviation of each group's own runs, ...
+    own_error = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
+    error = own_error.clamp(min=own_error.median())  # ... and at least the median one
     above = values.double() - runs.mean(0)
-    p = two_sided(above, error, len(runs) - 1).to(values.device)
-    return torch.where(above > 0, p / 2, 1 - p / 2)
+    two_sided_p = two_sided(above, error, len(runs) - 1).to(values.device)
+    return torch.where(above > 0, two_sided_p / 2, 1 - two_sided_p / 2)
 
 
 def deviations_beyond_null(

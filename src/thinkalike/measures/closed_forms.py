@@ -233,7 +233,8 @@ def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e 
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)
     penalised = values.clamp(min=0) + ridge  # rounding may leave eigenvalues below 0
+    # `noise` is what rounding of states with this mean can leave of an eigenvalue of 0.
     is_significant = penalised > VARIANCE_ROUNDING * penalised[-1] + statistics.noise
     inverse = torch.where(is_significant, 1 / penalised, 0)
-    maps: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T
-    return maps
+    weight: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T
+    return weight

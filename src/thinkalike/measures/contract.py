@@ -36,7 +36,7 @@ from thinkalike.code_text import is_own_class
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
-from thinkalike.measures.rows import labels_of_rows, indices_where, rows_of
+from thinkalike.measures.rows import indices_where, labels_of_rows, rows_of
 from thinkalike.ranges import check_within
 
 # entries of each matrix on a CPU: those of all layers of two models stay in the cache

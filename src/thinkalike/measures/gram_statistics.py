@@ -90,16 +90,17 @@ class GramStatistics(NamedTuple):
             # The formula subtracts its second term; with a minus sign it is added.
             sum_of_terms = unbiased_from_sums(n, products, -sums.square().sum(-1), squared_totals)
 
-            norms = self.diagonals[model].unflatten(-1, (groups, -1))  # ‖xᵢ‖²
-            largest = norms.amax(-1)
+            squared_norms = self.diagonals[model].unflatten(-1, (groups, -1))  # ‖xᵢ‖²
+            largest = squared_norms.amax(-1)
             # Σᵢ ‖xᵢ‖² without the largest, which would not be subtracted without loss
-            rest = norms.scatter(-1, norms.argmax(-1, keepdim=True), 0).sum(-1)
+            index_of_largest = squared_norms.argmax(-1, keepdim=True)
+            rest = squared_norms.scatter(-1, index_of_largest, 0).sum(-1)
             errors = unit**2 * (rest * (2 * largest + rest)).sum(-1)  # ‖E‖²
             # A product below the least normal number may have become 0.
             lost = torch.finfo(dtype).smallest_normal * n**2 * groups
             of_products = 2 * (products * errors).sqrt() + errors + lost
             if _multiplies_features(sums.shape[-1] // groups, dtype):
-                of_products = of_products + unit * norms.square().sum((-1, -2))
+                of_products = of_products + unit * squared_norms.square().sum((-1, -2))
             rounding[model] = unit * sum_of_terms + of_products / (n * (n - 3))
         return rounding
 

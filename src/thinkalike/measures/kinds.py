@@ -143,7 +143,7 @@ class FeatureColumns(NamedTuple):
             return plain_line(self.names[feature])
         return str(feature)
 
-    def place(self, feature: int | str, argument: str) -> int:
+    def index_of(self, feature: int | str, argument: str) -> int:
         """Return the index of a feature in the table.
 
         Args:

@@ -275,15 +275,16 @@ class LayerMeans(Accumulator):
             "effective": sizes["effective"],
         }
         if "null" in states:
-            # "moved" has for each batch with a null its number, and its permuted documents.
+            # The null is that of the batch of lowest number that has one. "moved" has for each of
+            # these batches its number, and how many of its documents were permuted.
             first_batch = int(states["moved"][:, 0].argmin())
             _, documents_moved = states["moved"][first_batch]
             arguments["chance"] = chance_of(
                 across,
-                states["null"][first_batch],
-                states["tested"][first_batch],
-                int(documents_moved),
-                self.measure.best,
+                null=states["null"][first_batch],  # the mean values by chance, (l, m)
+                tested=states["tested"][first_batch],  # what p-values compare, (a, l, m)
+                documents=int(documents_moved),
+                best=self.measure.best,
                 sign=1 if self.measure.higher_is_closer else -1,
             )
         if "used" in states:

@@ -230,6 +230,8 @@ def _losses_in_chunks(
             vocabulary.
     """
     chunk = chunk or logit_rows_per_chunk(states, finish)
+    # With gradients, these are computed chunk by chunk in the forward pass, so that no logits are
+    # kept for the backward pass.
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
     if torch.is_grad_enabled() and states.requires_grad:
         values = _ChunkedLoss.apply(stacked, finish, loss_of_chunk, chunk)  # type: ignore[no-untyped-call]

@@ -364,12 +364,14 @@ class MutualKNN(OfNeighbours[Tensor]):
                 shared += (flat @ flat.T).double()
             start = stop
         shares = shared / (self.neighbours * row_count)  # of every two of the distinct layers
-        # Layers are chosen by `unbind`: indices in a list would be copied, and a GPU waited for.
+        # The rows of a source's layers are chosen, and then the columns of a target's layers. This
+        # is done by `unbind`: indices in a list would be copied, and a GPU waited for.
         rows_by_model = model_pairs.by_model(shares.unbind())  # (l, layers) for each model
         shares_of_pairs = {}
         for source, target in model_pairs.pairs:
             columns = rows_by_model[source].unbind(1)  # (l) for each of the distinct layers
-            shares_of_pairs[source, target] = model_pairs.by_model(columns)[target].T  # (l, m)
+            columns_by_model = model_pairs.by_model(columns)  # (m, l) for each model
+            shares_of_pairs[source, target] = columns_by_model[target].T  # (l, m)
         return shares_of_pairs
 
     def within(self, groups: RowGroups) -> MutualKNN:
@@ -383,7 +385,7 @@ class MutualKNN(OfNeighbours[Tensor]):
             For each group size s, a symmetric matrix for each of its g groups, (g, s, s). An entry
             is 1 if each of two rows is a neighbour of the other, ½ if only one is, and else 0.
         """
-        assert self.groups is not None
+        assert self.groups is not None  # a measure without groups is not asked
         adjacency = []
         for indices_of_groups in self.groups.split_by_size(prepared):  # (g, s, k)
             group_count, size, _ = indices_of_groups.shape

@@ -77,6 +77,20 @@ class _FoldFit(NamedTuple):
     gains: Float[Tensor, " p"]
 
 
+class _FoldResiduals(NamedTuple):
+    """How well the k rows of a fold are predicted by a map that was fitted on the rows outside.
+
+    Attributes:
+        rows: The indices of the rows.
+        residuals: y - ŷ, with the prediction ŷ.
+        deviations: y - ȳ, with ȳ the mean of the rows outside.
+    """
+
+    rows: Int[Tensor, " k"]
+    residuals: Float[Tensor, "k e"]
+    deviations: Float[Tensor, "k e"]
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """How well states were predicted on held-out documents.
@@ -165,11 +179,11 @@ class Predictor:
             ValueError: y has another number of rows, or a state is not finite.
         """
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
-        for rows, residuals, deviations in self._residuals_of_folds(_of_unit_size(y)):
-            residual_squares = residuals.square().sum(1)
-            total_squares = deviations.square().sum(1)
+        for fold in self._residuals_of_folds(_of_unit_size(y)):
+            residual_squares = fold.residuals.square().sum(1)
+            total_squares = fold.deviations.square().sum(1)
             squares = torch.stack([residual_squares, total_squares], 1).cpu()  # (k, 2)
-            part_of_row = self.documents[rows].cpu() % JACKKNIFE_PARTS
+            part_of_row = self.documents[fold.rows].cpu() % JACKKNIFE_PARTS
             sums.index_add_(0, part_of_row, squares)
         return HeldOut(sums, self.documents)
 
@@ -185,18 +199,15 @@ class Predictor:
         """
         y = _of_unit_size(y)
         residuals = torch.zeros_like(y)
-        for rows, residuals_of_fold, _ in self._residuals_of_folds(y):
-            residuals[rows] = residuals_of_fold
+        for fold in self._residuals_of_folds(y):
+            residuals[fold.rows] = fold.residuals
         return residuals
 
-    def _residuals_of_folds(
-        self, y: Float[Tensor, "n e"]
-    ) -> Iterator[tuple[Int[Tensor, " k"], Float[Tensor, "k e"], Float[Tensor, "k e"]]]:
-        """Yield for each fold the indices of its k rows, their residuals and their deviations.
+    def _residuals_of_folds(self, y: Float[Tensor, "n e"]) -> Iterator[_FoldResiduals]:
+        """Yield for each fold the residuals of its rows, and their deviations from the mean.
 
-        The residuals are y - ŷ, where ŷ is predicted by a ridge regression on the rows outside of
-        the fold. The deviations are y - ȳ, with ȳ the mean of the rows outside. The penalty of the
-        regression is the one that predicts the other folds best.
+        They are predicted by a ridge regression on the rows outside of the fold. Its penalty is
+        the one that predicts the other folds best.
 
         Raises:
             ValueError: y has a different number of rows than x.
@@ -215,7 +226,7 @@ class Predictor:
             # ridge regression divides by the eigenvalues plus the penalty.
             shrunk_states = fold.states / (fold.basis.values + penalty)
             predicted_deviations = shrunk_states @ fit.fitted  # ŷ - ȳ
-            yield fold.rows, fit.deviations - predicted_deviations, fit.deviations
+            yield _FoldResiduals(fold.rows, fit.deviations - predicted_deviations, fit.deviations)
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
         """Return for each fold the products of its ridge regressions, and what each penalty gains.

@@ -89,8 +89,8 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     Raises:
         ValueError: The target's states do not vary.
     """
-    total = statistics.yy.trace()
-    if statistics.reversed.is_constant:
+    total = statistics.yy.trace()  # Σ‖y - ȳ‖²
+    if statistics.reversed.is_constant:  # `reversed` has y in the place of x
         raise ValueError(
             "a side whose states do not vary has no variance to explain: leave this pair out"
         )

@@ -107,4 +107,5 @@ def labels_of_rows(
             f"{name} of shape {tuple(labels.shape)} do not fit states of shape "
             f"{tuple(states.shape)}"
         )
-    return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)
+    as_states = labels.to(states.device)[..., None]  # of width 1
+    return rows_of(as_states, "token", mask).squeeze(1)

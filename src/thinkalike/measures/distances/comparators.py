@@ -220,9 +220,10 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
     if not vector.isfinite().all():
         raise ValueError(f"the distances of {name} are not finite")
     low, high = vector.aminmax()
-    is_constant = low == high == 0
     if comparator in (*RANK_COMPARATORS, *CENTRED_COMPARATORS):
         is_constant = high - low <= TIE_TOLERANCE * high.abs()
+    else:  # cosines
+        is_constant = low == high == 0
     if is_constant:
         raise ValueError(
             f"the distances of {name} are constant over {len(vector)} pairs: leave it out"

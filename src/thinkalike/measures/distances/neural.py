@@ -184,8 +184,8 @@ class NeuralDistances:
         squared = squared_distances(
             row_states,
             column_states,
-            x_norms=self.squared_norms[rows],
-            y_norms=self.squared_norms[columns],
+            x_squared_norms=self.squared_norms[rows],
+            y_squared_norms=self.squared_norms[columns],
             out=out,
         )
         if self.is_integral:  # distances of whole-numbered states are whole
@@ -382,8 +382,8 @@ def upper_triangle_indices(n: int, device: torch.device | None = None) -> Int[Te
 def squared_distances(
     x: Float[Tensor, "a d"],
     y: Float[Tensor, "b d"],
-    x_norms: Float[Tensor, " a"],
-    y_norms: Float[Tensor, " b"],
+    x_squared_norms: Float[Tensor, " a"],
+    y_squared_norms: Float[Tensor, " b"],
     out: Float[Tensor, "a b"] | None = None,
 ) -> Float[Tensor, "a b"]:
     """Return ‖x - y‖² of each row x with each row y, to ten digits for centred states.
@@ -392,22 +392,24 @@ def squared_distances(
 
     Args:
         x, y: The rows.
-        x_norms, y_norms: Their squared norms.
+        x_squared_norms, y_squared_norms: Their squared norms.
         out: If given, y must begin with the rows of x. The distances are written into it, with ∞
             for the distance of a row from itself.
     """
-    squared = torch.add(x_norms[:, None], y_norms, out=out).addmm_(x, y.T, alpha=-2)
+    sums_of_norms = torch.add(x_squared_norms[:, None], y_squared_norms, out=out)  # (a, b)
+    squared = sums_of_norms.addmm_(x, y.T, alpha=-2)  # in the same memory
     if out is not None:
         squared.fill_diagonal_(torch.inf)
     # Digits cancel where a distance is a small share of the norms. A bound by the largest norms
     # first leaves few candidates, to avoid another (a, b) matrix.
-    bound = CANCELLING_SHARE * (x_norms.max() + y_norms.max())
+    bound = CANCELLING_SHARE * (x_squared_norms.max() + y_squared_norms.max())
     candidates = (squared < bound).nonzero()
     rows, columns = candidates.unbind(1)
-    norms = x_norms[rows] + y_norms[columns]
-    close = candidates[squared[rows, columns] < CANCELLING_SHARE * norms]
+    norms_of_candidates = x_squared_norms[rows] + y_squared_norms[columns]
+    is_close = squared[rows, columns] < CANCELLING_SHARE * norms_of_candidates
+    close_pairs = candidates[is_close]
     pairs_at_once = max(1, DIFFERENCES_AT_ONCE // x.shape[1])
-    for pairs in close.split(pairs_at_once):
+    for pairs in close_pairs.split(pairs_at_once):
         rows, columns = pairs.unbind(1)
         squared[rows, columns] = (x[rows] - y[columns]).square().sum(1)
     return squared

@@ -160,7 +160,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         self.seed = seed
 
     def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
-        """Fit all layers.
+        """Fit the weights of the features to the distances of stimuli in each layer.
 
         A warning names features that are constant, that are taken for continuous, or that differ
         on much the same pairs.
@@ -329,8 +329,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if pairs.chosen_pairs is not None:
             units = pairs.chosen_pairs  # ... or pairs, under recipe="paper"
         if len(self._alphas()) == 1:
-            return Division(torch.zeros_like(units), [])
+            single_fold = torch.zeros_like(units)
+            return Division(single_fold, [])
         fold_of = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
+        # An iterator, as only the pairs of one fold are needed at a time.
         pairs_of_folds = (
             pairs.subset((fold_of == fold).nonzero()[:, 0]) for fold in range(self.folds)
         )
@@ -370,8 +372,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if smallest < fewest:
             raise ValueError(
                 f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it "
-                "needs "
-                f"{fewest}: choose fewer folds, or smaller groups"
+                f"needs {fewest}: choose fewer folds, or smaller groups"
             )
         return fold_of
 

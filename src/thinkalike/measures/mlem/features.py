@@ -504,7 +504,7 @@ def features_by_term(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
     Args:
         terms: All terms, the intercept first, which has no column.
     """
-    feature_of_term = []
+    feature_of_term = []  # -1 for the product of two different features
     for term in terms[1:]:
         is_of_one_feature = is_level_pair(term) or term[0] == term[1]
         feature_of_term.append(term[0] if is_of_one_feature else -1)
@@ -526,12 +526,14 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
     """
     columns = [torch.ones_like(differences[0], dtype=torch.float64)]
     for term, weight_slice in weight_slices(terms):
-        if is_all_level_pairs(term):
-            codes = differences[term[0]]
+        if is_all_level_pairs(term):  # a column for each pair of levels
+            (feature,) = term
+            codes = differences[feature]
             code_count = weight_slice.stop - weight_slice.start
             columns += [(codes == code).double() for code in range(1, code_count + 1)]
         else:
-            columns.append(differences[term[0]].double() * differences[term[1]])
+            first, second = term
+            columns.append(differences[first].double() * differences[second])
     return columns
 
 
@@ -555,10 +557,12 @@ def predict(
     for term, weight_slice in weight_slices(terms):
         weights_of_term = weights[..., weight_slice]
         if is_all_level_pairs(term):
+            (feature,) = term
             weight_of_code = pad(weights_of_term, (1, 0))  # code 0, of equal levels, has weight 0
-            total += weight_of_code.index_select(-1, differences[term[0]].long())
+            total += weight_of_code.index_select(-1, differences[feature].long())
         else:
-            total += weights_of_term * (differences[term[0]] * differences[term[1]])
+            first, second = term
+            total += weights_of_term * (differences[first] * differences[second])
     return total
 
 

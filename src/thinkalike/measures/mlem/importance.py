@@ -249,7 +249,7 @@ def feature_importance(
     sets = (*((feature,) for feature in range(f)), *pairs)
     strata = torch.zeros(n)
     if conditional_on is not None:
-        given_feature = table.columns.place(conditional_on, "conditional_on")
+        given_feature = table.columns.index_of(conditional_on, "conditional_on")
         if table.stimulus_pairs.folds_divide_pairs:
             raise ValueError(
                 "recipe='paper' permutes pairs, which have no strata: "
@@ -266,11 +266,11 @@ def feature_importance(
     scores_of_folds: list[Tensor] = []
     drops_of_folds: list[Tensor] = []
     for fold in counted(held_out_folds, "fold", folds):
-        fitted, scores, drops = _fit_and_drops(model, table.values, table.columns, fold, sets)
+        scored = _fit_and_score(model, table.values, table.columns, fold, sets)
         if not scores_of_folds:
-            first_fit = fitted
-        scores_of_folds.append(scores)
-        drops_of_folds.append(drops)
+            first_fit = scored.fitted
+        scores_of_folds.append(scored.scores)
+        drops_of_folds.append(scored.drops)
     feature_correlations(first_fit, [table.columns.label(feature) for feature in range(f)])
     all_scores = torch.stack(scores_of_folds, 1)  # (l, k)
     all_drops = torch.stack(drops_of_folds, 1)  # (l, k, r, t)
@@ -333,10 +333,15 @@ def _importance_of_exchanged_feature(
     values[:, feature] = values[order, feature]
     drops_of_folds = []
     for fold in held_out_folds:
-        _, _, drops = _fit_and_drops(model, values, table.columns, fold, [(feature,)])
-        drops_of_folds.append(drops)
+        scored = _fit_and_score(model, values, table.columns, fold, [(feature,)])
+        drops_of_folds.append(scored.drops)
     all_drops = torch.stack(drops_of_folds, 1)  # (layer, fold, permutation, 1)
     return all_drops.mean((1, 2))[:, 0]
+
+
+def _is_name_or_index(value: object) -> bool:
+    """Return whether a value is text or a whole number; True and False are neither."""
+    return isinstance(value, Integral | str) and not isinstance(value, bool)
 
 
 def _pairs_of_features(interactions: object, columns: FeatureColumns) -> list[FeatureSet]:
@@ -357,13 +362,12 @@ def _pairs_of_features(interactions: object, columns: FeatureColumns) -> list[Fe
         raise ValueError(message)
     pairs: list[FeatureSet] = []
     for pair in interactions:
-        names = tuple(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else ()
-        is_named = all(
-            isinstance(name, Integral | str) and not isinstance(name, bool) for name in names
-        )
-        if len(names) != 2 or not is_named:
+        if not isinstance(pair, Iterable) or isinstance(pair, str):
             raise ValueError(message)
-        first, second = (columns.place(name, "interactions") for name in names)
+        names = tuple(pair)
+        if len(names) != 2 or not all(map(_is_name_or_index, names)):
+            raise ValueError(message)
+        first, second = (columns.index_of(name, "interactions") for name in names)
         if first == second:
             raise ValueError(
                 f"interactions has {shown(pair)}, which is one feature with itself: "
@@ -412,27 +416,38 @@ def _held_out_folds(
         yield _HeldOutFold(train, test, division, orders)
 
 
-def _fit_and_drops(
+class _ScoredFit(NamedTuple):
+    """A fit to the training pairs of a fold, with its scores on the held-out pairs.
+
+    Attributes:
+        fitted: The fitted weights.
+        scores: The score, Spearman's ρ, of each of l layers.
+        drops: How much the score drops with each of t sets of features permuted, r times each.
+    """
+
+    fitted: FittedWeights
+    scores: Float[Tensor, " l"]
+    drops: Float[Tensor, "l r t"]
+
+
+def _fit_and_score(
     model: MLEM,
     values: Float[Tensor, "n f"],
     columns: FeatureColumns,
     fold: _HeldOutFold,
     sets: Sequence[FeatureSet],
-) -> tuple[FittedWeights, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Fit a model to the training pairs of a fold, and score the held-out pairs.
+) -> _ScoredFit:
+    """Fit a model to the training pairs of a fold, and score it on the held-out pairs.
 
-    They are scored as they are, and with each set of features permuted. Constant predictions score
-    0. Drops of the score that are only rounding are 0.
+    Those are scored as they are, and with each set of features permuted. Constant predictions
+    score 0. Drops of the score that are only rounding are 0.
 
     Args:
         model: The parameters of the fit.
         values: The features of all stimuli as numbers.
         columns: How the table was read.
-        fold: The fold.
-        sets: The t sets of features that are permuted, once for each of the fold's r orders.
-
-    Returns:
-        The fit, the score of each layer, and how much it drops for each order and set, (l, r, t).
+        fold: The fold, with r orders in which test stimuli are permuted.
+        sets: The t sets of features that are permuted in each of these orders.
     """
     encoder = FeatureEncoder.of(
         values[fold.train.stimuli], columns, model.difference, model.missing
@@ -445,11 +460,13 @@ def _fit_and_drops(
     for order in fold.orders:
         for moved_features in sets:
             variants.append(test.permuted(features, differences, moved_features, order))
-    scores = test.score(variants, fitted.terms, fitted.weights).nan_to_num(0.0)  # (1 + r t, l)
-    score = scores[0]
-    permuted = scores[1:].view(len(fold.orders), len(sets), len(score))
-    drops = score - permuted
-    return fitted, score, torch.where(drops.abs() <= DROP_ROUNDING, 0, drops).movedim(-1, 0)
+    all_scores = test.score(variants, fitted.terms, fitted.weights)  # (1 + r t, l)
+    all_scores = all_scores.nan_to_num(0.0)  # of constant predictions
+    scores = all_scores[0]
+    permuted_scores = all_scores[1:].view(len(fold.orders), len(sets), len(scores))
+    drops = scores - permuted_scores  # (r, t, l)
+    drops = torch.where(drops.abs() <= DROP_ROUNDING, 0, drops)
+    return _ScoredFit(fitted, scores, drops.movedim(-1, 0))
 
 
 def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:

@@ -178,9 +178,10 @@ def _constant_terms(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> 
     Raises:
         ValueError: Every feature has the same Δ in all pairs.
     """
-    sums_to_feature = features_by_term(terms).to(covariance)  # (f, r)
-    variances = (sums_to_feature @ covariance @ sums_to_feature.T).diagonal()
-    is_constant = variances <= VARIANCE_ROUNDING
+    # The Δ of a feature is the sum of the terms of this feature alone.
+    belongs_to_feature = features_by_term(terms).to(covariance)  # (f, r)
+    variances = (belongs_to_feature @ covariance @ belongs_to_feature.T).diagonal()  # of Δ
+    is_constant = variances <= VARIANCE_ROUNDING  # for each feature
     if is_constant.all():
         raise ValueError(
             "X: every feature is equal in all pairs of stimuli, or differs in all of them, and "
@@ -329,7 +330,8 @@ def _nnls_of_layers(
         gram: G, which all layers share.
         target: t of each layer.
     """
-    return nnls(gram[:, None].expand(*target.shape, target.shape[2]), target)
+    gram_of_layers = gram[:, None].expand(*target.shape, target.shape[2])  # (s, l, q, q)
+    return nnls(gram_of_layers, target)
 
 
 def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
