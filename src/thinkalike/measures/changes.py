@@ -75,7 +75,7 @@ def token_changes(
     )
 
 
-def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
+def divergence(log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
     """Return KL(p ‖ q) = Σ p (log p - log q) of each row in nats, in [0, ∞).
 
     It is computed as Σ (q - p - p (log q - log p)), which is equal, as p and q both sum to 1. No
@@ -84,21 +84,23 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     of the log-probabilities alone can cause it: up to `kl_of_rounding`.
 
     Args:
-        p, q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
+        log_p, log_q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
     """
-    rows_at_once = max(LOG_PROBABILITIES_AT_ONCE // p.shape[1], 1)
+    rows_at_once = max(LOG_PROBABILITIES_AT_ONCE // log_p.shape[1], 1)
     sums = []
-    for log_p, log_q in zip(p.split(rows_at_once), q.split(rows_at_once), strict=True):
-        log_ratio = log_q - log_p
-        probability = log_p.exp()
-        # q - p. The first form keeps its digits where p and q are close, and may overflow where
-        # they are not.
+    for log_p_of_rows, log_q_of_rows in zip(
+        log_p.split(rows_at_once), log_q.split(rows_at_once), strict=True
+    ):
+        log_ratio = log_q_of_rows - log_p_of_rows
+        p = log_p_of_rows.exp()
+        # q - p is p (q/p - 1), which keeps its digits where p and q are close, and may overflow
+        # where they are not.
         is_close = log_ratio < 1
-        difference = probability * torch.expm1(log_ratio.clamp(max=1))
-        difference = torch.where(is_close, difference, log_q.exp() - probability)
-        sums.append((difference - probability * log_ratio).sum(1))
+        difference_if_close = p * torch.expm1(log_ratio.clamp(max=1))
+        difference = torch.where(is_close, difference_if_close, log_q_of_rows.exp() - p)
+        sums.append((difference - p * log_ratio).sum(1))
     divergences = torch.cat(sums)
-    return divergences.masked_fill(divergences <= kl_of_rounding(p.dtype), 0)
+    return divergences.masked_fill(divergences <= kl_of_rounding(log_p.dtype), 0)
 
 
 def kl_of_rounding(dtype: torch.dtype = torch.float32) -> float:

@@ -205,10 +205,8 @@ class NeuralDistances:
             # Euclidean distances are written into the panel by `block` itself, others here.
             panel.copy_(self.block(slice(start, end), slice(start, None), out=panel))
             squared[end:, start:end] = squared[start:end, end:].T
-        if (
-            not self.is_euclidean
-        ):  # distances by `cdist` are exact, and given ones stay as they are
-            return squared
+        if not self.is_euclidean:
+            return squared  # `cdist` treats identical rows alike, and given distances stay
         squared.fill_diagonal_(0)
         has_identical_rows = int(squared.count_nonzero()) < n * (n - 1)
         if not has_identical_rows:

@@ -551,9 +551,10 @@ def level_weights(
         single: Whether there is a single layer, so that matrices have no axis of layers.
     """
     weights_of_features = []
-    for (feature, *_), weight_slice in weight_slices(fitted.terms):
+    for term, weight_slice in weight_slices(fitted.terms):
+        feature = term[0]
         size = features.weighted_level_counts[feature]
-        if not size:
+        if not size:  # the feature has one weight
             continue
         first, second = torch.triu_indices(size, size, 1)
         # The last weight is that of a new level, which no training stimulus has.

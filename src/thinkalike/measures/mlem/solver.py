@@ -369,10 +369,11 @@ def pair_sizes(
         terms: The terms, the intercept first.
     """
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
-    for (feature, *_), weight_slice in weight_slices(terms):
+    for term, weight_slice in weight_slices(terms):
+        feature = term[0]
         level_counts = counts[feature]
         level_count = level_counts.shape[1]
-        if level_count:
+        if level_count:  # each pair of its levels has a weight
             first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
             # The last weight of a feature is that of pairs with a new level.
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)

@@ -363,7 +363,7 @@ def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[T
     return counts
 
 
-def stimuli_of_folds(fold_of: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
+def members_of_folds(fold_of: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     """Return the indices of the stimuli, or of the pairs, of each fold, in rising order."""
     return [(fold_of == fold).nonzero()[:, 0] for fold in range(int(fold_of.max()) + 1)]
 
@@ -511,7 +511,7 @@ def add_forms(
             forms.append(_FeatureForms.of(features, term[0], weight_slice))
     columns = torch.cat([form.columns for form in forms], 1)
     widths = [form.columns.shape[1] for form in forms]
-    stimuli = stimuli_of_folds(fold_of)
+    stimuli = members_of_folds(fold_of)
 
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
         """Return for each form M = Σ_i z_i z'_i, its columns z times other columns z', by set."""
@@ -616,7 +616,7 @@ def sums_by_pair(
         each term times the squared distance in each layer. The first set is all pairs; if there
         are several folds, the pairs without each fold follow.
     """
-    stimuli = stimuli_of_folds(fold_of)
+    stimuli = members_of_folds(fold_of)
     fold_count = len(stimuli)
     # Entry (a, b), for folds a ≤ b, sums over the pairs with one stimulus in each.
     between = torch.zeros(
@@ -656,7 +656,7 @@ def _pairs_at_once(terms: Sequence[Term]) -> int:
 
 def sums_of_given_pairs(
     differences: Sequence[Tensor],
-    targets: Float[Tensor, "l p"],
+    squared_distances: Float[Tensor, "l p"],
     terms: Sequence[Term],
     fold_of: Int[Tensor, " p"],
 ) -> Float[Tensor, "s t u"]:
@@ -664,22 +664,22 @@ def sums_of_given_pairs(
 
     Args:
         differences: Δ of the pairs, feature by feature.
-        targets: The squared distances of the pairs in each of l layers.
+        squared_distances: Those of the pairs in each of l layers.
         terms: The t terms, the intercept first.
         fold_of: The fold of each pair, from 0.
 
     Returns:
-        For each of s sets of pairs, the sums of the regressor of a term times that of a term, and
-        then times the squared distance of a layer: (s, t, u = t + l).
+        For each of s sets of pairs, the sums of the regressor of each term times that of each
+        term, and then times the squared distance in each layer: (s, t, u = t + l).
     """
+    column_count = len(terms) + len(squared_distances)
     sums_of_folds = []
-    for pairs_of_fold in stimuli_of_folds(fold_of):
-        sums = torch.zeros(
-            len(terms), len(terms) + len(targets), dtype=torch.float64, device=fold_of.device
-        )
+    for pairs_of_fold in members_of_folds(fold_of):
+        sums = torch.zeros(len(terms), column_count, dtype=torch.float64, device=fold_of.device)
         for pairs in pairs_of_fold.split(_pairs_at_once(terms)):
-            term_values = regressors([column[pairs] for column in differences], terms)
-            sums += _products(term_values, list(targets[:, pairs]))
+            differences_of_pairs = [column[pairs] for column in differences]
+            term_values = regressors(differences_of_pairs, terms)
+            sums += _products(term_values, list(squared_distances[:, pairs]))
         sums_of_folds.append(sums)
     return sums_over_sets(torch.stack(sums_of_folds))
 
