@@ -108,6 +108,7 @@ def kl_of_rounding(dtype: torch.dtype = torch.float32) -> float:
 
     For float32 it is 9e-13.
     """
+    # KL grows with the square of the difference of the log-probabilities.
     return (ROUNDING_STEPS * torch.finfo(dtype).eps) ** 2
 
 

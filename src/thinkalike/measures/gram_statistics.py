@@ -561,10 +561,10 @@ def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     squared_distances = squared_norms[:, None] + squared_norms - 2 * gram
     squared_distances = squared_distances.clamp(min=0)  # rounding can leave less than 0
     i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-    median = squared_distances[i, j].median()  # σ²
-    if median <= 0:
+    squared_bandwidth = squared_distances[i, j].median()  # σ²
+    if squared_bandwidth <= 0:
         raise ValueError(
             "the median distance between rows is 0, so the rbf kernel has no bandwidth: "
             "use kernel=linear"
         )
-    return torch.exp(-squared_distances / (2 * median))
+    return torch.exp(-squared_distances / (2 * squared_bandwidth))

@@ -146,9 +146,8 @@ class CKAResult(LayerPairEstimate):
         Entry i shows how far the value has settled after i + 1 batches.
         """
         depth = len(self.value)  # l
-        batch_counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[
-            :, None, None
-        ]
+        batch_numbers = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)
+        batch_counts = batch_numbers.view(-1, 1, 1)
         # `hsics` are of every two of the l + m layers of both models, (b, l + m, l + m).
         if self.aggregate == "ratio_of_means":
             joint = alignment(self.hsics.cumsum(0) / batch_counts)

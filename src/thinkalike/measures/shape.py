@@ -39,7 +39,7 @@ def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n 
     Raises:
         ValueError: A value is not finite, or all rows are the same.
     """
-    # They are about a typical point, which is not exactly the mean.
+    # `centred` subtracts a typical point, which is not exactly the mean.
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 

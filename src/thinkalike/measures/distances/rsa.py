@@ -52,8 +52,8 @@ def rsa(
         others: The m layers of these stimuli to compare with; None: the same layers.
         distance: The distance of two stimuli, such as "euclidean" or "cosine"; layers that are
             `NeuralDistances` keep theirs.
-        comparator: The similarity of two vectors of squared distances, such as "spearman",
-            "pearson" or "cosine".
+        comparator: The similarity of two vectors of squared distances, such as "spearman", "corr"
+            (Pearson's r) or "cosine".
 
     Raises:
         ValueError: Layers are of different stimuli, or have no distances that could be compared.

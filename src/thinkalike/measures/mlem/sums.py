@@ -328,7 +328,7 @@ class _SumsOfAgreeing:
 
 
 def sums_over_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
-    """Return sums over all folds, and then, if there are several, over all folds but each in turn.
+    """Return sums over all folds, and then, if there are several, without each fold in turn.
 
     Args:
         sums: The sums over each of g folds.
