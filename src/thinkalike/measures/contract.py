@@ -530,7 +530,7 @@ def compare_one_by_one(
         target_layers = model_pairs.layers_of_model[target]
         # Values of other pairs of models are not reused, so that the values of two models do not
         # depend on which other models are compared.
-        value_of_layers: dict[Pair, Tensor] = {}
+        value_of_layers: dict[tuple[int, int], Tensor] = {}  # by the indices of both layers
         for i, j in product(source_layers, target_layers):
             if is_symmetric and (j, i) in value_of_layers:
                 value_of_layers[i, j] = value_of_layers[j, i]

@@ -96,7 +96,7 @@ class LayerMeans(Accumulator):
     ):
         """Store the settings, and refuse "token" for a measure that compares all rows.
 
-        `permutations` is how often documents are permuted for a null; 0 or None is no null.
+        `permutations` is how often documents are permuted for a null; 0 is no null.
         `averages_ratios` is whether a ratio, such as CKA, is averaged over batches; otherwise its
         numerators and denominators are.
         """

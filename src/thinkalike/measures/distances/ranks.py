@@ -38,7 +38,7 @@ def levels_of(
         # Where a value is infinite, the comparison ∞ ≤ ∞ says nothing.
         is_near = (gaps <= rounding * sizes) & gaps.isfinite()
         begins_level = (ordered[..., 1:] != ordered[..., :-1]) & ~is_near
-    levels = begins_level.cumsum(-1)
+    levels = begins_level.cumsum(-1)  # of all values but the least, whose level is 0
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
 
 
