@@ -248,8 +248,7 @@ class LayerMeans(Accumulator):
         remaining_units = kept_if_extreme.where(is_extreme, 1.0)
         # Values grow with the square of the size of each of their two layers, as HSIC does.
         factors = (units / remaining_units).square()[:, None]  # (batches, 1, k)
-        factors_of_both_layers = factors[..., :, None] * factors[..., None, :]
-        states["values"] = states["values"] * factors_of_both_layers
+        states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
         return states
 
     def estimate_arguments(self, states: Mapping[str, Tensor]) -> EstimateArguments:
