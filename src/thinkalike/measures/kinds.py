@@ -215,7 +215,7 @@ class FeatureColumns(NamedTuple):
         if self.names and not names:
             warnings.warn(
                 "X has no names of features, but the fit had: their order is trusted",
-                stacklevel=6,  # the line of a user that called `predict` or the like
+                stacklevel=6,
             )
 
 
