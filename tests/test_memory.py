@@ -19,7 +19,7 @@ from thinkalike import memory as places
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
 from thinkalike.evaluation.moments import batch_rows_of_moments
-from thinkalike.evaluation.stitched_losses import document_sums, largest_report_batch
+from thinkalike.evaluation.stitched_losses import document_sums, largest_evaluation_batch
 from thinkalike.memory import (
     FRAGMENTATION,
     USABLE_SHARE,
@@ -398,7 +398,7 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     models = (*module.models, PAIRS)
 
     def share(total):
-        return largest_report_batch(*models, tiny.token_rows(rows[:40]), Budget(total, 0.0))
+        return largest_evaluation_batch(*models, tiny.token_rows(rows[:40]), Budget(total, 0.0))
 
     assert share(1e9) == (40, 9)
     some = share(12e6)

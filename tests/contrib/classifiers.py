@@ -82,7 +82,7 @@ def cka_of_transformers(members, pairs, batch, first_only=False, count=None):
         for block, metric in enumerate(metrics):
             part = [model[block][start : start + batch] for model in rows]
             metric.update(part, part)
-    return torch.stack([metric.compute().as_found for metric in metrics], -1)
+    return torch.stack([metric.compute().with_bias for metric in metrics], -1)
 
 
 def relabelled(pairs, model):

@@ -20,7 +20,7 @@ from thinkalike.instruments.ruler.table import fisher_z
 from thinkalike.instruments.ruler.words import WordComparison
 from thinkalike.instruments.stitching.screen import bit_width_in_words
 from thinkalike.instruments.stitching.table import bit_width_columns
-from thinkalike.measures.bit_readings import interpolated_mark, next_bits, reading_interval
+from thinkalike.measures.bit_readings import interpolated_bits, next_bits, reading_interval
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
 from thinkalike.measures.halved_moments import HalvedMoments
@@ -97,14 +97,14 @@ def test_a_reading_lies_between_the_calibration_points_around_it(points, reading
         torch.tensor([*readings]).double(),
         torch.tensor(points).double()[:, None].expand(-1, len(readings)),
     )
-    assert interpolated_mark(values, (2, 3, 4, 6), points).tolist() == pytest.approx([*readings.values()])
+    assert interpolated_bits(values, (2, 3, 4, 6), points).tolist() == pytest.approx([*readings.values()])
 
 
 def test_a_value_below_all_calibration_points_has_an_upper_end_over_documents():
     """Points of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
     moved = torch.linspace(-0.03, 0.03, JACKKNIFE_PARTS + 1, dtype=torch.float64).roll(JACKKNIFE_PARTS // 2 + 1)
     points = torch.stack([0 * moved, 0.1 + moved, 0.4 + 2 * moved])
-    assert with_interval(interpolated_mark(0 * moved, (2, 3, 4), points)).high == 2, "control: not by the replicates"
+    assert with_interval(interpolated_bits(0 * moved, (2, 3, 4), points)).high == 2, "control: not by the replicates"
     middle, low, high = reading_interval(0 * moved, (2, 3, 4), points)
     assert (middle, low) == (2, 2)
     assert 2.02 <= high < 8

@@ -104,7 +104,7 @@ def test_float32_keeps_six_digits_of_hard_features(offset, size, tolerance, kern
     metrics = [CKA(1, 2, kernel=kernel) for _ in range(2)]
     for metric, features in zip(metrics, (xs, [x.double() for x in xs]), strict=True):
         metric.update(features[:1], features[1:])
-    single, double = (metric.compute().as_found for metric in metrics)
+    single, double = (metric.compute().with_bias for metric in metrics)
     same(single, double.cpu(), tolerance)
     same(cka(xs[0].requires_grad_(), xs[1], kernel=kernel).detach(), double[0, 0], tolerance)
 
@@ -128,7 +128,7 @@ def test_autocast_does_not_reach_the_products():
         assert torch.equal(cka(x, y), expected)
         same(cka(x.clone().requires_grad_(), y).detach(), expected, 1e-6)
         metric.update([x], [y])
-    same(metric.compute().as_found[0, 0], expected, 1e-6)
+    same(metric.compute().with_bias[0, 0], expected, 1e-6)
 
 
 def test_leverage_is_the_share_of_the_farthest_row(device):
@@ -178,7 +178,7 @@ def test_rows_of_any_size_have_the_exact_cka_or_are_refused(dtype, size, rows, d
     ways = {
         "one-shot": lambda x, y: cka(x, y),
         "with a gradient": lambda x, y: cka(x.clone().requires_grad_(), y).detach(),
-        "within one group": lambda x, y: by_token.update([x], [y], groups=token) or by_token.compute().as_found[0, 0],
+        "within one group": lambda x, y: by_token.update([x], [y], groups=token) or by_token.compute().with_bias[0, 0],
     }
     refused = []
     for way, value in ways.items():
@@ -261,9 +261,9 @@ def test_one_batch_is_the_one_shot_value_of_every_pair(estimator, kernel, device
         [cka(x, y, estimator=estimator, kernel=kernel) for y in (*sources, *targets)] for x in (*sources, *targets)
     ]
     expected = torch.tensor(expected)
-    same(found.as_found, expected[:2, 2:], 1e-12)
-    same(found.within_source.as_found, expected[:2, :2], 1e-12)
-    same(found.within_target.as_found, expected[2:, 2:], 1e-12)
+    same(found.with_bias, expected[:2, 2:], 1e-12)
+    same(found.within_source.with_bias, expected[:2, :2], 1e-12)
+    same(found.within_target.with_bias, expected[2:, 2:], 1e-12)
     leverages = torch.stack([leverage(x) for x in (*sources, *targets)])
     same(torch.cat([found.leverage_source, found.leverage_target]), leverages)
 
@@ -274,8 +274,8 @@ def test_batches_join_by_ratio_of_means_or_mean_of_ratios():
     hsics = torch.tensor([[[[hsic1(K, L) for L in t], [hsic1(L, L) for L in t]] for K in s] for s, t in grams])
     xy, yy = hsics.unbind(2)
     xx = torch.tensor([[[hsic1(K, K)] for K in s] for s, _ in grams])
-    same(gathered(data).compute().as_found, xy.sum(0) / (xx.sum(0) * yy.sum(0)).sqrt())
-    same(gathered(data, aggregate="mean_of_ratios").compute().as_found, (xy / (xx * yy).sqrt()).mean(0))
+    same(gathered(data).compute().with_bias, xy.sum(0) / (xx.sum(0) * yy.sum(0)).sqrt())
+    same(gathered(data, aggregate="mean_of_ratios").compute().with_bias, (xy / (xx * yy).sqrt()).mean(0))
 
 
 def sequences(*widths, b=6, t=5):
@@ -292,11 +292,11 @@ def test_rows_are_tokens_sequences_or_means_of_sequences(flatten):
     for mask in (None, torch.ones(6, 5, dtype=torch.bool)):
         metric = CKA(1, 1, flatten=flatten)
         metric.update([x], [y], mask)
-        found[mask is None] = metric.compute().as_found[0, 0]
+        found[mask is None] = metric.compute().with_bias[0, 0]
         same(found[mask is None], cka(FLATTEN[flatten](x), FLATTEN[flatten](y)))
     rows = CKA(1, 1, flatten=flatten)
     rows.update([x.flatten(0, 1)], [y.flatten(0, 1)])
-    same(rows.compute().as_found[0, 0], cka(x.flatten(0, 1), y.flatten(0, 1)))
+    same(rows.compute().with_bias[0, 0], cka(x.flatten(0, 1), y.flatten(0, 1)))
     others = [cka(rows(x), rows(y)) for name, rows in FLATTEN.items() if name != flatten]
     assert all((found[True] - other).abs() > 1e-3 for other in others), "control: these are three different values"
 
@@ -312,7 +312,7 @@ def test_masked_tokens_count_for_nothing_not_even_as_nan(flatten):
     x[~mask], y[~mask] = torch.nan, torch.inf
     metric = CKA(1, 1, flatten=flatten)
     metric.update([x], [y], mask)
-    same(metric.compute().as_found[0, 0], cka(*rows))
+    same(metric.compute().with_bias[0, 0], cka(*rows))
     assert (cka(*rows) - whole).abs() > 1e-3, "control: the mask matters"
 
 
@@ -467,20 +467,20 @@ def error_of(values):
 def test_the_jackknife_leaves_documents_out_of_all_batches(options):
     data = batches(5)
     found = with_documents(data, **options)
-    left_out = torch.stack([with_documents(data, part, **options).as_found for part in range(10)])
+    left_out = torch.stack([with_documents(data, part, **options).with_bias for part in range(10)])
     corrected = not options or "kernel" in options
 
     def agrees(found, left_out):
         half = scipy.stats.t.ppf(0.975, 9) * error_of(left_out)
-        middle = 10 * found.as_found - 9 * left_out.mean(0) if corrected else found.as_found  # Quenouille's
+        middle = 10 * found.with_bias - 9 * left_out.mean(0) if corrected else found.with_bias  # Quenouille's
         same(found.value, middle.clamp(max=1), 1e-8)
-        same(found.high, torch.maximum(found.as_found, middle + half), 1e-8)
-        same(found.low, torch.minimum(found.as_found, middle - half), 1e-8)
+        same(found.high, torch.maximum(found.with_bias, middle + half), 1e-8)
+        same(found.low, torch.minimum(found.with_bias, middle - half), 1e-8)
 
     agrees(found, left_out)
     assert found.documents == 24
     difference = found.difference((0, 0), (1, 2))
-    same(difference.as_found, found.as_found[0, 0] - found.as_found[1, 2])
+    same(difference.with_bias, found.with_bias[0, 0] - found.with_bias[1, 2])
     agrees(difference, left_out[:, 0, 0] - left_out[:, 1, 2])
 
 
@@ -524,12 +524,12 @@ def test_the_distance_of_two_models_is_equation_2():
     data = [(each[:2], each[2:]) for each in (layers(12, 3, 4, 5, 6) for _ in range(6))]
     result = with_documents(data)
     found = result.distance()
-    arccos = [torch.arccos(result.as_found[layer, layer]) for layer in range(2)]
-    same(found.as_found, (arccos[0] ** 2 + arccos[1] ** 2).sqrt())
-    left_out = torch.stack([with_documents(data, part).distance().as_found for part in range(10)])
-    middle = 10 * found.as_found - 9 * left_out.mean(0)
+    arccos = [torch.arccos(result.with_bias[layer, layer]) for layer in range(2)]
+    same(found.with_bias, (arccos[0] ** 2 + arccos[1] ** 2).sqrt())
+    left_out = torch.stack([with_documents(data, part).distance().with_bias for part in range(10)])
+    middle = 10 * found.with_bias - 9 * left_out.mean(0)
     same(found.value, middle)
-    same(found.high, torch.maximum(found.as_found, middle + scipy.stats.t.ppf(0.975, 9) * error_of(left_out)), 1e-8)
+    same(found.high, torch.maximum(found.with_bias, middle + scipy.stats.t.ppf(0.975, 9) * error_of(left_out)), 1e-8)
     assert result.clipped == 0
 
 
@@ -540,8 +540,8 @@ def test_a_model_has_distance_0_to_itself_and_clips_count():
     result = metric.compute()
     found = result.distance()
     same(found.value, 0.0, 1e-3)
-    clipped, was_within = result.clipped, bool(result.as_found[0, 0] <= 1)
-    result.uncorrected = 1.5 * result.as_found
+    clipped, was_within = result.clipped, bool(result.with_bias[0, 0] <= 1)
+    result.uncorrected = 1.5 * result.with_bias
     assert result.clipped == 3 >= clipped + was_within
     assert result.distance().value.isfinite()
 
@@ -551,7 +551,7 @@ def test_the_convergence_curve_ends_at_the_value():
     for aggregate in ("ratio_of_means", "mean_of_ratios"):
         curve = gathered(data, aggregate=aggregate).compute().convergence()
         for seen in range(1, 6):
-            same(curve[seen - 1], gathered(data[:seen], aggregate=aggregate).compute().as_found, 1e-12)
+            same(curve[seen - 1], gathered(data[:seen], aggregate=aggregate).compute().with_bias, 1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"estimator": "biased"}, {"kernel": "rbf", "permutations": 1}])
@@ -566,7 +566,7 @@ def test_the_same_tensors_on_both_sides_are_as_copies(depth, dtype, options):
     found = metrics[0].compute()
     agree(found, metrics[1].compute(), 0)
     same(found.value.diagonal(), torch.ones(depth, dtype=F64), 1e-5)
-    same(found.as_found, metrics[2].compute().as_found.flip(0, 1), 1e-6)
+    same(found.with_bias, metrics[2].compute().with_bias.flip(0, 1), 1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])
@@ -582,7 +582,7 @@ def test_the_null_is_cka_with_the_rows_of_the_target_permuted(estimator, kernel,
     null = torch.tensor([[cka(x, y, estimator=estimator, kernel=kernel) for y in other] for x in first])
     found = metric.compute()
     same(found.chance.null, null)
-    same(found.chance.calibrated.value, (found.as_found.cpu() - null) / (1 - null))
+    same(found.chance.calibrated.value, (found.with_bias.cpu() - null) / (1 - null))
 
 
 def test_permutations_move_whole_documents_away_from_home():
@@ -663,9 +663,9 @@ def test_batches_of_any_size_have_the_numbers_of_others(power, options):
     grown = [[[x * power for x in side] for side in batch] for batch in data]
     whole = gathered(data, **more)
     agree(gathered(grown, **more).compute(), whole, 0)
-    mixed = gathered([*data[:2], grown[2]], **more).compute().as_found
-    kept = gathered(data[:2] if power < 1 else data[2:], [0, 1] if power < 1 else [2], **more).compute().as_found
-    same(mixed, whole.compute().as_found if "aggregate" in options else kept, 1e-12)
+    mixed = gathered([*data[:2], grown[2]], **more).compute().with_bias
+    kept = gathered(data[:2] if power < 1 else data[2:], [0, 1] if power < 1 else [2], **more).compute().with_bias
+    same(mixed, whole.compute().with_bias if "aggregate" in options else kept, 1e-12)
 
 
 def grams(n, *widths):

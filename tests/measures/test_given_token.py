@@ -26,7 +26,7 @@ N, VOCABULARY = 400, 30
 
 def chance_share(groups, k):
     """The mean share of neighbours of features with nothing in common: Σ_g n_g k / (n_g - 1) / Σ_g n_g."""
-    return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
+    return sum(count * size * k / (size - 1) for count, size in groups.counts_and_sizes) / len(groups.order)
 
 
 def drawn(n=N, vocabulary=VOCABULARY):
@@ -52,13 +52,13 @@ def given(x, y, tokens, **options):
 
 
 def value(result):
-    return float(result.as_found[0, 0])
+    return float(result.with_bias[0, 0])
 
 
 def test_groups_are_the_rows_of_each_token_that_has_enough():
     tokens = torch.tensor([5, 2, 5, 9, 2, 5, 7, 7, 2, 7])
     groups = RowGroups.of(tokens, 3)
-    assert groups.shapes == [(3, 3)]
+    assert groups.counts_and_sizes == [(3, 3)]
     blocks = next(groups.split_by_size(tokens[groups.order]))
     assert sorted(blocks[:, 0].tolist()) == [2, 5, 7]
     assert (blocks == blocks[:, :1]).all()
@@ -128,10 +128,10 @@ def test_all_layers_of_both_sides_come_from_one_pass():
     result = metric.compute()
     for i, x in enumerate(layers[:2]):
         for j, y in enumerate([*layers[2:], layers[0]]):
-            assert float(result.as_found[i, j]) == pytest.approx(by_grams(x, y, tokens), abs=1e-10)
-    assert float(result.as_found[0, 2]) == pytest.approx(1)
+            assert float(result.with_bias[i, j]) == pytest.approx(by_grams(x, y, tokens), abs=1e-10)
+    assert float(result.with_bias[0, 2]) == pytest.approx(1)
     within = by_grams(layers[0], layers[1], tokens)
-    assert float(result.within_source.as_found[0, 1]) == pytest.approx(within, abs=1e-10)
+    assert float(result.within_source.with_bias[0, 1]) == pytest.approx(within, abs=1e-10)
 
 
 def test_the_ratio_is_taken_after_batches_and_groups():

@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist
 from sklearn.linear_model import Ridge
 
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, splits, stimulus_folds
-from thinkalike.measures.distances.neural import upper
+from thinkalike.measures.distances.neural import upper_triangle_indices
 from thinkalike.measures.mlem.importance import regrouped
 
 WEIGHTS = (2.0, 1.0, 0.5, 0.0)
@@ -198,7 +198,7 @@ def planted(noise, each, cells=40, width=16, seed=0):
     centres = torch.randn(cells, width, generator=draw, dtype=torch.float64)
     owners = torch.arange(cells).repeat_interleave(each)
     states = centres[owners] + noise * torch.randn(len(owners), width, generator=draw, dtype=torch.float64)
-    pairs = upper(len(owners))
+    pairs = upper_triangle_indices(len(owners))
     best = torch.cdist(centres, centres).square() + 2 * noise**2 * width
     best = best[owners[pairs // len(owners)], owners[pairs % len(owners)]]
     found = torch.cdist(states, states).flatten()[pairs]

@@ -344,6 +344,18 @@ def test_fewer_than_eight_documents_have_no_interval(accumulator):
         assert bool(found.low.isinf().all()) == bool(found.high.isinf().all()) == (count < 8)
 
 
+@pytest.mark.parametrize("accumulator", [CKA, LayerShifts])
+def test_without_documents_each_row_is_its_own(accumulator):
+    """The shifts ended in an assertion without them."""
+    states = batch(2, 40), batch(2, 40)
+    alone, numbered = accumulator(2, 2), accumulator(2, 2)
+    alone.update(*states)
+    numbered.update(*states, documents=torch.arange(40))
+    assert alone.compute().documents == 40
+    for own, other in zip(alone.compute(), numbered.compute(), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)
+
+
 UNEQUAL = {  # numbers of documents of 290 rows
     "one has half": ([145] + [5] * 29, False),
     "two have 80 %": ([116, 116] + [2] * 29, False),

@@ -136,7 +136,7 @@ def test_sums_of_items_are_those_of_pairs(missing, kinds, difference, interactio
     encoder, table, states = FeatureEncoder.fit(table.to(device), kinds, difference, missing), table[:50], states[:50]
     features = encoder.encode(table.to(device))
     layers = [NeuralDistances.of(states.to(device) + 100), NeuralDistances.of(states[:, :3].to(device), "cosine")]
-    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.weighted_levels, interactions)
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.weighted_level_counts, interactions)
     found = normal_equations(features, layers, terms, cells)
     precomputed = [NeuralDistances(layer.squared(), "given") for layer in layers]
     torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-9)

@@ -74,7 +74,7 @@ class BatchStates:
         )
 
     def kl(
-        self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
+        self, model: FrozenModel, first_block: int, states: Sequence[Float[Tensor, "b t d"]]
     ) -> Float[Tensor, " n"]:
         """Return KL(base ‖ model) of the predictions after each token but the last of each row.
 
@@ -83,15 +83,15 @@ class BatchStates:
 
         Args:
             model: The base or the changed model, with or without such a part.
-            start: The first block that is run; negative: the tokens are embedded again, too.
+            first_block: The first block that is run; negative: the tokens are embedded again, too.
             states: The states before block 0 and after each block of the model without such a
-                part. Entry `start` is used, the state that enters block `start`.
+                part. Entry `first_block` is used, the state that enters it.
         """
-        predictions = self.predictions(model, start, states)
+        predictions = self.predictions(model, first_block, states)
         return divergence(self.base_log_probabilities, predictions).cpu()
 
     def predictions(
-        self, model: FrozenModel, start: int, states: Sequence[Float[Tensor, "b t d"]]
+        self, model: FrozenModel, first_block: int, states: Sequence[Float[Tensor, "b t d"]]
     ) -> Float[Tensor, "n v"]:
         """Return the log-probabilities of a model after each token but the last of each row.
 
@@ -100,14 +100,14 @@ class BatchStates:
 
         Args:
             model: The base or the changed model, with or without such a part.
-            start: The first block that is run; negative: the tokens are embedded again, too.
+            first_block: The first block that is run; negative: the tokens are embedded again, too.
             states: The states before block 0 and after each block of the model without such a
-                part. Entry `start` is used, the state that enters block `start`.
+                part. Entry `first_block` is used, the state that enters it.
         """
-        if start < 0:
+        if first_block < 0:
             last = model.head(self.tokens, model.n_layers - 1)
         else:
-            last = model.advance(states[start], start, model.n_layers)
+            last = model.advance(states[first_block], first_block, model.n_layers)
         return log_probabilities(model, last).to(self.base_log_probabilities.device)
 
 

@@ -56,7 +56,7 @@ class ExchangesDone(TypedDict):
     alone: dict[str, Tensor]
 
 
-def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
+def _first_rows_for_screening(batches: Sequence[BatchStates]) -> BatchStates:
     """Return the first rows of the first batch, of about `SCREENING_TOKENS` tokens.
 
     This is at least one row, and at most the whole batch.
@@ -65,7 +65,7 @@ def _few_rows(batches: Sequence[BatchStates]) -> BatchStates:
     return batches[0].first_rows(max(SCREENING_TOKENS // context, 1))
 
 
-def _kl_alone(
+def _kl_with_changed_part(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
     """Return KL(base ‖ base with one part of the changed model) of each predicted token, in nats.
@@ -80,7 +80,7 @@ def _kl_alone(
         return batch.kl(base, part.layer, batch.base)
 
 
-def _kl_without(
+def _kl_with_base_part(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
     """Return KL(base ‖ changed model with one part of the base) of each predicted token, in nats.
@@ -146,8 +146,8 @@ def exchange_parts(
         name = str(part)
         if name in state["alone"]:
             continue
-        without = [_kl_without(batch, base, changed, part) for batch in batches]
-        alone = [_kl_alone(batch, base, changed, part) for batch in batches]
+        without = [_kl_with_base_part(batch, base, changed, part) for batch in batches]
+        alone = [_kl_with_changed_part(batch, base, changed, part) for batch in batches]
         state["without"][name] = torch.cat(without)
         state["alone"][name] = torch.cat(alone)
         save(state)
@@ -191,11 +191,12 @@ def _screen_parts(
 
     left_out: list[Part] = []
     if len(parts_of_blocks) > most_parts:
-        few_rows = _few_rows(batches)
+        few_rows = _first_rows_for_screening(batches)
         mean_kl = {}
         for part in counted(parts_of_blocks, "part at few tokens"):
-            mean_kl[part] = float(_kl_alone(few_rows, base, changed, part).mean())
-        left_out = sorted(parts_of_blocks, key=lambda part: mean_kl[part])[:-most_parts]
+            mean_kl[part] = float(_kl_with_changed_part(few_rows, base, changed, part).mean())
+        least_first = sorted(parts_of_blocks, key=lambda part: mean_kl[part])
+        left_out = least_first[:-most_parts]
     tried = [str(part) for part in parts if part not in left_out]
     return {"tried": tried, "entering": entering, "without": {}, "alone": {}}
 
@@ -213,9 +214,9 @@ def output_at(
         hook_point: A site of a block, or a head of its attention.
         states: The model's states before block 0 and after each block.
     """
-    outputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}  # filled while the block runs
     before = states[hook_point.layer]
-    module = Place(hook_point.site, hook_point.layer)
+    module = Place(hook_point.site, hook_point.layer)  # all of attention, if it is a head
     with sites.captured(module, "output", before.shape[:2], outputs):
         model.advance(before, hook_point.layer, hook_point.layer + 1)
     if hook_point.head is None:
@@ -251,6 +252,7 @@ class _OutputExchange:
         base_output = output_at(self.base, self.base_sites, hook_point, batch.base)
         changed_output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
         if _are_equal(base_output, changed_output):
+            # No block is run again: the changed model as it is, and the base as it is.
             kl = batch.kl(self.changed, self.changed.n_layers, batch.changed)
             return kl, torch.zeros_like(kl)
         with self.changed_sites.replaced(hook_point, base_output):
@@ -307,7 +309,7 @@ def exchange_outputs(
     if most_outputs < 1:
         return {}
     exchange = _OutputExchange(base, changed, Sites(base, [], None), Sites(changed, [], None))
-    few_rows = _few_rows(batches)
+    few_rows = _first_rows_for_screening(batches)
 
     modules = []
     for site in ("attn_out", "mlp_out"):

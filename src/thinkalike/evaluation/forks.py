@@ -97,17 +97,17 @@ def beyond_forks(
     Forks are copies of the base that were trained further on its own text, which tells how parts
     change without any aim. The change of a part is described by two statistics: its distance from
     the mean change of all runs, and its largest singular values, which are large where training
-    moved it in few directions. `deviations_beyond_null` compares both with the forks. A learning
-    rate, batch size or weight decay different from that of the forks makes most parts move farther
-    or less far, so what counts is how far a part moved compared with the remaining parts.
+    moved it in few directions. `deviations_beyond_null` compares both with the forks: its result
+    is the greater z of the two statistics. A learning rate, batch size or weight decay different
+    from that of the forks makes most parts move farther or less far, so what counts is how far a
+    part moved compared with the remaining parts.
 
     Args:
         changed: How each of p parts of the changed model was changed.
         forks: For each of two or more forks, how the same parts were changed.
 
     Returns:
-        How far each part is beyond the forks, see `deviations_beyond_null`, and the p-value of the
-        farthest part.
+        How far each part is beyond the forks, as z, and the p-value of the farthest part.
     """
     statistics = []
     for moves in zip(changed, *forks, strict=True):  # of one part in all runs

@@ -57,7 +57,8 @@ def states_of_both(
         A tensor for each source layer, over the s tokens of a row of the source's tokenizer, and
         one for each target layer, over the t tokens of the target's.
     """
-    if source is target and rows.source is None:
+    reads_same_tokens = rows.source is None
+    if source is target and reads_same_tokens:
         states = list(target.residuals(rows.tokens, [*source_layers, *target_layers]))
         return states[: len(source_layers)], states[len(source_layers) :]
     source_states = source.residuals(rows.source_tokens, source_layers)
@@ -81,10 +82,10 @@ def last_states(
     Returns:
         The states after the last block, in the order of `entering`.
     """
-    order = sorted(range(len(entering)), key=lambda index: entering[index][0])
-    running: list[Tensor] = []
+    by_block = sorted(range(len(entering)), key=lambda index: entering[index][0])
+    running: list[Tensor] = []  # the states that have entered so far, in the order `by_block`
     next_block = 0
-    for index in order:
+    for index in by_block:
         block, state = entering[index]
         if running:
             advanced = target.advance(torch.cat(running), next_block, block + 1)
@@ -92,8 +93,8 @@ def last_states(
         running.append(state.to(target.device, target.dtype))
         next_block = block + 1
     finished = target.advance(torch.cat(running), next_block, target.n_layers)
-    finished_by_block = finished.chunk(len(running))  # in the order of their blocks
-    return [finished_by_block[order.index(index)] for index in range(len(entering))]
+    finished_by_block = finished.chunk(len(running))
+    return [finished_by_block[by_block.index(index)] for index in range(len(entering))]
 
 
 def states_onwards(

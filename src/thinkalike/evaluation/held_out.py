@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,15 +33,15 @@ RANDOM_FROM = 0.9
 
 
 def masked_losses(
-    model: Callable[[Tensor], Tensor],
+    model: Callable[[Tensor], Sequence[Tensor]],
     tokens: Int[Tensor, "b t"],
     tokenizer: PreTrainedTokenizerBase,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
-    """Return the cross-entropies of hidden tokens in nats, and which tokens were hidden.
+    """Return a masked language model's cross-entropies of hidden tokens, and which are hidden.
 
     15 % of the tokens that are not special are hidden. Of these 80 % become [MASK], 10 % a random
-    token, and 10 % stay (Devlin et al. 2019, section 3.1).
+    token, and 10 % stay (Devlin et al. 2019, section 3.1). The cross-entropies are in nats.
 
     Args:
         model: Takes tokens to a tuple that begins with logits, (b, t, v).
@@ -50,6 +50,7 @@ def masked_losses(
         generator: Draws what is hidden, on the CPU, so that all devices hide the same.
     """
     device = tokens.device
+    # Uniform numbers in [0, 1), one that decides which tokens are hidden and one by what.
     hiding = torch.rand(tokens.shape, generator=generator).to(device)
     action = torch.rand(tokens.shape, generator=generator).to(device)
     random_tokens = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(device)
@@ -58,7 +59,7 @@ def masked_losses(
     is_special = torch.isin(tokens, special_ids)
     is_hidden = (hiding < HIDDEN_SHARE) & ~is_special
     is_masked = is_hidden & (action < MASKED_BELOW)
-    is_random = is_hidden & (action >= RANDOM_FROM)
+    is_random = is_hidden & (action >= RANDOM_FROM)  # between the two, the token stays
     input_tokens = torch.where(is_masked, tokenizer.mask_token_id, tokens)
     input_tokens = torch.where(is_random, random_tokens, input_tokens)
 
@@ -107,13 +108,13 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
 
     Returns:
         `loss` with `loss_low` and `loss_high`, its interval over documents; `unigram_entropy` of
-        the predicted tokens, in nats; and `documents` and `effective_sample_size`, see
-        `columns.document_counts`.
+        the predicted tokens, in nats; `documents`, how many there are; and
+        `effective_sample_size`, how many of equal length would give intervals as narrow.
 
     Raises:
         ModelError: The model predicts no tokens.
     """
-    rows = corpus.report
+    rows = corpus.report  # the evaluation text
     sums = DocumentSums(rows.documents)
     generator = torch.Generator().manual_seed(0)
     predicted_tokens = []

@@ -41,7 +41,7 @@ class Control(NamedTuple):
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows of a report, with the states of both models."""
+    """Rows of the evaluation text, with the states of both models."""
 
     rows: TokenRows
 
@@ -67,7 +67,7 @@ def document_sums(
     *,
     controls: Mapping[str, Control] | None = None,
 ) -> dict[str, Tensor]:
-    """Run the report's rows through all maps, and sum by document what they lose.
+    """Run rows of text through all maps, and sum by document what they lose.
 
     Args:
         source: The model whose states the maps read.
@@ -154,7 +154,8 @@ def _states_of_control(
 ) -> list[Tensor]:
     """Return the states that the maps of a control read, (b, t, d) for each layer pair.
 
-    A control maps states of another model than the source. All are at the target's tokens.
+    A control has maps that read another model than the source, such as one with random weights, or
+    the target itself. The states are those at the target's tokens.
 
     Args:
         control: The control, which says whether its model reads the tokens and layers of the
@@ -182,7 +183,9 @@ def _losses_of_maps(
 ) -> dict[str, Float[Tensor, "pairs b u"]]:
     """Return the losses of the maps of one name, on the CPU, for each layer pair (u = t - 1).
 
-    They are one entry of that name, or for `stitch` all that `_stitch_losses` returns.
+    The loss is that of the target if a map's output replaces the output of its block. The result
+    has one entry, of the name of the maps. For the name `stitch` it also has the KL divergence and
+    the distances from the target's own output and states.
 
     Args:
         target: The model into which the maps' output enters.
@@ -272,9 +275,9 @@ def _relative_distance(
 
 @torch.no_grad()
 def target_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " documents"]:
-    """Return the sum of a language model's losses over the predicted tokens of each document.
+    """Return the sum in nats of a language model's losses over the tokens of each document.
 
-    The predicted tokens are all but the first of each row. `document_sums` calls this `target`.
+    The first token of each row is left out, as nothing predicts it.
     """
     sums = DocumentSums(rows.documents)
     batch_rows = rows_per_batch(rows, tokens_per_batch(model.device))
@@ -285,7 +288,7 @@ def target_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " docume
     return sums["loss"]
 
 
-class ReportBatch(NamedTuple):
+class EvaluationBatch(NamedTuple):
     """How much `document_sums` reads and runs together.
 
     Attributes:
@@ -298,7 +301,7 @@ class ReportBatch(NamedTuple):
 
 
 @torch.no_grad()
-def largest_report_batch(
+def largest_evaluation_batch(
     source: FrozenModel,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
@@ -306,7 +309,7 @@ def largest_report_batch(
     budget: Budget,
     *,
     has_controls: bool = False,
-) -> ReportBatch:
+) -> EvaluationBatch:
     """Return how many rows and layer pairs of `document_sums` fit into memory.
 
     Pairs give way first: rows are as many as fit with a single pair. The memory of one row through
@@ -350,4 +353,4 @@ def largest_report_batch(
     fitting_pairs = 1
     while fitting_pairs < len(layer_pairs) and fits(row_count, fitting_pairs + 1):
         fitting_pairs += 1
-    return ReportBatch(row_count, fitting_pairs)
+    return EvaluationBatch(row_count, fitting_pairs)

@@ -85,14 +85,15 @@ class _RunningMeans:
             return_inverse=True, return_counts=True
         )
         self._counts[occurring] += token_counts
-        for layer, state in enumerate(states):
+        for layer, states_of_layer in enumerate(states):
             if not len(self._means[layer]):
-                self._means[layer] = state.new_zeros(len(self._codes), state.shape[1])
-            means = self._means[layer][occurring]
-            deviations = state[is_kept] - means[which_code]
-            sums = torch.zeros_like(means).index_add_(0, which_code, deviations)
-            total_counts = self._counts[occurring, None].to(means)
-            self._means[layer][occurring] = means + sums / total_counts
+                width = states_of_layer.shape[1]
+                self._means[layer] = states_of_layer.new_zeros(len(self._codes), width)
+            old_means = self._means[layer][occurring]  # m
+            deviations = states_of_layer[is_kept] - old_means[which_code]  # x - m
+            sums = torch.zeros_like(old_means).index_add_(0, which_code, deviations)
+            total_counts = self._counts[occurring, None].to(old_means)  # n₁ + n₂
+            self._means[layer][occurring] = old_means + sums / total_counts
 
     def lookup(
         self, codes: Int[Tensor, " n"], layer: int, default: Float[Tensor, "n d"]
@@ -115,13 +116,13 @@ class TokenMeans:
     """The mean state of each token after several blocks of a model.
 
     It is asked for states as a model is. A token without a mean gets the mean of all tokens. Only
-    the means of tokens that occur in `report` are in memory.
+    the means of tokens that occur in `evaluation_rows` are in memory.
 
     Args:
         model: The model whose states are averaged.
         layers: The blocks after which states are averaged.
-        fit: Rows that the model reads now. `update` and `read` add more.
-        report: The rows that `residuals` will be asked for.
+        fitting_rows: Rows that the model reads now. `update` and `read` add more.
+        evaluation_rows: The rows that `residuals` will be asked for.
     """
 
     context_codes: ClassVar[tuple[ContextCode, ...]] = (_no_context, _current_token)
@@ -131,10 +132,13 @@ class TokenMeans:
         self,
         model: StateSource,
         layers: Sequence[int],
-        fit: Int[Tensor, "rows t"],
-        report: Int[Tensor, "some u"],
+        fitting_rows: Int[Tensor, "rows t"],
+        evaluation_rows: Int[Tensor, "some u"],
     ):
-        """Find the codes that occur in `report`, and take the means of their states in `fit`."""
+        """Average the model's states in the fitting rows, by token or other context.
+
+        Means are kept only of the contexts that occur in the evaluation rows.
+        """
         self.layers = list(dict.fromkeys(layers))
         self.d_model = model.d_model
         self.n_layers = model.n_layers
@@ -142,24 +146,24 @@ class TokenMeans:
         self.device = model.device
         self.dtype = model.dtype
 
-        report = report.long().cpu()
+        token_ids = evaluation_rows.long().cpu()
         self._means = []
         for context_code in self.context_codes:
-            codes = context_code(report, self.vocabulary).unique()
+            codes = context_code(token_ids, self.vocabulary).unique()
             self._means.append(_RunningMeans(codes, len(self.layers)))
-        self.read(model, fit)
+        self.read(model, fitting_rows)
 
     @torch.no_grad()
-    def read(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
+    def read(self, model: StateSource, fitting_rows: Int[Tensor, "rows t"]) -> None:
         """Run the model on rows, and add their states to the means.
 
         Args:
             model: The model whose states are averaged.
-            fit: The rows; only the first `MOST_TOKENS` tokens are read, or the first row if it is
-                longer.
+            fitting_rows: The token ids; only the first `MOST_TOKENS` tokens are read, or the first
+                row if it is longer.
         """
-        context = fit.shape[1]
-        rows = fit[: max(MOST_TOKENS // context, 1)].long().cpu()
+        context = fitting_rows.shape[1]
+        rows = fitting_rows[: max(MOST_TOKENS // context, 1)].long().cpu()
         batch_rows = max(tokens_per_batch(model.device) // context, 1)
         for batch in counted(rows.split(batch_rows), "batch of token means"):
             if len(batch):
@@ -187,28 +191,29 @@ class TokenMeans:
         token if this pair did not occur. A token that did not occur has the mean of all tokens.
 
         Args:
-            rows: The token ids. Of tokens outside of `report`, the rows that the object was made
-                for, no means are kept, so that they count as not occurring.
+            rows: The token ids. Means are kept only of tokens in the evaluation rows that the
+                object was made for; other tokens count as not occurring.
             layers: Blocks, each of them one of those after which states were averaged.
         """
         token_ids = rows.long().cpu()
         states = []
         for layer in layers:
-            index = self.layers.index(layer)
-            state = torch.zeros(rows.numel(), self.d_model)
+            layer_index = self.layers.index(layer)
+            mean_states = torch.zeros(rows.numel(), self.d_model)
             # From the least to the most specific context: the mean of the former stands in where
             # the latter has none. `strict=False`, because the view `of_current_token` of bigram
             # means has fewer means than codes.
             for context_code, means in zip(self.context_codes, self._means, strict=False):
                 codes = context_code(token_ids, self.vocabulary).flatten()
-                state = means.lookup(codes, index, state)
-            states.append(state.view(*rows.shape, -1).to(self.device, self.dtype))
+                mean_states = means.lookup(codes, layer_index, default=mean_states)
+            states.append(mean_states.view(*rows.shape, -1).to(self.device, self.dtype))
         return states
 
     @property
     def of_current_token(self) -> TokenMeans:
         """The means by the current token alone, without the previous one; memory is shared."""
         view = copy(self)
+        # The contexts of a subclass, such as pairs of tokens, come after those of `TokenMeans`.
         view._means = self._means[: len(TokenMeans.context_codes)]
         return view
 

@@ -78,7 +78,10 @@ class Accumulator(Metric):
     ):
         """Store the settings, and begin each state as an empty list, with an entry per batch.
 
-        The docstring of the class describes the arguments.
+        Args:
+            source_layers, target_layers: How many layers a batch brings.
+            conditional_on: "token" compares rows within groups of one token, "none" all rows.
+            kwargs: Options of `torchmetrics.Metric`.
         """
         check_choice("conditional_on", conditional_on, CONDITIONS)
         options = {"dist_sync_fn": states_of_processes, "compute_with_cache": False}
@@ -149,8 +152,8 @@ class Accumulator(Metric):
             groups: The token of each state, (b, t) or (n,), for conditional_on="token" only.
             documents: The number of the document of each state, or of another group whose rows
                 depend on each other; by default each row is its own document. A document has the
-                same number in all batches. Intervals leave out the documents of one number % 10
-                at a time, see `numbered_by_part`, and nulls permute whole documents.
+                same number in all batches. Intervals leave out all documents with the same last
+                digit of their number at a time, and nulls permute whole documents.
 
         Raises:
             ValueError: Arguments do not fit, or the measure refuses a layer. Nothing is added.
@@ -212,7 +215,8 @@ class Accumulator(Metric):
         batch_number = torch.full((1,), number, device=self.device)
         self.numbers.append(batch_number)  # type: ignore[union-attr]
         for name, state in states.items():
-            getattr(self, name).append(state.detach()[None].to(self.device))
+            with_batch_axis = state.detach()[None]
+            getattr(self, name).append(with_batch_axis.to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
         """Return what is stored of all batches, by name: a row for each batch, in order of number.
@@ -236,6 +240,7 @@ class Accumulator(Metric):
                 "number those of one run, update(..., number=)"
             )
         for name, state in states.items():
-            if name != "documents" and len(state) == len(order):
+            is_of_all_batches = len(state) == len(order)
+            if name != "documents" and is_of_all_batches:
                 states[name] = state[order]
         return states

@@ -98,7 +98,7 @@ class Jackknifed:
         return jackknife(self.value, self.replicates.movedim(-1, 0), level=level, t=t)
 
     def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
-        """Return (a - above) / (b - above), with its interval, for these values a and a value b.
+        """Return (a - above) / (b - above), with intervals, for each of these values a and one b.
 
         If a and b are accuracies and `above` is that of chance, it is the share of b's accuracy
         above chance that a reaches. It is NaN if the lower end of b's interval is not greater than

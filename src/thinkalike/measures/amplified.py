@@ -40,7 +40,9 @@ class ShiftSum:
         self.shift: Float[Tensor, " v"] = torch.zeros(vocabulary)
 
     def add(self, base: Float[Tensor, "n v"], changed: Float[Tensor, "n v"]) -> None:
-        """Add the predictions of both models after n tokens of text.
+        """Add how often, and by how much, each token is likelier in the changed model.
+
+        The sums are over the predictions of both models after n tokens of text.
 
         Args:
             base: The base's log-probabilities log p of the v tokens that may follow each of them.
@@ -97,8 +99,8 @@ def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]
         runs = null.double()
         runs = runs - runs.median(1, keepdim=True).values
         beyond = relative_shift - runs.mean(0)
-        spread = runs.std(0).clamp(min=SCORE_ROUNDING)
-        spread = spread.clamp(min=spread.median())
+        own_spread = runs.std(0).clamp(min=SCORE_ROUNDING)  # of each token's own runs
+        spread = own_spread.clamp(min=own_spread.median())  # s
         error = spread * math.sqrt(1 + 1 / len(runs))
         beyond_by_null.append(beyond)
         p_by_null.append(two_sided(beyond, error, len(runs) - 1))

@@ -49,7 +49,7 @@ def next_bits(
         for bits, values_of_copy in measured_copies.items():
             if values_of_copy[index] <= value:
                 bits_below.append(bits)
-            elif values_of_copy[index] > value:
+            elif values_of_copy[index] > value:  # NaN is neither
                 bits_above.append(bits)
         low = max(bits_below, default=0)
         high = min((bits for bits in bits_above if bits > low), default=math.inf)
@@ -65,47 +65,47 @@ def next_bits(
     return None
 
 
-def interpolated_mark(
-    value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
+def interpolated_bits(
+    value: Float[Tensor, " r"], bits: Sequence[int], values_of_copies: Float[Tensor, "k r"]
 ) -> Float[Tensor, " r"]:
-    """Return the mark at which the calibration points would reach a value, interpolated linearly.
+    """Return to how many bits a model is rounded when its copy has a value, interpolated linearly.
 
-    A calibration point is a copy of a model whose weights were rounded to a known number of bits,
-    its mark. The values of points should rise with their marks: a point whose value is below that
-    of an earlier one takes the value of the earlier one. A value below all points gives the first
-    mark, and a value above all points the last.
+    The k copies of a model were rounded to known numbers of bits, and a measure gave a value for
+    each. Values should rise with the bits: a copy whose value is below that of an earlier one
+    takes the value of the earlier one. A value below those of all copies gives the fewest bits,
+    and a value above all of them the most.
 
     Args:
         value: A value and then its jackknife replicates, each of which is read by itself.
-        marks: The marks of the k calibration points, in rising order.
-        points: The value of each calibration point, with the same replicates.
+        bits: The bits of the k copies, in rising order.
+        values_of_copies: The value of each copy, with the same replicates.
     """
-    rising = points.cummax(0).values
-    reading = torch.full_like(value, float(marks[0]))
-    for upper in range(1, len(marks)):
+    rising = values_of_copies.cummax(0).values
+    reading = torch.full_like(value, float(bits[0]))
+    for upper in range(1, len(bits)):
         lower = upper - 1
         step = (rising[upper] - rising[lower]).clamp(min=LEAST_STEP)
         share = ((value - rising[lower]) / step).clamp(0, 1)
-        interpolated = marks[lower] + share * (marks[upper] - marks[lower])
+        interpolated = bits[lower] + share * (bits[upper] - bits[lower])
         reading = torch.where(value > rising[lower], interpolated, reading)
     return reading
 
 
 def reading_interval(
-    value: Float[Tensor, " r"], marks: Sequence[int], points: Float[Tensor, "k r"]
+    value: Float[Tensor, " r"], bits: Sequence[int], values_of_copies: Float[Tensor, "k r"]
 ) -> Estimate:
-    """Return the number of bits at which a rounded copy would have a value, with a 95 % interval.
+    """Return to how many bits a model is rounded when its copy has a value, with a 95 % interval.
 
-    A calibration point is a copy of a model that was rounded to a known number of bits. For every
-    candidate number of bits between the first and the last of `BITS_OF_COPIES`, the value that a
-    copy of so many bits would have is interpolated linearly between the calibration points, or
-    extrapolated from the outer two. The interval spans the result and all candidates for which the
-    interval of the difference between the value and that of the copy holds 0 (Fieller 1954).
+    The k copies of a model were rounded to known numbers of bits, and a measure gave a value for
+    each. For every candidate number of bits between the first and the last of `BITS_OF_COPIES`,
+    the value that a copy of so many bits would have is interpolated linearly between the copies,
+    or extrapolated from the outer two. The interval spans the result and all candidates for which
+    the interval of the difference between the value and that of the copy holds 0 (Fieller 1954).
 
     Args:
         value: The value and then its jackknife replicates.
-        marks: The bits of the k calibration points, in rising order.
-        points: The value of each calibration point, with the same replicates.
+        bits: The bits of the k copies, in rising order.
+        values_of_copies: The value of each copy, with the same replicates.
     """
     candidates = torch.arange(
         BITS_OF_COPIES[0],
@@ -114,19 +114,19 @@ def reading_interval(
         dtype=value.dtype,
         device=value.device,
     )
-    known_marks = torch.tensor(marks).to(candidates)
-    # A point whose value is below that of an earlier one is replaced by that point.
-    rising = points[points[:, 0].cummax(0).indices]
+    bits_of_copies = torch.tensor(bits).to(candidates)
+    # A copy whose value is below that of an earlier one is replaced by that copy.
+    rising = values_of_copies[values_of_copies[:, 0].cummax(0).indices]
 
-    # The indices of the calibration points around each candidate; the outer two beyond the ends.
-    below = torch.bucketize(candidates, known_marks[1:-1])
+    # The indices of the copies around each candidate; the outer two copies beyond the ends.
+    below = torch.bucketize(candidates, bits_of_copies[1:-1])
     above = below + 1
-    width = known_marks[above] - known_marks[below]
-    share = ((candidates - known_marks[below]) / width)[:, None]
+    width = bits_of_copies[above] - bits_of_copies[below]
+    share = ((candidates - bits_of_copies[below]) / width)[:, None]
     expected = torch.lerp(rising[below], rising[above], share)  # (candidates, r)
     difference = with_interval(value - expected)
     holds_zero = (difference.low <= 0) & (difference.high >= 0)
 
-    reading = interpolated_mark(value[:1], marks, points[:, :1])
+    reading = interpolated_bits(value[:1], bits, values_of_copies[:, :1])  # without replicates
     not_excluded = torch.cat([candidates[holds_zero], reading])
     return Estimate(reading[0], not_excluded.min(), not_excluded.max())

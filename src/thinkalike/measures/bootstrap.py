@@ -185,6 +185,7 @@ def _checked_bounds(bounds: object) -> tuple[float, float]:
         ValueError: The bounds are not two rising numbers.
     """
     try:
+        # A wrong number of bounds is a ValueError here.
         least, greatest = (float(end) for end in bounds)  # type: ignore[attr-defined]
         is_rising = least < greatest
     except (TypeError, ValueError, OverflowError):
@@ -240,11 +241,14 @@ def _deviations_of_resamples(
         drawn: d of each document in each resample.
     """
     total = drawn @ counts  # Σ d n, (r,)
-    mean = residuals @ drawn.T / total  # m, (*b, r)
-    spread = residuals.square() @ drawn.T + mean * mean * (counts.square() @ drawn.T)
+    deviation = residuals @ drawn.T / total  # m, (*b, r)
+    squares = residuals.square() @ drawn.T  # Σ d ε²
+    squared_counts = counts.square() @ drawn.T  # Σ d n²
     crossed = (residuals * counts) @ drawn.T  # Σ d ε n
-    spread = spread - mean * crossed - mean * crossed  # - 2 m Σ d ε n
-    return mean, (spread / (total * total)).clamp(min=0).sqrt()
+    # Σ d (ε - m n)² = Σ d ε² + m² Σ d n² - 2 m Σ d ε n
+    spread = squares + deviation * deviation * squared_counts
+    spread = spread - deviation * crossed - deviation * crossed
+    return deviation, (spread / (total * total)).clamp(min=0).sqrt()
 
 
 def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:

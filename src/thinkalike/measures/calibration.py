@@ -186,7 +186,7 @@ def _p_of_groups(
     function: UserFunction,
     X: Float[Tensor, "n d"],
     Y: Float[Tensor, "n e"],
-    numbers: Int[Tensor, " n"],
+    group_of_row: Int[Tensor, " n"],
     rows: Int[Tensor, " m"],
     seeds: list[int],
 ) -> float:
@@ -197,19 +197,20 @@ def _p_of_groups(
     Args:
         function: The user's function of the rows of two layers.
         X, Y: The rows of both layers.
-        numbers: The number of the group of each row.
-        rows: The indices of the rows that are compared, the same number for each group.
+        group_of_row: The number of the group of each row.
+        rows: The indices of the rows that are compared, as many of each group.
         seeds: The seed of each permutation.
     """
     x = X[rows]
     y = Y[rows]
-    value = _value_of(function, x, y)
-    null = [_value_of(function, x, y[permuted_rows(numbers[rows], seed)]) for seed in seeds]
-    return float(
-        p_value(
-            torch.tensor(null, dtype=torch.float64), torch.tensor([value], dtype=torch.float64)
-        )
-    )
+    groups = group_of_row[rows]
+    value = torch.tensor([_value_of(function, x, y)], dtype=torch.float64)
+    values_by_chance = []
+    for seed in seeds:
+        permuted_y = y[permuted_rows(groups, seed)]
+        values_by_chance.append(_value_of(function, x, permuted_y))
+    null = torch.tensor(values_by_chance, dtype=torch.float64)
+    return float(p_value(null, value))
 
 
 def _value_of(function: UserFunction, X: Float[Tensor, "m d"], Y: Float[Tensor, "m e"]) -> float:

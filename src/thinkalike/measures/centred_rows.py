@@ -135,13 +135,15 @@ def subtract_typical_point(
     origin = rows.gather(1, middle_row[:, None, None].expand(-1, 1, rows.shape[2]))
     rows.sub_(origin)
 
-    squares = torch.linalg.vector_norm(rows, dim=2).square()
-    median = squares.sort(1).values[:, middle, None]
+    squares = torch.linalg.vector_norm(rows, dim=2).square()  # kᵢ
+    median = squares.sort(1).values[:, middle, None]  # m
     weights = torch.where(squares <= median, 1.0, median / squares)
     weights /= weights.sum(1, keepdim=True)
-    of_mean = torch.full_like(weights, 1 / n)
-    typical_point, mean = (torch.stack([weights, of_mean], 1) @ rows).split(1, 1)  # (b, 1, d)
-    # ‖x - μ‖² of rows x whose origin is a row: there is little to cancel
+    equal_weights = torch.full_like(weights, 1 / n)
+    # The weighted mean and the plain mean μ, (b, 1, d) each, in one pass over the rows.
+    both_means = torch.stack([weights, equal_weights], 1) @ rows
+    typical_point, mean = both_means.split(1, 1)
+    # ‖x - μ‖² = ‖x‖² - 2 x·μ + ‖μ‖². As the origin is a row, there is little to cancel.
     distances = squares - 2 * (rows @ mean.mT).squeeze(2) + mean.square().sum(2)
     rows.sub_(typical_point)
     return distances.clamp(min=0), (origin + mean).squeeze(1)
@@ -153,8 +155,9 @@ def centre_groups(
 ) -> CentredRows:
     """Return rows less the typical point of their group, divided by the typical norm of all rows.
 
-    See `centre_all` for the typical point. The rows are in the order of the groups, and rows of no
-    group are left out. It has no gradient.
+    The typical point is a mean in which far rows count little, and the typical norm the root mean
+    square distance of rows from the mean of their group. The rows are in the order of the groups,
+    and rows of no group are left out. It has no gradient.
 
     Args:
         groups: The groups of rows.
@@ -167,8 +170,8 @@ def centre_groups(
 
     # Blocks are views of `rows` and `distances`, which are filled in place: a block (g, s, d) has
     # all groups of one size s.
-    offset = rows.new_zeros(())
-    distances = rows.new_empty(len(rows))
+    offset = rows.new_zeros(())  # Σ ‖mean of the row's group‖² over all rows
+    distances = rows.new_empty(len(rows))  # the squared distance of each row from its group's mean
     for block, block_distances in zip(
         groups.split_by_size(rows), groups.split_by_size(distances), strict=True
     ):

@@ -95,7 +95,7 @@ def chance_of(
         """Return the value on a scale from 0, chance, to 1, the best possible value."""
         return (value - null) / (best - null)
 
-    value = calibrated(estimate.as_found)
+    value = calibrated(estimate.with_bias)
     ends = torch.stack([value, calibrated(estimate.low), calibrated(estimate.high)])
     # For a distance, whose best value is below the null, the two ends change places.
     calibrated_estimate = Estimate(value, low=ends.amin(0), high=ends.amax(0))
@@ -135,12 +135,13 @@ def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[T
     count_above = (null > value + tolerance).sum(0)
     tie_count = ((null - value).abs() <= tolerance).sum(0)
 
-    # Hash each permutation's value with its index, so that their order matters.
+    # Hash each permutation's value with its index, so that their order matters. The index has as
+    # many axes as the null, to broadcast.
     index = torch.arange(len(null), device=null.device).view(-1, *[1] * (null.ndim - 1))
     codes = (null / tolerance).round().long() + index * SPLITMIX_STEP
     hashes = splitmix(splitmix(codes).sum(0))
     u = hashes % (1 + tie_count)
-    u = u.where(tie_count < len(null), tie_count)
+    u = u.where(tie_count < len(null), tie_count)  # p = 1 if all values tie
     p = (1 + count_above + u).double() / (1 + len(null))
     return p.where((value + tolerance).isfinite(), torch.nan)
 
@@ -153,7 +154,7 @@ class BatchNull:
 
     Attributes:
         measure: The measure, which compares rows of the same token only if there are such groups.
-        layers: The different layers of the batch as this measure prepared them.
+        layers: The distinct layers of the batch as this measure prepared them.
         rows: The rows of the batch.
         token_groups: The groups of rows of one token; None if all rows are compared.
         model_pairs: Which of these layers each model has, and which models are compared.
@@ -264,8 +265,9 @@ class BatchNull:
     ) -> ValuesByPair:
         """Return how similarities within groups of one token correlate between layers.
 
-        Entry 0 of the first axis is the correlation, the others are those with a random sign for
-        each document, the null distribution; see `signed_similarities`.
+        Entry 0 of the first axis is the correlation. The others are its null distribution, by the
+        wild bootstrap: the similarity of two rows is multiplied by a random sign of the document
+        of each of them.
 
         Args:
             document_of_row: The document of each row, in the order of the groups.

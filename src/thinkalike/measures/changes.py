@@ -75,7 +75,7 @@ def token_changes(
     )
 
 
-def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
+def divergence(log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
     """Return KL(p ‖ q) = Σ p (log p - log q) of each row in nats, in [0, ∞).
 
     It is computed as Σ (q - p - p (log q - log p)), which is equal, as p and q both sum to 1. No
@@ -84,21 +84,23 @@ def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor
     of the log-probabilities alone can cause it: up to `kl_of_rounding`.
 
     Args:
-        p, q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
+        log_p, log_q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
     """
-    rows_at_once = max(LOG_PROBABILITIES_AT_ONCE // p.shape[1], 1)
+    rows_at_once = max(LOG_PROBABILITIES_AT_ONCE // log_p.shape[1], 1)
     sums = []
-    for log_p, log_q in zip(p.split(rows_at_once), q.split(rows_at_once), strict=True):
-        log_ratio = log_q - log_p
-        probability = log_p.exp()
-        # q - p. The first form keeps its digits where p and q are close, and may overflow where
-        # they are not.
+    for log_p_of_rows, log_q_of_rows in zip(
+        log_p.split(rows_at_once), log_q.split(rows_at_once), strict=True
+    ):
+        log_ratio = log_q_of_rows - log_p_of_rows
+        p = log_p_of_rows.exp()
+        # q - p is p (q/p - 1), which keeps its digits where p and q are close, and may overflow
+        # where they are not.
         is_close = log_ratio < 1
-        difference = probability * torch.expm1(log_ratio.clamp(max=1))
-        difference = torch.where(is_close, difference, log_q.exp() - probability)
-        sums.append((difference - probability * log_ratio).sum(1))
+        difference_if_close = p * torch.expm1(log_ratio.clamp(max=1))
+        difference = torch.where(is_close, difference_if_close, log_q_of_rows.exp() - p)
+        sums.append((difference - p * log_ratio).sum(1))
     divergences = torch.cat(sums)
-    return divergences.masked_fill(divergences <= kl_of_rounding(p.dtype), 0)
+    return divergences.masked_fill(divergences <= kl_of_rounding(log_p.dtype), 0)
 
 
 def kl_of_rounding(dtype: torch.dtype = torch.float32) -> float:
@@ -106,6 +108,7 @@ def kl_of_rounding(dtype: torch.dtype = torch.float32) -> float:
 
     For float32 it is 9e-13.
     """
+    # KL grows with the square of the difference of the log-probabilities.
     return (ROUNDING_STEPS * torch.finfo(dtype).eps) ** 2
 
 
@@ -154,7 +157,7 @@ def _signs_along(
     zeros_and_ones = torch.randint(2, (change.shape[axis],), generator=generator).to(change)
     signs = zeros_and_ones * 2 - 1
     axes_after = change.dim() - axis - 1
-    return signs.view(-1, *[1] * axes_after)
+    return signs.view(-1, *[1] * axes_after)  # axes of length 1, to broadcast
 
 
 def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
@@ -202,25 +205,34 @@ def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     return torch.empty_like(p).scatter_(0, largest_first, sorted_rates)
 
 
-def excess(
-    values: Float[Tensor, " g"], null: Float[Tensor, "r g"]
-) -> tuple[Tensor, Tensor, Tensor]:
+class Excess(NamedTuple):
+    """How far each of g groups changed beyond the null and beyond the remaining groups.
+
+    Attributes:
+        excess: The difference from the null, in the unit of the values.
+        t: The excess in standard errors.
+        p: The two-sided p-value.
+    """
+
+    excess: Float[Tensor, " g"]
+    t: Float[Tensor, " g"]
+    p: Float[Tensor, " g"]
+
+
+def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Excess:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
     The null is the same in r ≥ 2 models that were changed at random, its runs. The excess is
     value - mean of the runs, and t is excess / (s √(1 + 1/r)), with r - 1 degrees of freedom. s
     is the standard deviation of the runs, or the median one of all groups if that is larger. With
     `FEWEST_GROUPS` groups or more, the median over groups is first subtracted from the values and
-    from each run, and t is divided by λ = median |t| / the median of Student's |t|, if λ > 1
-    (genomic control, Devlin & Roeder 1999). So a change that most groups have in common is no
-    excess of any of them.
+    from each run, so that a change that most groups have in common is no excess of any of them. t
+    is then also divided by λ, if λ > 1: the median over groups of |t|, with each group's own s,
+    over the median of Student's |t| (genomic control, Devlin & Roeder 1999).
 
     Args:
         values: The value of each group.
         null: The values of each group in r runs of the null.
-
-    Returns:
-        The excess, its t and its two-sided p-value, (g,) each.
     """
     from scipy.special import stdtrit
 
@@ -230,14 +242,15 @@ def excess(
     if has_many_groups:
         runs = runs - runs.median(1, keepdim=True).values
     excess_of_groups = runs[0] - runs[1:].mean(0)
-    spread = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
-    error = spread.clamp(min=spread.median())
+    # s √(1 + 1/r), with the standard deviation of each group's own runs, ...
+    own_error = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
+    error = own_error.clamp(min=own_error.median())  # ... and at least the median one
     if has_many_groups:
         median_of_student = float(stdtrit(freedom, 0.75))  # of |t|
-        inflation = (excess_of_groups / spread).abs().median() / median_of_student  # λ
+        inflation = (excess_of_groups / own_error).abs().median() / median_of_student  # λ
         error = error * inflation.clamp(min=1)
     p = two_sided(excess_of_groups, error, freedom).to(values.device)
-    return excess_of_groups, excess_of_groups / error, p
+    return Excess(excess_of_groups, excess_of_groups / error, p)
 
 
 def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
@@ -253,11 +266,12 @@ def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Flo
         null: The values of each group in r runs of the null.
     """
     runs = null.double()
-    spread = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
-    error = spread.clamp(min=spread.median())
+    # s √(1 + 1/r), with the standard deviation of each group's own runs, ...
+    own_error = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
+    error = own_error.clamp(min=own_error.median())  # ... and at least the median one
     above = values.double() - runs.mean(0)
-    p = two_sided(above, error, len(runs) - 1).to(values.device)
-    return torch.where(above > 0, p / 2, 1 - p / 2)
+    two_sided_p = two_sided(above, error, len(runs) - 1).to(values.device)
+    return torch.where(above > 0, two_sided_p / 2, 1 - two_sided_p / 2)
 
 
 def deviations_beyond_null(
@@ -286,6 +300,7 @@ def deviations_beyond_null(
     has_peers = runs.shape[1] >= FEWEST_PEERS
     if has_peers:
         runs = runs - runs.median(1, keepdim=True).values
+    # Of each run, the mean and the variance of the r other runs.
     mean_of_others = (runs.sum(0) - runs) / r
     mean_square_of_others = (runs.square().sum(0) - runs.square()) / r
     variance = (mean_square_of_others - mean_of_others.square()).clamp(min=0) * r / (r - 1)
@@ -324,8 +339,10 @@ def directions_of_change(
 ) -> Directions:
     """Return the first k ≤ d principal directions of the change y - x of states, not centred.
 
-    They are its right singular vectors. The sign of each is chosen so that the change along it is
-    positive on average.
+    They are its right singular vectors, with their shares of Σ ‖y - x‖². The sign of each is
+    chosen so that the change along it is positive on average. The stability of a direction is its
+    greatest |cosine| with a direction found in one half of the documents alone, in the half where
+    this is smaller.
 
     Args:
         change: The change of each state.

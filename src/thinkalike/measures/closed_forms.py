@@ -117,11 +117,16 @@ def reduced_rank(
     Mukherjee & Zhu 2011).
 
     Args:
-        moments, pair, ridge, bias: See `least_squares`.
+        moments: The moments of the states.
+        pair: The layer pair.
         rank: The greatest rank that W may have.
+        ridge: The penalty; None: it is chosen by cross-validation over the documents of
+            `HalvedMoments`.
+        bias: Whether there is a b; without it, large means cost digits.
 
     Raises:
-        ValueError: The rank is not in 1..min(d, e); see also `least_squares`.
+        ValueError: The rank is not in 1..min(d, e), or the ridge is not a number >= 0, or is None
+            without `HalvedMoments`.
     """
     statistics = _statistics(moments, pair, bias)
     most = min(statistics.xy.shape)
@@ -228,7 +233,8 @@ def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e 
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)
     penalised = values.clamp(min=0) + ridge  # rounding may leave eigenvalues below 0
+    # `noise` is what rounding of states with this mean can leave of an eigenvalue of 0.
     is_significant = penalised > VARIANCE_ROUNDING * penalised[-1] + statistics.noise
     inverse = torch.where(is_significant, 1 / penalised, 0)
-    maps: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T
-    return maps
+    weight: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T
+    return weight

@@ -36,7 +36,7 @@ from thinkalike.code_text import is_own_class
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
-from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
+from thinkalike.measures.rows import indices_where, labels_of_rows, rows_of
 from thinkalike.ranges import check_within
 
 # entries of each matrix on a CPU: those of all layers of two models stay in the cache
@@ -78,7 +78,7 @@ class ModelPairs(NamedTuple):
         """Return for each model the tensors of its l layers, stacked: (l, *shape of one tensor).
 
         Args:
-            tensor_of_layer: A tensor for each of the different layers, to which the indices in
+            tensor_of_layer: A tensor for each of the distinct layers, to which the indices in
                 `layers_of_model` refer. All tensors of one model have the same shape.
         """
         stacked = []
@@ -202,7 +202,7 @@ class FastPaths(Generic[Prepared]):
     def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
         """Return how similar the rows of each group are to each other in one layer.
 
-        This is for a measure that compares rows within groups, see `within`.
+        This is for a measure that compares rows within groups, such as those of one token.
 
         Returns:
             For each size s of groups, the similarities (g, s, s) within its g groups.
@@ -312,7 +312,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         For a ratio these are numerators. By default `compare` is called for two layers at a time.
 
         Args:
-            layers: All different layers, prepared.
+            layers: The distinct layers of all models, prepared.
             model_pairs: Which of these layers each model has, and which models are compared.
 
         Returns:
@@ -519,7 +519,7 @@ def compare_one_by_one(
 
     Args:
         compare: Returns the value of two prepared layers.
-        layers: All different layers, prepared.
+        layers: The distinct layers of all models, prepared.
         model_pairs: Which of these layers each model has, and which models are compared.
         is_symmetric: Whether `compare` gives the same value in either order, so that one of them
             is enough.
@@ -530,7 +530,7 @@ def compare_one_by_one(
         target_layers = model_pairs.layers_of_model[target]
         # Values of other pairs of models are not reused, so that the values of two models do not
         # depend on which other models are compared.
-        value_of_layers: dict[Pair, Tensor] = {}
+        value_of_layers: dict[tuple[int, int], Tensor] = {}  # by the indices of both layers
         for i, j in product(source_layers, target_layers):
             if is_symmetric and (j, i) in value_of_layers:
                 value_of_layers[i, j] = value_of_layers[j, i]
@@ -552,7 +552,7 @@ def products(
     matrices only the diagonal blocks and what is right of them are read; the latter counts twice.
 
     Args:
-        layers: A matrix for each of the different layers, all of one shape.
+        layers: A matrix for each of the distinct layers, all of one shape.
         model_pairs: Which of these layers each model has, and which models are compared.
         is_symmetric: Whether all matrices are symmetric.
 
@@ -614,7 +614,7 @@ States = Sequence[Float[Tensor, "... _ _"]]
 
 
 class BatchRows(NamedTuple):
-    """The rows of the different layers of a batch, with those of a part of documents together.
+    """The rows of the distinct layers of a batch, with those of a part of documents together.
 
     Attributes:
         layers: The r rows of each layer as they came: nothing is copied before a layer is
@@ -679,7 +679,7 @@ class Batch(NamedTuple):
     def rows(
         self, pairs: Sequence[Pair], flatten: str
     ) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of all different layers, and the indices of each model's layers in them.
+        """Return the rows of each layer, and for each model the indices of its layers among them.
 
         A layer that several models share occurs once.
 
@@ -694,9 +694,9 @@ class Batch(NamedTuple):
         dtype = common_dtype(layers)
         token_indices = None
         if self.mask is not None:
-            token_indices = places_of(self.mask)
+            token_indices = indices_where(self.mask)
         rows = [rows_of(layer.to(dtype), flatten, self.mask, token_indices) for layer in layers]
-        documents = self._documents(layers[0], flatten)
+        documents = self.documents_of_rows(layers[0], flatten)
         tokens = None
         if self.groups is not None:
             tokens = labels_of_rows(self.groups, self.mask, layers[0], "groups")
@@ -713,7 +713,7 @@ class Batch(NamedTuple):
     def _different_layers(
         self, pairs: Sequence[Pair]
     ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
-        """Return the different layers of the compared models.
+        """Return the distinct layers of the compared models.
 
         Args:
             pairs: The pairs of models that are compared.
@@ -743,7 +743,7 @@ class Batch(NamedTuple):
             layers_of_model[model] = tuple(indices)
         return layers, names, layers_of_model
 
-    def _documents(self, states: Tensor, flatten: str) -> Int[Tensor, " n"]:
+    def documents_of_rows(self, states: Tensor, flatten: str) -> Int[Tensor, " n"]:
         """Return the document of each row; if a row is a sequence, that of its first token.
 
         If the batch has no documents, each token is its own document, with a number that no other

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -177,7 +177,8 @@ def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edi
 
     Args:
         operation: What was done.
-        amount: The number that goes with the operation, see `Edit`; NaN: it has none.
+        amount: The number that goes with the operation, such as the factor of a scaling or the
+            bits of rounding; NaN: it has none.
     """
     return Edit(operation, size=math.nan, spread=math.nan, norm=math.nan, amount=amount)
 
@@ -225,11 +226,11 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
         changed: The tensor after.
     """
     lengths = zip(base.shape, changed.shape, strict=False)
-    axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]
-    if base.dim() != changed.dim() or len(axes) != 1:
+    resized_axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]
+    if base.dim() != changed.dim() or len(resized_axes) != 1:
         return _edit_of_unknown_size("resized")
-    (axis,) = axes
-    rows = _rows_along(base, axis)
+    (axis,) = resized_axes
+    rows = _rows_along(base, axis)  # each index of the axis as a row
     changed_rows = _rows_along(changed, axis)
     if len(changed_rows) < len(rows):
         remaining = _matching_rows(rows, changed_rows)
@@ -463,34 +464,44 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
     y = y.flatten(0, -2)
     row_count = min(len(y), max(SAMPLED_ENTRIES // 2 // length, FEWEST_SAMPLED_ROWS))
     sampled_rows = torch.linspace(0, len(y) - 1, row_count).long()
-    x_blocks = x[sampled_rows]
-    y_blocks = y[sampled_rows]
-    widths = [width for width in BLOCK_WIDTHS if width < length and length % width == 0]
-    for width in (length, *widths):
-        x_blocks = x_blocks.reshape(-1, width)
-        y_blocks = y_blocks.reshape(-1, width)
-        steps, levels = _steps(y_blocks, eps)
-        is_near = (x_blocks - y_blocks).abs().median(1).values <= 2 * steps
-        is_rounded = (levels <= MOST_LEVELS) & is_near
-        if is_rounded.double().mean() < ROUNDED_BLOCKS:
+    block_widths = [width for width in BLOCK_WIDTHS if width < length and length % width == 0]
+    for width in (length, *block_widths):
+        x_blocks = x[sampled_rows].reshape(-1, width)
+        y_blocks = y[sampled_rows].reshape(-1, width)
+        grid = _grid_of_rows(y_blocks, eps)
+        is_on_grid = grid.levels <= MOST_LEVELS
+        is_near = (x_blocks - y_blocks).abs().median(1).values <= 2 * grid.steps
+        if (is_on_grid & is_near).double().mean() < ROUNDED_BLOCKS:
             continue
-        _, levels_before = _steps(x_blocks, eps)
+        grid_before = _grid_of_rows(x_blocks, eps)
+        was_on_grid = bool(grid_before.levels.min() <= MOST_LEVELS)
         is_varied = bool((x_blocks != x_blocks[:, :1]).any())
-        if is_varied and levels_before.min() > MOST_LEVELS:  # x was not on a grid
-            # A few rows or blocks may have more levels by an outlier.
-            typical_levels = levels[levels <= MOST_LEVELS].quantile(ROUNDED_BLOCKS)
+        if is_varied and not was_on_grid:
+            # Not the most levels: a few rows or blocks may have more by an outlier.
+            typical_levels = grid.levels[is_on_grid].quantile(ROUNDED_BLOCKS)
             return max(math.ceil(math.log2(float(typical_levels))), 1)
     return None
 
 
-def _steps(
-    rows: Float[Tensor, "n d"], eps: float
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return for each row the step of the grid on which its values lie, and the grid's length.
+class _Grid(NamedTuple):
+    """The grid on which the values of each of n rows lie.
+
+    Attributes:
+        steps: The distance of neighbouring points of the grid.
+        levels: The number of points from the least value of the row to the greatest; ∞ where the
+            values lie on no grid.
+    """
+
+    steps: Float[Tensor, " n"]
+    levels: Float[Tensor, " n"]
+
+
+def _grid_of_rows(rows: Float[Tensor, "n d"], eps: float) -> _Grid:
+    """Return for each row the step of the grid on which its values lie, and the number of levels.
 
     A grid has all whole multiples of a step, counted from the least value of the row. The step is
     the least distance between two values that is more than rounding, or ∞ if all values are equal.
-    The length is the number of grid points from the least value of the row to the greatest. It is
+    The levels are the points of the grid from the least value of the row to the greatest. They are
     ∞ if a value lies off the grid, if the step is too small to be told from rounding, or if all
     values are equal.
 
@@ -500,14 +511,15 @@ def _steps(
     """
     values = rows.double().sort(1).values
     gaps = values.diff(dim=1)
-    error = 4 * eps * rows.double().abs().amax(1)  # of an entry
+    error = 4 * eps * rows.double().abs().amax(1)  # more than rounding moves an entry
     steps = torch.where(gaps > error[:, None], gaps, math.inf).amin(1)
-    multiples = (values - values[:, :1]) / steps[:, None]
+    multiples = (values - values[:, :1]) / steps[:, None]  # in rising order, from 0
     tolerance = STEP_TOLERANCE + (error / steps)[:, None]
     is_whole = ((multiples - multiples.round()).abs() <= tolerance).all(1)
     is_resolved = error < MOST_ENTRY_ERROR * steps
-    is_rounded = is_whole & is_resolved & steps.isfinite()
-    return steps, torch.where(is_rounded, multiples[:, -1].round() + 1, math.inf)
+    is_on_grid = is_whole & is_resolved & steps.isfinite()
+    levels = multiples[:, -1].round() + 1
+    return _Grid(steps, torch.where(is_on_grid, levels, math.inf))
 
 
 def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
@@ -531,18 +543,19 @@ def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, flo
 
     # float32 is enough to recognise noise. Its singular values differ little from each other, so
     # that the sketch needs an iteration more than below.
-    values = _sketched_singular_values(change.float(), iterations=2)  # in falling order
-    if values[-1] > LOW_RANK_GAP * values[0]:  # its rank is greater than the sketch is wide
-        if float(values[0]) <= NOISE_EDGE * edge:
+    singular_values = _sketched_singular_values(change.float(), iterations=2)  # in falling order
+    smallest_is_large = singular_values[-1] > LOW_RANK_GAP * singular_values[0]
+    if smallest_is_large:  # the rank is greater than the sketch is wide
+        if float(singular_values[0]) <= NOISE_EDGE * edge:
             return "noise", math.nan
         return "changed", math.nan
 
-    values = _sketched_singular_values(change, iterations=1)
+    singular_values = _sketched_singular_values(change, iterations=1)
     # The Frobenius norm of what the leading singular values do not explain. Of rounding errors it
     # is at most √min(n, m) times their largest singular value.
-    rest = max(float(change.square().sum() - values.square().sum()), 0.0) ** 0.5
+    rest = max(float(change.square().sum() - singular_values.square().sum()), 0.0) ** 0.5
     most_rest = max(rounding * math.sqrt(min(n, m)), LOW_RANK_REST * edge)
-    rank = int((values > rounding).sum())
+    rank = int((singular_values > rounding).sum())
     most_rank = min(MOST_RANK, min(n, m) // 4)  # more than a quarter of the full rank is not low
     if rank <= most_rank and rest <= most_rest:
         return "low rank", float(rank)

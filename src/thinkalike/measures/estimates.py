@@ -39,7 +39,10 @@ class Estimate:
     def __init__(
         self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None
     ):
-        """Store the value, the ends of its interval, and the value with its bias, if known."""
+        """Store the value, the ends of its interval, and what the value was before correction.
+
+        `uncorrected` is None unless a known bias was subtracted from the value.
+        """
         self.value = value
         self.low = low
         self.high = high
@@ -62,7 +65,7 @@ class Estimate:
         )
 
     @property
-    def as_found(self) -> Tensor:
+    def with_bias(self) -> Tensor:
         """The value before a known bias was subtracted; `value` if none was."""
         if self.uncorrected is None:
             return self.value

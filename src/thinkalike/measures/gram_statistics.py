@@ -90,16 +90,17 @@ class GramStatistics(NamedTuple):
             # The formula subtracts its second term; with a minus sign it is added.
             sum_of_terms = unbiased_from_sums(n, products, -sums.square().sum(-1), squared_totals)
 
-            norms = self.diagonals[model].unflatten(-1, (groups, -1))  # ‖xᵢ‖²
-            largest = norms.amax(-1)
+            squared_norms = self.diagonals[model].unflatten(-1, (groups, -1))  # ‖xᵢ‖²
+            largest = squared_norms.amax(-1)
             # Σᵢ ‖xᵢ‖² without the largest, which would not be subtracted without loss
-            rest = norms.scatter(-1, norms.argmax(-1, keepdim=True), 0).sum(-1)
+            index_of_largest = squared_norms.argmax(-1, keepdim=True)
+            rest = squared_norms.scatter(-1, index_of_largest, 0).sum(-1)
             errors = unit**2 * (rest * (2 * largest + rest)).sum(-1)  # ‖E‖²
             # A product below the least normal number may have become 0.
             lost = torch.finfo(dtype).smallest_normal * n**2 * groups
             of_products = 2 * (products * errors).sqrt() + errors + lost
             if _multiplies_features(sums.shape[-1] // groups, dtype):
-                of_products = of_products + unit * norms.square().sum((-1, -2))
+                of_products = of_products + unit * squared_norms.square().sum((-1, -2))
             rounding[model] = unit * sum_of_terms + of_products / (n * (n - 3))
         return rounding
 
@@ -184,19 +185,19 @@ class Tiling(NamedTuple):
     def tiles(self, n: int) -> Iterator[Tile]:
         """Yield tiles (row, column, height, width) that cover the upper triangle of a matrix.
 
-        Tiles on the diagonal begin on it, so that they reach below it as well.
+        The matrix is gone through in bands of `height` rows. In each, the square on the diagonal
+        is cut into strips of `step` rows, which begin on the diagonal and so also reach a little
+        below it. To the right of the square follow tiles of `width` columns.
 
         Args:
             n: How many rows and columns the matrix has.
         """
         for top in range(0, n, self.height):
-            end = min(top + self.height, n)
-            # the square on the diagonal, in strips that begin on the diagonal
+            end = min(top + self.height, n)  # of the band, and of the square on the diagonal
             for row in range(top, end, self.step):
-                yield Tile(row, row, min(self.step, end - row), end - row)
-            # the columns to the right of this square
+                yield Tile(row, row, height=min(self.step, end - row), width=end - row)
             for column in range(end, n, self.width):
-                yield Tile(top, column, end - top, min(self.width, n - column))
+                yield Tile(top, column, height=end - top, width=min(self.width, n - column))
 
 
 # 14 MB for 26 layers: a tile stays in the cache between being written and being read.
@@ -242,14 +243,14 @@ def _feature_products(
     over the rows of the part is subtracted.
 
     Args:
-        rows: The rows of each of the different layers.
+        rows: The rows of each of the distinct layers.
         model_pairs: Which of these layers each model has, and which models are compared.
         sizes: The sizes of the p parts of the rows, which follow one another.
 
     Returns:
         For each pair of models the sums, with the axes g, h, layer of K, layer of L.
     """
-    split_layers = [layer.split([*sizes]) for layer in rows]
+    parts_of_layers = [layer.split([*sizes]) for layer in rows]
     products = {}
     for source, target in model_pairs.pairs:
         source_layers = model_pairs.layers_of_model[source]
@@ -257,16 +258,20 @@ def _feature_products(
         products_of_models = rows[0].new_empty(
             len(sizes), len(sizes), len(source_layers), len(target_layers)
         )
-        for (row, i), (column, j) in product(enumerate(source_layers), enumerate(target_layers)):
-            cross_products = []  # X_g'Y_g of each part g, flat
+        for (i, source_layer), (j, target_layer) in product(
+            enumerate(source_layers), enumerate(target_layers)
+        ):
+            feature_products = []  # X_g'Y_g of each part g, flat
             diagonal_products = []  # Σᵢ K_ii L_ii of each part
-            for x, y in zip(split_layers[i], split_layers[j], strict=True):
-                cross_products.append((x.T @ y).flatten())
+            for x, y in zip(
+                parts_of_layers[source_layer], parts_of_layers[target_layer], strict=True
+            ):
+                feature_products.append((x.T @ y).flatten())
                 diagonal_products.append((x.square().sum(1) * y.square().sum(1)).sum())
-            cross_products_of_parts = torch.stack(cross_products)  # (p, d e)
-            products_of_parts = cross_products_of_parts @ cross_products_of_parts.T
+            flat_products = torch.stack(feature_products)  # (p, d e)
+            products_of_parts = flat_products @ flat_products.T  # (p, p)
             products_of_parts -= torch.stack(diagonal_products).diag()
-            products_of_models[..., row, column] = products_of_parts
+            products_of_models[..., i, j] = products_of_parts
         products[source, target] = products_of_models
     return products
 
@@ -305,7 +310,8 @@ def gram_products(
     memory = [rows[0].new_empty(depth * most_entries) for depth in depths]
     for tile in tiling.tiles(n):
         grams = _tiles_of_models(rows, model_pairs, tile, memory)
-        # A float32 sum per row of a tile: a longer one loses a digit.
+        # Each row of the tile is multiplied by itself, and rows are added up in float64: a longer
+        # sum in float32 would lose a digit.
         by_row = [gram.transpose(0, 1) for gram in grams]  # (height, l, width)
         is_row_in_part = is_in_part[:, tile.row : tile.row + tile.height]
         for part_number, columns in _parts_of_columns(sizes, tile.column, tile.width):
@@ -427,24 +433,24 @@ def _row_sums_over_parts(
 ) -> Float[Tensor, "n p"]:
     """Return Σⱼ Kᵢⱼ over j ≠ i of each part, for each row i of a layer, in float64.
 
-    The diagonal is subtracted from sums with it, which would leave only rounding of the row of a
-    massive token. So the row of largest norm is left out of these sums, and its column of K is
-    added to those of the others.
+    K = X X' for the rows X, and sums come from X Σⱼ xⱼ, from which the diagonal is subtracted. For
+    a massive row, whose Kᵢᵢ is nearly all of the sum, that would leave only rounding. So the row
+    of largest norm is left out of these sums, and its column of K is added afterwards.
 
     Args:
         layer: The rows.
         is_in_part: 1 where a row belongs to a part, else 0.
         norms: The norm of each row.
     """
-    largest = norms.argmax(keepdim=True)
+    largest = norms.argmax(keepdim=True)  # the index of the row
     is_other = torch.ones_like(layer[:, 0]).index_fill(0, largest, 0)  # (n)
     others_of_part = is_in_part * is_other  # (p, n)
-    sums = (layer @ (others_of_part @ layer).T).double()
-    sums -= others_of_part.T.double() * norms.square()[:, None]
+    sums = (layer @ (others_of_part @ layer).T).double()  # X Σⱼ xⱼ, (n, p)
+    sums -= others_of_part.T.double() * norms.square()[:, None]  # Kᵢᵢ
 
-    column = (layer @ layer.index_select(0, largest).T).double()  # (n, 1)
+    column_of_largest = (layer @ layer.index_select(0, largest).T).double()  # (n, 1)
     part_of_largest = is_in_part.index_select(1, largest).T.double()  # (1, p)
-    return sums + is_other[:, None] * column * part_of_largest
+    return sums + is_other[:, None] * column_of_largest * part_of_largest
 
 
 @torch.no_grad()
@@ -555,10 +561,10 @@ def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     squared_distances = squared_norms[:, None] + squared_norms - 2 * gram
     squared_distances = squared_distances.clamp(min=0)  # rounding can leave less than 0
     i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-    median = squared_distances[i, j].median()  # σ²
-    if median <= 0:
+    squared_bandwidth = squared_distances[i, j].median()  # σ²
+    if squared_bandwidth <= 0:
         raise ValueError(
             "the median distance between rows is 0, so the rbf kernel has no bandwidth: "
             "use kernel=linear"
         )
-    return torch.exp(-squared_distances / (2 * median))
+    return torch.exp(-squared_distances / (2 * squared_bandwidth))

@@ -41,9 +41,9 @@ class HalvedMoments:
             sources, targets: The states (n, d) of each layer.
             halves: A number for each row; even numbers are the first half, odd ones the second.
         """
-        for remainder, half in enumerate(self.halves):  # 0 for even numbers, 1 for odd ones
+        for remainder, moments_of_half in enumerate(self.halves):  # 0 for even numbers, then 1
             rows = (halves % len(self.halves) == remainder).nonzero()[:, 0]
-            half.update(_selected_rows(sources, rows), _selected_rows(targets, rows))
+            moments_of_half.update(_selected_rows(sources, rows), _selected_rows(targets, rows))
 
     def of(self, pair: KeyPair) -> PairStatistics:
         """Return the statistics of a layer pair over the rows of both halves.
@@ -92,10 +92,11 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         documents: The number of the document of each row.
     """
     n = len(documents)
-    halves = torch.zeros(n).long()
+    halves = torch.zeros(n).long()  # a single document is all in half 0, which is not balanced
     if len(documents.unique()) > 1:
         halves = stimulus_folds(n, 2, groups=documents)
-    is_balanced = n / 4 <= int(halves.sum()) <= 3 * n / 4
+    rows_in_half_1 = int(halves.sum())
+    is_balanced = n / 4 <= rows_in_half_1 <= 3 * n / 4
     if not is_balanced:
         halves = torch.arange(n) * 2 // max(n, 1)  # 0 for the first half of the rows, then 1
     return halves.to(documents.device)

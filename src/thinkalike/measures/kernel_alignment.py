@@ -165,10 +165,10 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the HSIC of each of l layers of a model with each of m of another one.
 
-        With groups, HSICs within groups are summed, see `hsics_within`.
+        With groups, it is Σ_g n_g HSIC_g, where HSIC_g compares the n_g rows of group g.
 
         Args:
-            layers: All different layers, with centred rows.
+            layers: The distinct layers of all models, with centred rows.
             model_pairs: Which of these layers each model has, and which models are compared.
         """
         if self.groups is not None:
@@ -189,7 +189,7 @@ class CKAMeasure(LayerMeasure[CentredRows]):
         A jackknife takes these 1 + parts values, (1 + parts, l, m) for each pair of models.
 
         Args:
-            layers: All different layers, with centred rows.
+            layers: The distinct layers of all models, with centred rows.
             model_pairs: Which of these layers each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
         """
@@ -210,10 +210,10 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
         """Return for each group size s the Gram matrices of its g groups, (g, s, s).
 
-        They are divided by √s, so that products of two layers have the weight 1 / s, about that of
-        a group of s rows in `hsics_within`.
+        They are divided by √s, so that products of two layers have the weight 1 / s: the HSIC of a
+        group divides them by about s², and is multiplied by s when groups are summed.
         """
-        assert self.groups is not None
+        assert self.groups is not None  # a measure without groups is not asked
         grams = []
         for rows_of_groups in self.groups.split_by_size(prepared.rows):  # (g, s, d)
             size = rows_of_groups.shape[1]
@@ -317,13 +317,15 @@ def hsics_without_parts(
     for pair, hsics_of_pair in all_hsics(statistics, estimator, rows=row_counts).items():
         hsics[pair] = hsics_of_pair.where(row_counts >= FEWEST_HSIC_ROWS, torch.nan)
     if estimator == "unbiased":
-        of_sets = statistics.rounding(model_pairs, rows[0].dtype, rows=row_counts[..., 0])
-        of_all_rows = {pair: hsics_of_pair[0] for pair, hsics_of_pair in hsics.items()}
-        rounding = {model: rounding_of_sets[0] for model, rounding_of_sets in of_sets.items()}
-        _refuse_flat(of_all_rows, rounding, layers, model_pairs)
-        for model, rounding_of_sets in of_sets.items():
-            with_itself = hsics[model, model].diagonal(dim1=-2, dim2=-1)
-            with_itself.masked_fill_(with_itself <= rounding_of_sets, torch.nan)
+        # A bound of the rounding error of each layer's HSIC with itself, (1 + parts, l).
+        rounding = statistics.rounding(model_pairs, rows[0].dtype, rows=row_counts[..., 0])
+        # Entry 0 is that of all rows: there, a layer without variance is an error.
+        hsics_of_all_rows = {pair: hsics_of_pair[0] for pair, hsics_of_pair in hsics.items()}
+        rounding_of_all_rows = {model: bounds[0] for model, bounds in rounding.items()}
+        _refuse_flat(hsics_of_all_rows, rounding_of_all_rows, layers, model_pairs)
+        for model, bounds in rounding.items():
+            hsics_with_itself = hsics[model, model].diagonal(dim1=-2, dim2=-1)  # a view
+            hsics_with_itself.masked_fill_(hsics_with_itself <= bounds, torch.nan)
     return _in_feature_units(hsics, layers, model_pairs)
 
 
@@ -347,7 +349,7 @@ def hsics_within(
     totals: dict[Pair, Tensor] = {}
     rounding: dict[int, Tensor] = {}
     start = 0
-    for group_count, size in groups.shapes:  # how many groups have this size
+    for group_count, size in groups.counts_and_sizes:  # how many groups have this size
         stop = start + group_count * size
         rows = [layer.rows[start:stop] for layer in layers]
         statistics = block_statistics(rows, model_pairs, group_count)
@@ -371,7 +373,8 @@ def _in_feature_units(
 
     Args:
         hsics: The HSICs of the divided rows, (..., l, m) for each pair of models.
-        layers: All different layers, with the scale by which the rows of each were divided.
+        layers: The distinct layers of all models, with the scale by which the rows of each were
+            divided.
         model_pairs: Which of these layers each model has.
     """
     scales = model_pairs.by_model([layer.scale for layer in layers])
@@ -412,7 +415,7 @@ def _refuse_flat(
         hsics: The HSICs of all layers, by pair of models.
         rounding: For each model that is compared with itself, a bound of the rounding error of the
             HSIC of each of its layers with itself.
-        layers: All different layers, whose names errors use.
+        layers: The distinct layers of all models, whose names errors use.
         model_pairs: Which of these layers each model has.
         message: What the error says of the layer.
     """

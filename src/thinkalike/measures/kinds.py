@@ -143,7 +143,7 @@ class FeatureColumns(NamedTuple):
             return plain_line(self.names[feature])
         return str(feature)
 
-    def place(self, feature: int | str, argument: str) -> int:
+    def index_of(self, feature: int | str, argument: str) -> int:
         """Return the index of a feature in the table.
 
         Args:
@@ -214,7 +214,8 @@ class FeatureColumns(NamedTuple):
             raise ValueError(f"X has the features {columns}, and the fit had {expected}")
         if self.names and not names:
             warnings.warn(
-                "X has no names of features, but the fit had: their order is trusted", stacklevel=6
+                "X has no names of features, but the fit had: their order is trusted",
+                stacklevel=6,
             )
 
 
@@ -514,6 +515,7 @@ def _rounded_fractions(values: np.ndarray) -> np.ndarray:
     Whole numbers, infinities and NaN stay as they are.
     """
     stays = (values == np.round(values)) | ~np.isfinite(values)
+    # By way of text, as `np.round` counts digits after the point and not significant ones.
     rounded = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
     return np.where(stays, values, rounded)
 

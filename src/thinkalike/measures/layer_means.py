@@ -65,7 +65,8 @@ class LayerMeans(Accumulator):
             the ratio.
         permutations: How often documents of the target are permuted for a null, see `Chance`. 0:
             no null.
-        after_ratio: Whether to take the mean of each batch's ratio instead.
+        averages_ratios: Whether a measure that is a ratio is divided in each batch, and the ratios
+            averaged, instead.
     """
 
     # What is stored of each batch; see `gather` for which of them a measure has.
@@ -90,12 +91,14 @@ class LayerMeans(Accumulator):
         permutations: RepetitionsOrNone = 0,
         *,
         conditional_on: str = "none",
-        after_ratio: bool = False,
+        averages_ratios: bool = False,
         **kwargs: object,
     ):
         """Store the settings, and refuse "token" for a measure that compares all rows.
 
-        The docstring of the class describes the arguments.
+        `permutations` is how often documents are permuted for a null; 0 is no null.
+        `averages_ratios` is whether a ratio, such as CKA, is averaged over batches; otherwise its
+        numerators and denominators are.
         """
         super().__init__(source_layers, target_layers, conditional_on=conditional_on, **kwargs)
         if conditional_on == "token" and not measure.compares_within_groups:
@@ -105,7 +108,7 @@ class LayerMeans(Accumulator):
             )
         self.measure = measure
         self.permutations = permutations
-        self.after_ratio = after_ratio
+        self.averages_ratios = averages_ratios
 
     @torch.no_grad()
     def gather(
@@ -164,7 +167,7 @@ class LayerMeans(Accumulator):
             layers_of_pair = (*layers_of_model[source], *layers_of_model[target])
             states = {"values": _joint_matrices(values, pair)}
             if groups:
-                used = [len(groups.order), groups.rows]
+                used = [len(groups.order), groups.row_count]  # rows in groups, and all rows
                 states["used"] = torch.tensor(used, dtype=torch.float64)
             if pair in nulls:
                 states["null"] = nulls[pair]["null"]
@@ -230,33 +233,34 @@ class LayerMeans(Accumulator):
     def gathered(self) -> dict[str, Tensor]:
         """Return what is stored of all batches, by name, with values in a common unit.
 
-        A measure such as the HSIC, which grows with the size of the states, compares each batch
-        with layers divided by a power of two, their unit. Here values are multiplied by the units
-        again. If a layer's unit is extreme in some batch, the values would leave the range of
-        floats, so they are converted to the layer's largest unit instead. If the mean of each
-        batch's ratio is taken, which cancels units, the values of such a batch stay as they are.
+        A measure such as the HSIC grows with the size of the states. So that it stays within the
+        range of floats, each layer was divided by its unit, a power of two, in each batch. Here
+        the values are multiplied by the units again, so that batches can be averaged. Layers whose
+        unit is too large or too small for that keep their largest unit of all batches; if ratios
+        are averaged, which no unit changes, they keep the unit of each batch.
         """
         states = super().gathered()
-        if self.measure.has_units:
-            units = states["units"]  # (batches, k), a unit for each of the k layers of both models
-            common_units = units.amax(0, keepdim=True)
-            if self.after_ratio:
-                common_units = units
-            is_extreme = common_units.log2().abs() > MOST_ORDINARY_EXPONENT
-            target_units = common_units.where(is_extreme, 1.0)
-            # Values grow with the square of the size of each of their two layers, as HSIC does.
-            factors = (units / target_units).square()[:, None]  # (batches, 1, k)
-            states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
+        if not self.measure.has_units:
+            return states
+        units = states["units"]  # (batches, k), a unit for each of the k layers of both models
+        kept_if_extreme = units if self.averages_ratios else units.amax(0, keepdim=True)
+        is_extreme = kept_if_extreme.log2().abs() > MOST_ORDINARY_EXPONENT
+        remaining_units = kept_if_extreme.where(is_extreme, 1.0)
+        # Values grow with the square of the size of each of their two layers, as HSIC does.
+        factors = (units / remaining_units).square()[:, None]  # (batches, 1, k)
+        states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
         return states
 
     def estimate_arguments(self, states: Mapping[str, Tensor]) -> EstimateArguments:
         """Return the arguments of a `LayerPairEstimate`: values with intervals, null, and counts.
 
         Args:
-            states: What is stored of all batches, by name, see `gathered`.
+            states: What is stored of all batches, by name: entry b of a tensor is that of batch b.
+                "null" and "used" are there only if the metric has a null, or groups of one token.
         """
         depth = self.source_layers
-        joint = self._estimate(self.mean_values(states), states)  # (l + m, l + m)
+        # Every two of the l source and m target layers, (l + m, l + m).
+        joint = self._estimate(self.mean_values(states), states)
         across = joint[:depth, depth:]
         sizes = sizes_of_documents(states["documents"])
         arguments: EstimateArguments = {
@@ -264,21 +268,22 @@ class LayerMeans(Accumulator):
             "within_source": joint[:depth, :depth],
             "within_target": joint[depth:, depth:],
             "batches": len(states["values"]),
-            "needed": self.needed,
+            "fewest_effective": self.fewest_effective,
             "documents": sizes["documents"],
             "rows": sizes["rows"],
             "effective": sizes["effective"],
         }
         if "null" in states:
-            # "moved" has for each batch with a null its number, and its permuted documents.
+            # The null is that of the batch of lowest number that has one. "moved" has for each of
+            # these batches its number, and how many of its documents were permuted.
             first_batch = int(states["moved"][:, 0].argmin())
             _, documents_moved = states["moved"][first_batch]
             arguments["chance"] = chance_of(
                 across,
-                states["null"][first_batch],
-                states["tested"][first_batch],
-                int(documents_moved),
-                self.measure.best,
+                null=states["null"][first_batch],  # the mean values by chance, (l, m)
+                tested=states["tested"][first_batch],  # what p-values compare, (a, l, m)
+                documents=int(documents_moved),
+                best=self.measure.best,
                 sign=1 if self.measure.higher_is_closer else -1,
             )
         if "used" in states:
@@ -288,13 +293,13 @@ class LayerMeans(Accumulator):
         return arguments
 
     def replicates(self) -> Float[Tensor, "r l m"]:
-        """Return the estimate of each layer pair, then its value without each document part.
+        """Return the estimate of each layer pair, then its value without each part of documents.
 
         Only the estimates are returned, r = 1, where the documents are too few for an interval, or
         where the measure refused the rows without some part.
         """
         states = self.gathered()
-        values = self.mean_values(states)
+        values = self.mean_values(states)  # (r, l + m, l + m): of every two layers of both models
         estimate = self._estimate(values, states).value
         joint = torch.cat([estimate[None], values[1:]])
         return joint[:, : self.source_layers, self.source_layers :]
@@ -307,17 +312,18 @@ class LayerMeans(Accumulator):
         the measure refused the remaining rows.
 
         Args:
-            states: What is stored of all batches, see `gathered`.
+            states: What is stored of all batches, by name: "values" (batches, 1 + parts, k, k),
+                and "documents", the number of the document of each row.
         """
         documents, counts = states["documents"].unique(return_counts=True)
         indices = [0]  # of all rows; index 1 + p is without part p
-        if has_interval(effective_number(counts), self.needed):
+        if has_interval(effective_number(counts), self.fewest_effective):
             parts_with_documents = (documents % JACKKNIFE_PARTS).unique()
             indices += (1 + parts_with_documents).tolist()
         values = states["values"][:, indices]  # (batches, a, k, k)
         if not self.measure.is_ratio:
             means = values.mean(0)
-        elif self.after_ratio:
+        elif self.averages_ratios:
             means = self.measure.ratios(values).mean(0)
         else:
             means = self.measure.ratios(values.mean(0))
@@ -333,7 +339,8 @@ class LayerMeans(Accumulator):
 
         Args:
             values: The values of all rows, and then without each part of the documents.
-            states: What is stored of all batches, see `gathered`.
+            states: What is stored of all batches, by name. "dependence" is there if the bias was
+                estimated.
         """
         reference = self._expected_mean_of_replicates(values, states)
         estimate = jackknife(values[0], values[1:], reference, is_drawn="dependence" in states)
@@ -354,17 +361,18 @@ class LayerMeans(Accumulator):
 
         Args:
             values: The values of all rows, and then without each part of the documents.
-            states: What is stored of all batches, see `gathered`.
+            states: What is stored of all batches, by name. "dependence", if there, has for every
+                fourth batch by how much leaving out documents moved the values more than leaving
+                out as many random rows.
         """
         if "dependence" in states and len(values) > 1:
-            # "dependence" holds `bias_of_documents`, of every fourth batch.
             return values[1:].mean(0) - states["dependence"].mean(0)
         if self.is_unbiased:
             return values[0]
         return None
 
     @property
-    def needed(self) -> int:
+    def fewest_effective(self) -> int:
         """How many documents of equal length the documents must be worth for an interval."""
         if self.measure.is_ratio:
             return FEWEST_GROUPS
@@ -373,7 +381,7 @@ class LayerMeans(Accumulator):
     @property
     def is_unbiased(self) -> bool:
         """Whether the expected value of independent rows is the same for any number of rows."""
-        return self.measure.is_unbiased and not self.after_ratio
+        return self.measure.is_unbiased and not self.averages_ratios
 
 
 def _joint_matrices(

@@ -30,7 +30,7 @@ class EstimateArguments(TypedDict, total=False):
     documents: Required[int]
     rows: int | None
     effective: float | None
-    needed: int
+    fewest_effective: int
     within_source: Estimate | None
     within_target: Estimate | None
     rows_used: float | None
@@ -47,7 +47,8 @@ class LayerPairEstimate(Estimate):
         rows: How many rows were compared, in all batches together; None where it is not known.
         effective: How many documents of equal length the documents are worth; None where it is not
             known.
-        needed: How many documents of equal length the documents must be worth for an interval.
+        fewest_effective: How many documents of equal length the documents must be worth for an
+            interval.
         within_source, within_target: The values within each model, (l, l) and (m, m); None where
             they are not measured.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared
@@ -65,7 +66,7 @@ class LayerPairEstimate(Estimate):
         *,
         rows: int | None = None,
         effective: float | None = None,
-        needed: int = sample_size.FEWEST_GROUPS,
+        fewest_effective: int = sample_size.FEWEST_GROUPS,
         within_source: Estimate | None = None,
         within_target: Estimate | None = None,
         rows_used: float | None = None,
@@ -73,7 +74,11 @@ class LayerPairEstimate(Estimate):
     ):
         """Take over the values across the models, and store what is known beside them.
 
-        The docstring of the class describes the arguments.
+        `within_source` and `within_target` are the values of each model's layers with each other.
+        `effective` is how many documents of equal length the documents are worth, and
+        `fewest_effective` how many they must be worth for an interval. `rows_used` is the share of
+        the rows that were in groups of one token, if rows are compared within such groups, and
+        `chance` the null by permutations. What is None is not known, or was not measured.
         """
         super().__init__(*across, uncorrected=across.uncorrected)
         self.batches = batches
@@ -83,7 +88,7 @@ class LayerPairEstimate(Estimate):
         self.within_source = within_source
         self.within_target = within_target
         self.effective = effective
-        self.needed = needed
+        self.fewest_effective = fewest_effective
         self.rows = rows
 
     def __repr__(self) -> str:
@@ -101,9 +106,13 @@ class LayerPairEstimate(Estimate):
 
         None if they are enough, or if it is not known how many of equal length they are worth.
         """
-        if self.effective is None or sample_size.has_interval(self.effective, self.needed):
+        if self.effective is None or sample_size.has_interval(
+            self.effective, self.fewest_effective
+        ):
             return None
-        return sample_size.why_no_interval(self.effective, self.documents, fewest=self.needed)
+        return sample_size.why_no_interval(
+            self.effective, self.documents, fewest=self.fewest_effective
+        )
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of the values across and within the models.

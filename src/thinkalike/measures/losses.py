@@ -82,7 +82,7 @@ def token_loss(
 
         return loss
 
-    return _in_chunks(states, finish, loss_of_chunk, chunk)
+    return _losses_in_chunks(states, finish, loss_of_chunk, chunk)
 
 
 def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> None:
@@ -135,15 +135,18 @@ def token_kl(
             p = log_p.exp()
 
         def loss(log_q: Tensor, needs_gradient: bool) -> Tensor:
-            """Return Σ p (log p - log q), and overwrite log q by gradients if needed."""
+            """Return Σ p (log p - log q) of each token.
+
+            If the gradient is needed, that of the logits of q, q - p, overwrites log q.
+            """
             losses = torch.sub(log_p, log_q).mul_(p).sum(-1)
-            if needs_gradient:  # the gradient of the logits is q minus p
+            if needs_gradient:
                 log_q.exp_().sub_(p)
             return losses
 
         return loss
 
-    return _in_chunks(states, finish, loss_of_chunk, chunk)
+    return _losses_in_chunks(states, finish, loss_of_chunk, chunk)
 
 
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
@@ -213,20 +216,22 @@ def bytes_of_logits(vocabulary: int) -> float:
     return 8.0 * min(CHUNK * vocabulary, CHUNK_LOGITS)
 
 
-def _in_chunks(
+def _losses_in_chunks(
     states: Tensor, finish: Finish, loss_of_chunk: _LossOfChunk, chunk: int | None
 ) -> Tensor:
     """Return the loss of each state, (*k, n) for states (*k, n, d), differentiable once.
 
     Args:
         states: The last residuals.
-        finish: Maps them to logits.
+        finish: Maps them to logits: the final norm and the unembedding.
         loss_of_chunk: Takes a slice of the n states to a function, which takes their
             log-probabilities to their losses.
         chunk: How many of the n states are computed at a time; None: depending on the size of the
             vocabulary.
     """
     chunk = chunk or logit_rows_per_chunk(states, finish)
+    # With gradients, these are computed chunk by chunk in the forward pass, so that no logits are
+    # kept for the backward pass.
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
     if torch.is_grad_enabled() and states.requires_grad:
         values = _ChunkedLoss.apply(stacked, finish, loss_of_chunk, chunk)  # type: ignore[no-untyped-call]
@@ -248,7 +253,13 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         """Return the loss (k, n) of each state, and save its gradient (k, n, d) for `backward`.
 
-        The arguments are those of `_losses`.
+        Args:
+            ctx: Keeps the gradient until then.
+            states: The last residuals, (k, n, d).
+            finish: Maps them to logits: the final norm and the unembedding.
+            loss_of_chunk: Takes a slice of the n states to a function, which takes their
+                log-probabilities to their losses, and overwrites them by gradients of the logits.
+            chunk: How many of the n states are computed at a time.
         """
         values, gradient = _losses(
             states.detach(), finish, loss_of_chunk, chunk, needs_gradient=True

@@ -67,10 +67,12 @@ def massive(
 
         centre = layer[~is_long].float().mean(0)
         squares = (layer.float() - centre).square().sum(1)
-        if _decide_layer(is_long_first, is_long, squares, DECISIVE_VARIANCE_AT_BEGINNING):
+        if _judged_rows_decide_layer(
+            is_long_first, is_long, squares, DECISIVE_VARIANCE_AT_BEGINNING
+        ):
             at_beginning = _union(at_beginning, is_long_first.cpu())
         # No share is above 1: what is inside of texts must always be few rows.
-        if _decide_layer(is_long_inside, is_long, squares, 1.0):
+        if _judged_rows_decide_layer(is_long_inside, is_long, squares, 1.0):
             inside = _union(inside, is_long_inside.cpu())
 
     if inside is None:
@@ -79,15 +81,14 @@ def massive(
     if share_inside > 1 / DECISIVE_CONCENTRATION:
         log.warning(
             f"warning: {share_inside:.0%} of the rows are more than {LONG_NORM} times as long as "
-            "the "
-            "median at some layer or head; as these are not few, none of them is left out"
+            "the median at some layer or head; as these are not few, none of them is left out"
         )
         return at_beginning
     return _union(at_beginning, inside)
 
 
-def _decide_layer(
-    outliers: Bool[Tensor, " n"],
+def _judged_rows_decide_layer(
+    judged: Bool[Tensor, " n"],
     is_long: Bool[Tensor, " n"],
     squares: Float[Tensor, " n"],
     always_enough: float,
@@ -99,15 +100,15 @@ def _decide_layer(
     above `DECISIVE_CONCENTRATION` times their share of the rows.
 
     Args:
-        outliers: The long rows that are judged.
+        judged: The long rows that are judged.
         is_long: All long rows, those whose norm is far above the median.
         squares: The squared distance of each row from the mean of the rows that are not long.
         always_enough: A share of the variance above which they decide the layer even if they are
             many rows.
     """
-    compared = outliers | ~is_long
-    share_of_rows = float(outliers.sum() / compared.sum())
-    share_of_variance = squares[outliers].sum() / squares[compared].sum()
+    compared = judged | ~is_long
+    share_of_rows = float(judged.sum() / compared.sum())
+    share_of_variance = squares[judged].sum() / squares[compared].sum()
     least_share = max(DECISIVE_VARIANCE, DECISIVE_CONCENTRATION * share_of_rows)
     return bool(share_of_variance > min(least_share, always_enough))
 

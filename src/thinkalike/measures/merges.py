@@ -62,13 +62,14 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
     scale = squared_distances.mean()
     values, vectors = torch.linalg.eigh(products / scale)
     root = values.clamp(min=0).sqrt()[:, None] * vectors.T  # root' root = products / scale
+    # root w = 0 and Σ w = 1, as nearly as w ≥ 0 allows
     equations = np.vstack([root.numpy(), np.ones(len(products))])
     right_side = np.append(np.zeros(len(products)), 1.0)
     solution, _ = nnls(equations, right_side)
     weights = torch.from_numpy(solution / solution.sum())
 
-    remaining = float(weights @ products @ weights)
-    explained = 1 - remaining / float(squared_distances.min())
+    remaining = float(weights @ products @ weights)  # ‖Σ w_i (X_i - M)‖²
+    explained = 1 - remaining / float(squared_distances.min())  # beyond the nearest single model
     parent_count = int((weights >= LEAST_WEIGHT).sum())
     least_explained = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(candidates)))
     is_merge = parent_count > 1 and explained >= least_explained

@@ -47,11 +47,12 @@ class CKAResult(LayerPairEstimate):
         Args:
             leverages: The largest share of each layer's variance that a single row decides: those
                 of the l source layers, then of the m target layers, (l + m,).
-            hsics: The HSICs of each batch.
+            hsics: The HSICs of each batch, of every two of the l + m layers, (b, l + m, l + m).
             without: The CKA without each part of the documents, the replicates of the jackknife.
             aggregate: How batches are combined: "ratio_of_means" or "mean_of_ratios".
             is_unbiased: Whether the bias of rows of one document is subtracted.
-            estimate_arguments: The arguments of `LayerPairEstimate`.
+            estimate_arguments: The CKA with its intervals, the number of batches, and what else
+                every measure of layer pairs has.
         """
         super().__init__(**estimate_arguments)
         n_source_layers = len(self.value)
@@ -77,9 +78,10 @@ class CKAResult(LayerPairEstimate):
         self._check_layer_pair("first", first)
         self._check_layer_pair("second", second)
         (a, b), (c, d) = first, second
-        value = self.as_found[..., a, b] - self.as_found[..., c, d]
-        without = self.without[..., a, b] - self.without[..., c, d]
-        return self._interval(value, without)
+        # `_interval` subtracts the bias, so it takes values that still have it.
+        value = self.with_bias[..., a, b] - self.with_bias[..., c, d]
+        replicates = self.without[..., a, b] - self.without[..., c, d]
+        return self._interval(value, replicates)
 
     def _check_layer_pair(self, name: str, pair: object) -> None:
         """Raise a ValueError unless `pair` is a source layer and a target layer of these models.
@@ -101,7 +103,7 @@ class CKAResult(LayerPairEstimate):
     @property
     def clipped(self) -> int:
         """How many corresponding layers have a CKA outside [-1, 1], by rounding alone."""
-        return int((self.as_found.diagonal().abs() > 1).sum())
+        return int((self.with_bias.diagonal().abs() > 1).sum())
 
     def distance(self) -> Estimate:
         """Return the `arc_length` of the CKA of corresponding layers, in radians.
@@ -115,34 +117,42 @@ class CKAResult(LayerPairEstimate):
                 f"the distance pairs up layers of equally deep models, not of {tuple(depths)} "
                 "layers"
             )
-        value = self.as_found.diagonal(dim1=-2, dim2=-1)
-        without = self.without.diagonal(dim1=-2, dim2=-1)
-        return self._interval(arc_length(value), arc_length(without))
+        # `_interval` subtracts the bias, so it takes values that still have it.
+        value = self.with_bias.diagonal(dim1=-2, dim2=-1)  # layer i with layer i
+        replicates = self.without.diagonal(dim1=-2, dim2=-1)  # without each part of the documents
+        return self._interval(arc_length(value), arc_length(replicates))
 
-    def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
-        """Return a value with its jackknife interval over documents.
+    def _interval(
+        self, value: Float[Tensor, "*s"], replicates: Float[Tensor, " p *s"]
+    ) -> Estimate:
+        """Return a value with its jackknife interval over documents, and without its bias.
+
+        The bias comes from the rows of a document depending on each other, and is subtracted if
+        the estimator has no other one.
 
         Args:
             value: The value of all documents.
-            without: The value without each of p parts of the documents.
+            replicates: The value without each of p parts of the documents.
         """
-        reference = None
+        expected_mean_of_replicates = None
         if self.is_unbiased:
-            # Of independent rows, values with and without a part have the same expectation.
-            reference = value
-        return jackknife(value, without, reference)
+            # If rows were independent, values with and without a part had the same expectation.
+            expected_mean_of_replicates = value
+        return jackknife(value, replicates, expected_mean_of_replicates)
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two batches, and so on to all b.
 
         Entry i shows how far the value has settled after i + 1 batches.
         """
-        depth = len(self.value)
-        counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
+        depth = len(self.value)  # l
+        batch_numbers = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)
+        batch_counts = batch_numbers.view(-1, 1, 1)
+        # `hsics` are of every two of the l + m layers of both models, (b, l + m, l + m).
         if self.aggregate == "ratio_of_means":
-            joint = alignment(self.hsics.cumsum(0) / counts)
+            joint = alignment(self.hsics.cumsum(0) / batch_counts)
         else:
-            joint = alignment(self.hsics).cumsum(0) / counts
+            joint = alignment(self.hsics).cumsum(0) / batch_counts
         return joint[..., :depth, depth:]
 
 
@@ -191,7 +201,9 @@ class CKA(LayerMeans):
     ):
         """Check the choices, and make a metric of means over batches with CKA as its measure.
 
-        The docstring of the class describes the arguments.
+        `aggregate` is "ratio_of_means" or "mean_of_ratios" of the batches, `flatten` what a row is
+        ("token", "sample" or "mean" of a sequence), and `permutations` how often documents are
+        permuted for a null.
         """
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
@@ -207,7 +219,7 @@ class CKA(LayerMeans):
             measure,
             permutations,
             conditional_on=conditional_on,
-            after_ratio=aggregate == "mean_of_ratios",
+            averages_ratios=aggregate == "mean_of_ratios",
             **kwargs,
         )
         self.aggregate = aggregate
@@ -217,8 +229,9 @@ class CKA(LayerMeans):
         """Return the CKA of all batches so far, of all processes, with intervals."""
         states = self.gathered()
         depth = self.source_layers
-        # Both arrays have the values of all rows first, and then those without each part of the
-        # documents. Of these values of every two layers, the upper right is across the models.
+        # "values" (batches, 1 + parts, l + m, l + m) and the means over batches have the values of
+        # all rows first, and then those without each part of the documents. Of the values of every
+        # two layers, the upper right are across the models.
         hsics_of_batches = states["values"][:, 0]
         without_parts = self.mean_values(states)[1:, :depth, depth:]
         return CKAResult(

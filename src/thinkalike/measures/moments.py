@@ -89,6 +89,7 @@ class PairStatistics(NamedTuple):
         A map without a constant b is fitted on these. The means are set to 0, and `yy` remains the
         sum of centred products.
         """
+        # Σ x x' = Σ (x - x̄)(x - x̄)' + n x̄ x̄', and likewise for Σ x y'.
         return self._replace(
             mean_x=torch.zeros_like(self.mean_x),
             mean_y=torch.zeros_like(self.mean_y),
@@ -133,8 +134,8 @@ class Moments:
     def __init__(self, pairs: Iterable[KeyPair], both: bool = True):
         """List the layers of both models, and the pairs of layers whose products are gathered.
 
-        If maps of both directions are fitted, `both`, products of target layers with themselves
-        are gathered as well.
+        These are the given pairs, each source layer with itself and, if maps of both directions
+        are to be fitted (`both`), each target layer with itself.
         """
         self.pairs = different_pairs(pairs)
         across = [(("source", source), ("target", target)) for source, target in self.pairs]
@@ -146,9 +147,9 @@ class Moments:
             if both or model == "source":
                 with_themselves.append((layer, layer))
         self._products: list[tuple[ModelKey, ModelKey]] = [*with_themselves, *across]
-        self.n = 0
+        self.n = 0  # rows so far
         self._means: dict[ModelKey, Tensor] = {}
-        self._scatter: dict[tuple[ModelKey, ModelKey], Tensor] = {}
+        self._scatter: dict[tuple[ModelKey, ModelKey], Tensor] = {}  # centred products
 
     @takes_arrays
     @torch.no_grad()

@@ -309,7 +309,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         super().__post_init__()
         if self.groups is None:
             return
-        smallest = min((size for _, size in self.groups.shapes), default=0)
+        smallest = min((size for _, size in self.groups.counts_and_sizes), default=0)
         if smallest < self.fewest:
             raise ValueError(
                 f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: "
@@ -342,17 +342,19 @@ class MutualKNN(OfNeighbours[Tensor]):
         of two layers counts the neighbours that they share.
 
         Args:
-            layers: For each of the different layers, the neighbours of each row, as indices within
+            layers: For each of the distinct layers, the neighbours of each row, as indices within
                 its group.
             model_pairs: Which of these layers each model has, and which models are compared.
         """
         neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
         layer_count, row_count, _ = neighbours_of_layers.shape
         # How many groups have which size; groups of one size follow one another.
-        shapes = self.groups.shapes if self.groups else [(1, row_count)]
+        counts_and_sizes: Sequence[tuple[int, int]] = [(1, row_count)]
+        if self.groups is not None:
+            counts_and_sizes = self.groups.counts_and_sizes
         shared = neighbours_of_layers.new_zeros(layer_count, layer_count, dtype=torch.float64)
         start = 0
-        for group_count, size in shapes:
+        for group_count, size in counts_and_sizes:
             stop = start + group_count * size
             rows_at_once = max(MEMBERSHIPS_AT_ONCE // (layer_count * size), 1)
             for indices in neighbours_of_layers[:, start:stop].split(rows_at_once, 1):
@@ -361,13 +363,15 @@ class MutualKNN(OfNeighbours[Tensor]):
                 flat = is_neighbour.flatten(1)  # (layers, rows s)
                 shared += (flat @ flat.T).double()
             start = stop
-        shares = shared / (self.neighbours * row_count)  # of every two of the different layers
-        # Layers are chosen by `unbind`: indices in a list would be copied, and a GPU waited for.
+        shares = shared / (self.neighbours * row_count)  # of every two of the distinct layers
+        # The rows of a source's layers are chosen, and then the columns of a target's layers. This
+        # is done by `unbind`: indices in a list would be copied, and a GPU waited for.
         rows_by_model = model_pairs.by_model(shares.unbind())  # (l, layers) for each model
         shares_of_pairs = {}
         for source, target in model_pairs.pairs:
-            columns = rows_by_model[source].unbind(1)  # (l) for each of the different layers
-            shares_of_pairs[source, target] = model_pairs.by_model(columns)[target].T  # (l, m)
+            columns = rows_by_model[source].unbind(1)  # (l) for each of the distinct layers
+            columns_by_model = model_pairs.by_model(columns)  # (m, l) for each model
+            shares_of_pairs[source, target] = columns_by_model[target].T  # (l, m)
         return shares_of_pairs
 
     def within(self, groups: RowGroups) -> MutualKNN:
@@ -381,7 +385,7 @@ class MutualKNN(OfNeighbours[Tensor]):
             For each group size s, a symmetric matrix for each of its g groups, (g, s, s). An entry
             is 1 if each of two rows is a neighbour of the other, ½ if only one is, and else 0.
         """
-        assert self.groups is not None
+        assert self.groups is not None  # a measure without groups is not asked
         adjacency = []
         for indices_of_groups in self.groups.split_by_size(prepared):  # (g, s, k)
             group_count, size, _ = indices_of_groups.shape

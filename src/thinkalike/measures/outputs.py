@@ -117,30 +117,43 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     sums_of_strips = []
     for x, y in zip(first.split(rows_at_once), target.values.split(rows_at_once), strict=True):
         sums_of_strips.append(_divergence_sums(x, y, memory[:, : len(x)]))
-    divergence_sums, p_sums, q_sums, weights = (
-        torch.cat(values).double() for values in zip(*sums_of_strips, strict=True)
-    )
-    _refuse_flawed(p_sums, source.name)  # a sum is also NaN if all logits are -inf
-    _refuse_flawed(q_sums, target.name)
-    middle_sums = torch.lerp(p_sums, q_sums, weights)  # (1 - w) S + w T
-    return divergence_sums / 2 + (middle_sums / (p_sums * q_sums).sqrt()).log()
+    joined = [torch.cat(values).double() for values in zip(*sums_of_strips, strict=True)]
+    sums = _DivergenceSums(*joined)  # of all rows
+    _refuse_flawed(sums.p_sum, source.name)  # a sum is also NaN if all logits are -inf
+    _refuse_flawed(sums.q_sum, target.name)
+    middle_sum = torch.lerp(sums.p_sum, sums.q_sum, sums.weight)  # (1 - w) S + w T
+    return sums.divergence / 2 + (middle_sum / (sums.p_sum * sums.q_sum).sqrt()).log()
+
+
+class _DivergenceSums(NamedTuple):
+    """What the Jensen-Shannon divergence of r rows needs of their logits.
+
+    Attributes:
+        divergence: Σ P (log P - M) / S + Σ Q (log Q - M) / T.
+        p_sum: S = Σ P.
+        q_sum: T = Σ Q.
+        weight: w = S / (S + T).
+    """
+
+    divergence: Float[Tensor, " r"]
+    p_sum: Float[Tensor, " r"]
+    q_sum: Float[Tensor, " r"]
+    weight: Float[Tensor, " r"]
 
 
 def _divergence_sums(
     x: Float[Tensor, "r v"], y: Float[Tensor, "r v"], memory: Float[Tensor, "5 r v"]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> _DivergenceSums:
     """Return what the Jensen-Shannon divergence of r rows needs of their logits x and y.
 
     Let P = exp(x - max x) and Q = exp(y - max y) of a row, S and T their sums, w = S / (S + T) and
-    M = log((1 - w) P + w Q).
+    M = log((1 - w) P + w Q). The probabilities are P / S and Q / T, and (1 - w) P + w Q is their
+    sum times S T / (S + T).
 
     Args:
         x: The logits of the source.
         y: The logits of the target.
-        memory: Intermediate results are written there, unless there are gradients.
-
-    Returns:
-        Σ P (log P - M) / S + Σ Q (log Q - M) / T, S, T and w of each row, (r,) each.
+        memory: Intermediate results are written there, unless gradients need them.
     """
     out: list[Tensor | None] = [None] * len(memory)
     if not x.requires_grad and not y.requires_grad:
@@ -155,7 +168,7 @@ def _divergence_sums(
     log_middle = torch.lerp(p, q, weight[:, None], out=out[4]).log_()  # M
     from_p = log_p.sub_(log_middle).mul_(p).sum(1) / p_sum
     from_q = log_q.sub_(log_middle).mul_(q).sum(1) / q_sum
-    return from_p + from_q, p_sum, q_sum, weight
+    return _DivergenceSums(from_p + from_q, p_sum, q_sum, weight)
 
 
 @dataclass(frozen=True)
@@ -192,7 +205,7 @@ class MeanOfRows(LayerMeasure[_Outputs]):
         For each pair of models it has the shape (1 + parts, l, m). It is NaN if no row remains.
 
         Args:
-            layers: The different outputs.
+            layers: The distinct outputs of all models.
             model_pairs: Which of them each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
         """

@@ -73,7 +73,8 @@ def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     Args:
         documents: The number of the document of each row.
     """
-    _, labels, counts = documents.unique(return_inverse=True, return_counts=True)
+    # The index of each row's document among the different ones, and the rows of each document.
+    _, document_of_row, counts = documents.unique(return_inverse=True, return_counts=True)
 
     # For each d, how many rows remain if the d longest documents are cut to the length of the
     # shortest of them; 0 for a d that is too small.
@@ -83,9 +84,11 @@ def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     rows_remaining[: fewest_documents - 1] = 0
     rows_per_document = int(sizes[rows_remaining.argmax()])  # m
 
-    order = labels.argsort(stable=True)  # rows document by document
-    first_row = counts.cumsum(0) - counts  # of each document in `order`
-    row_in_document = torch.arange(len(order), device=order.device) - first_row[labels[order]]
-    is_long_enough = counts[labels[order]] >= rows_per_document
+    order = document_of_row.argsort(stable=True)  # rows document by document
+    document_in_order = document_of_row[order]
+    first_place = counts.cumsum(0) - counts  # of each document in `order`
+    place = torch.arange(len(order), device=order.device)
+    row_in_document = place - first_place[document_in_order]
+    is_long_enough = counts[document_in_order] >= rows_per_document
     rows: Tensor = order[is_long_enough & (row_in_document < rows_per_document)]
     return rows.view(-1, rows_per_document)

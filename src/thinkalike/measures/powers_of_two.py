@@ -25,5 +25,7 @@ def power_of_two_unit(
         over: The axes over which the largest value is taken; (): all.
     """
     largest = torch.maximum(-features.amin(over), features.amax(over))
+    # `frexp` writes a number as m 2^e with m in [½, 1), and 0 as 0 2^0.
     exponent = torch.frexp(largest).exponent - 1
-    return torch.ldexp(torch.ones_like(exponent, dtype=features.dtype), exponent)
+    ones = torch.ones_like(exponent, dtype=features.dtype)
+    return torch.ldexp(ones, exponent)

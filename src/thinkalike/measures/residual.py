@@ -69,7 +69,7 @@ class ResidualStates:
         rows: Which rows are compared, in the order of all that is returned: those whose word
             stands `FEWEST_REPETITIONS` times within their fold.
         documents: The number of the document of each of these.
-        covariates: How many covariates each row has.
+        covariate_count: How many covariates each row has.
 
     Raises:
         ValueError: In some fold, no word stands twice.
@@ -92,10 +92,11 @@ class ResidualStates:
     ):
         """Group the compared rows by word within each fold of documents, and compute covariates.
 
-        The covariates of a row are the leading principal components of each entry of `mixing`,
-        states that are linear in the embeddings of the tokens so far, and functions of the
-        `positions` of its word, except the first ones, whose mean states are subtracted instead.
-        The docstring of the class describes the arguments.
+        States later lose the mean of their word and of its position in the tokens of the first
+        model, `positions[0]`, and then what the covariates predict of them. Covariates of a row
+        are the leading principal components of each entry of `mixing`, which are states that are
+        linear in the embeddings of the tokens so far, and functions of the position of its word in
+        the tokens of the further models, `positions[1:]`.
         """
         folds = fold_of(documents)
         if is_compared is None:
@@ -103,33 +104,36 @@ class ResidualStates:
         self._position = positions[0]
         # for each fold its rows that are compared, and which of them have the same word
         self._folds: list[tuple[Tensor, RowGroups]] = []
+        rows_of_folds = []
         for fold in range(FOLDS):
             rows = (is_compared & (folds == fold)).nonzero()[:, 0]
-            self._folds.append((rows, RowGroups.of(words[rows], FEWEST_REPETITIONS)))
-        self.rows: Int[Tensor, " kept"] = torch.cat(
-            [rows[groups.order] for rows, groups in self._folds]
-        )
+            groups_of_words = RowGroups.of(words[rows], FEWEST_REPETITIONS)
+            self._folds.append((rows, groups_of_words))
+            rows_of_folds.append(rows[groups_of_words.order])  # without words that are too rare
+        self.rows: Int[Tensor, " kept"] = torch.cat(rows_of_folds)
         self.documents: Int[Tensor, " kept"] = documents[self.rows]
+
         covariates = [principal_components(self._without_means(states)) for states in mixing]
         for position in positions[1:]:
             functions = self._without_means(functions_of_position(position))
             covariates.append(functions * POSITION_WEIGHT)
-        self.covariates = sum(columns.shape[1] for columns in covariates)
-        self._covariates: Predictor | None = None
+        self.covariate_count = sum(columns.shape[1] for columns in covariates)
+        self._covariate_predictor: Predictor | None = None
         if covariates:
-            self._covariates = Predictor(torch.cat(covariates, 1), self.documents)
+            self._covariate_predictor = Predictor(torch.cat(covariates, 1), self.documents)
 
     @takes_arrays
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return states less what their word, its position and the earlier tokens predict.
 
-        The rows are those of `rows`, in float64. If there are covariates, the unit is the largest
-        absolute entry of the states less the means of word and position.
+        The `kept` rows are those that `self.rows` lists, in float64. If there are covariates, the
+        result is also divided by the largest absolute entry that the states have after the means
+        of word and position were subtracted.
         """
-        residuals = self._without_means(states)
-        if self._covariates is None:
-            return residuals
-        return self._covariates.residuals(residuals)
+        without_means = self._without_means(states)
+        if self._covariate_predictor is None:
+            return without_means
+        return self._covariate_predictor.residuals(without_means)
 
     def predictor(self, states: Float[Tensor, "n d"]) -> Predictor:
         """Return a ridge predictor from states of which `of` has removed what is known.
@@ -145,10 +149,11 @@ class ResidualStates:
         return Predictor(states[self.rows], self.documents)
 
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return states less the effects of their word and of their position.
+        """Return the compared states less the effects of their word and of their position.
 
-        Both are fitted together by least squares, within each fold of documents. Maps are later
-        evaluated on one fold and fitted on the others, so no mean may contain states of both.
+        Both effects are means, fitted together by least squares within each fold of documents. As
+        maps are later fitted on some folds and evaluated on another, no mean may contain states of
+        two folds. The rows come in the order of `self.rows`, fold by fold.
         """
         residuals = []
         for rows, groups_of_words in self._folds:
@@ -165,7 +170,8 @@ def fewest_rows(width: int, covariates: int) -> int:
 
     Args:
         width: The width of the wider model.
-        covariates: How many covariates each row has, see `ResidualStates`.
+        covariates: How many covariates each row has: components of the embeddings of earlier
+            tokens, and functions of positions.
     """
     return max(ROWS_PER_DIMENSION * width, ROWS_PER_COVARIATE * covariates)
 

@@ -17,7 +17,12 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
-from thinkalike.measures.ridge_penalty import PENALTIES, Basis, best_penalty, gained
+from thinkalike.measures.ridge_penalty import (
+    PENALTIES,
+    Basis,
+    best_penalty,
+    gains_of_penalties,
+)
 
 # Documents of a fold are judged by maps that were fitted on the other folds. This divides
 # `JACKKNIFE_PARTS`, so that no document is in two folds.
@@ -63,13 +68,27 @@ class _FoldFit(NamedTuple):
         fitted: V' Σ (x - x̄) y' over the rows outside.
         deviations: y - ȳ for the rows of the fold, with ȳ the mean over the rows outside.
         penalties: The penalties that are tried.
-        gains: What the map of each penalty gains on the fold, see `gained`.
+        gains: What the map of each penalty gains on the fold, see `gains_of_penalties`.
     """
 
     fitted: Float[Tensor, "d e"]
     deviations: Float[Tensor, "k e"]
     penalties: Float[Tensor, " p"]
     gains: Float[Tensor, " p"]
+
+
+class _FoldResiduals(NamedTuple):
+    """How well the k rows of a fold are predicted by a map that was fitted on the rows outside.
+
+    Attributes:
+        rows: The indices of the rows.
+        residuals: y - ŷ, with the prediction ŷ.
+        deviations: y - ȳ, with ȳ the mean of the rows outside.
+    """
+
+    rows: Int[Tensor, " k"]
+    residuals: Float[Tensor, "k e"]
+    deviations: Float[Tensor, "k e"]
 
 
 @dataclass(frozen=True)
@@ -91,11 +110,12 @@ class HeldOut:
         It is 0 for constant states. There are no values without parts, only the first one, if the
         documents are too few for an interval.
         """
-        total_of_all = self.sums.sum(0)[None]
-        totals = torch.cat([total_of_all, without_parts(self.sums, self.documents)])
-        residual, variation = totals.unbind(1)  # both sums of squares
-        smallest = torch.finfo(variation.dtype).tiny
-        return torch.where(variation > 0, 1 - residual / variation.clamp(min=smallest), 0.0)
+        total = self.sums.sum(0)[None]  # (1, 2)
+        totals = torch.cat([total, without_parts(self.sums, self.documents)])  # (replicates, 2)
+        residual_squares, total_squares = totals.unbind(1)
+        smallest = torch.finfo(total_squares.dtype).tiny
+        share_left = residual_squares / total_squares.clamp(min=smallest)
+        return torch.where(total_squares > 0, 1 - share_left, 0.0)
 
 
 class Predictor:
@@ -159,11 +179,11 @@ class Predictor:
             ValueError: y has another number of rows, or a state is not finite.
         """
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
-        for rows, residuals, deviations in self._residuals_of_folds(_of_unit_size(y)):
-            residual_squares = residuals.square().sum(1)
-            total_squares = deviations.square().sum(1)
+        for fold in self._residuals_of_folds(_of_unit_size(y)):
+            residual_squares = fold.residuals.square().sum(1)
+            total_squares = fold.deviations.square().sum(1)
             squares = torch.stack([residual_squares, total_squares], 1).cpu()  # (k, 2)
-            part_of_row = self.documents[rows].cpu() % JACKKNIFE_PARTS
+            part_of_row = self.documents[fold.rows].cpu() % JACKKNIFE_PARTS
             sums.index_add_(0, part_of_row, squares)
         return HeldOut(sums, self.documents)
 
@@ -171,26 +191,23 @@ class Predictor:
     def residuals(self, y: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
         """Return the residuals y - ŷ, where ŷ is predicted by a map fitted on other documents.
 
-        They are in float64, in the order of the rows. The unit is the largest absolute entry of y
-        less its mean.
+        They are in float64, in the order of the rows, and divided by the largest absolute entry
+        of y less its mean.
 
         Raises:
             ValueError: y has another number of rows, or a state is not finite.
         """
         y = _of_unit_size(y)
         residuals = torch.zeros_like(y)
-        for rows, residuals_of_fold, _ in self._residuals_of_folds(y):
-            residuals[rows] = residuals_of_fold
+        for fold in self._residuals_of_folds(y):
+            residuals[fold.rows] = fold.residuals
         return residuals
 
-    def _residuals_of_folds(
-        self, y: Float[Tensor, "n e"]
-    ) -> Iterator[tuple[Int[Tensor, " k"], Float[Tensor, "k e"], Float[Tensor, "k e"]]]:
-        """Yield for each fold the indices of its k rows, their residuals and their deviations.
+    def _residuals_of_folds(self, y: Float[Tensor, "n e"]) -> Iterator[_FoldResiduals]:
+        """Yield for each fold the residuals of its rows, and their deviations from the mean.
 
-        The residuals are y - ŷ, where ŷ is predicted by a ridge regression on the rows outside of
-        the fold. The deviations are y - ȳ, with ȳ the mean of the rows outside. The penalty of the
-        regression is the one that predicts the other folds best.
+        They are predicted by a ridge regression on the rows outside of the fold. Its penalty is
+        the one that predicts the other folds best.
 
         Raises:
             ValueError: y has a different number of rows than x.
@@ -205,10 +222,11 @@ class Predictor:
             other_fits = [*fits[:index], *fits[index + 1 :]]
             gains = torch.stack([other_fit.gains for other_fit in other_fits])
             penalty = best_penalty(gains, fit.penalties)
-            # ŷ - ȳ. The states are in the eigenbasis of Σ (x - x̄)(x - x̄)' over the rows outside,
-            # where ridge regression divides by the eigenvalues plus the penalty.
-            predicted = (fold.states / (fold.basis.values + penalty)) @ fit.fitted
-            yield fold.rows, fit.deviations - predicted, fit.deviations
+            # The states are in the eigenbasis of Σ (x - x̄)(x - x̄)' over the rows outside, where
+            # ridge regression divides by the eigenvalues plus the penalty.
+            shrunk_states = fold.states / (fold.basis.values + penalty)
+            predicted_deviations = shrunk_states @ fit.fitted  # ŷ - ȳ
+            yield _FoldResiduals(fold.rows, fit.deviations - predicted_deviations, fit.deviations)
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
         """Return for each fold the products of its ridge regressions, and what each penalty gains.
@@ -217,21 +235,26 @@ class Predictor:
         much the map's squared error on the rows inside is below that of the mean outside.
         `fold.states` and `fold.products` are of the rows inside, centred and in the eigenbasis.
         """
-        total = y.sum(0)
-        products = self.states.T @ y  # over all rows, from which those of a fold are subtracted
+        sum_of_all = y.sum(0)
+        products_of_all = self.states.T @ y  # Σ x y'
         fits = []
         for fold in self._folds:
             inside = y[fold.rows]
-            sum_outside = total - inside.sum(0)
-            deviations = inside - sum_outside / max(len(y) - len(inside), 1)
+            sum_outside = sum_of_all - inside.sum(0)
+            mean_outside = sum_outside / max(len(y) - len(inside), 1)
+            deviations = inside - mean_outside
 
             # Σ (x - x̄) y' over the rows outside: as x is centred, y need not be.
-            products_inside = self.states[fold.rows].T @ inside
-            across = products - products_inside - torch.outer(fold.mean, sum_outside)
-            fitted = fold.basis.vectors.T @ across
+            products_outside = products_of_all - self.states[fold.rows].T @ inside
+            centred_products = products_outside - torch.outer(fold.mean, sum_outside)
+            fitted = fold.basis.vectors.T @ centred_products
             penalties = PENALTIES.to(y) * fold.basis.unit
-            gains = gained(
-                fold.basis.values, penalties, fitted, fold.states.T @ deviations, fold.products
+            gains = gains_of_penalties(
+                fold.basis.values,
+                penalties,
+                fitted,
+                across=fold.states.T @ deviations,
+                products=fold.products,
             )
             fits.append(_FoldFit(fitted, deviations, penalties, gains))
         return fits
@@ -279,7 +302,8 @@ def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:
     k = `FOLDS` folds (Nadeau & Bengio 2003, equation 8).
 
     Args:
-        shares: The value and then its replicates, in the last axis, as `HeldOut.shares`.
+        shares: The R² of all documents, and then those without each part of the documents, in the
+            last axis.
     """
     estimate = jackknife(shares[..., 0], shares[..., 1:].movedim(-1, 0))
     widening = (1 + FOLDS / (FOLDS - 1)) ** 0.5

@@ -60,7 +60,7 @@ class Basis(NamedTuple):
         return (self.values.sum() / len(self.vectors)).clamp(min=smallest)
 
 
-def gained(
+def gains_of_penalties(
     values: Float[Tensor, " d"],
     penalties: Float[Tensor, " p"],
     fitted: Float[Tensor, "d e"],
@@ -98,11 +98,14 @@ def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) ->
             difference of sums of squares.
         penalties: The penalties.
     """
-    best = gains.sum(0).argmax(keepdim=True)  # the index of the best penalty
-    gain_of_parts = gains.index_select(1, best)[:, 0]  # (k,)
+    # Selected by tensors, as a number of Python would make a GPU wait.
+    index_of_best = gains.sum(0).argmax(keepdim=True)
+    best = penalties.index_select(0, index_of_best)[0]
+    gain_of_parts = gains.index_select(1, index_of_best)[:, 0]  # (k,)
+    # about one standard error of the mean gain
     least_gain = FEWEST_STANDARD_ERRORS * gain_of_parts.std() / len(gain_of_parts) ** 0.5
     is_significant = gain_of_parts.mean() > least_gain
-    return torch.where(is_significant, penalties.index_select(0, best)[0], math.inf)
+    return torch.where(is_significant, best, math.inf)
 
 
 class HalfBasis(NamedTuple):
@@ -134,11 +137,13 @@ def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
     if len(halves) > 1:
         for fitted_half, judging_half in zip(halves, reversed(halves), strict=True):
             basis = Basis.of(fitted_half.xx, fitted_half.n)
-            # the products of the judging half about the mean of the fitted half
+            # The products of the judging half are about its own mean; about that of the fitted
+            # half, with δ the difference of both means, they are larger by n δ δ'.
             shift = judging_half.mean_x - fitted_half.mean_x
             about_fitted_mean = torch.addr(judging_half.xx, shift, shift, alpha=judging_half.n)
-            products = about_fitted_mean / basis_of_all.unit
-            bases_of_halves.append(HalfBasis(basis, basis.vectors.T @ products @ basis.vectors))
+            products = about_fitted_mean / basis_of_all.unit  # the unit of penalties
+            in_basis = basis.vectors.T @ products @ basis.vectors
+            bases_of_halves.append(HalfBasis(basis, other_products=in_basis))
     return basis_of_all, bases_of_halves
 
 
@@ -181,7 +186,7 @@ def penalty_of(
     ):
         values = half_basis.basis.values / basis_of_all.unit
         gains.append(
-            gained(
+            gains_of_penalties(
                 values,
                 penalties,
                 fitted.div_(size),

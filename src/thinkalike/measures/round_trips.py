@@ -71,9 +71,10 @@ def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
 
     Args:
         statistics: The statistics of the rows to fit on.
-        ridge: The ridge, as a share of the mean variance of the source's states.
+        ridge: The penalty, as a share of Σ (x - x̄)² over the rows, mean over the dimensions of x.
     """
-    return least_squares_of(statistics, ridge * float(statistics.xx.diagonal().mean()))
+    mean_square_sum = float(statistics.xx.diagonal().mean())
+    return least_squares_of(statistics, ridge * mean_square_sum)
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
@@ -89,8 +90,8 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     Raises:
         ValueError: The target's states do not vary.
     """
-    total = statistics.yy.trace()
-    if statistics.reversed.is_constant:
+    total = statistics.yy.trace()  # Σ‖y - ȳ‖²
+    if statistics.reversed.is_constant:  # `reversed` has y in the place of x
         raise ValueError(
             "a side whose states do not vary has no variance to explain: leave this pair out"
         )

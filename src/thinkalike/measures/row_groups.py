@@ -69,13 +69,14 @@ class RowGroups:
     Attributes:
         order: The rows that are in a group. Those of one group stand side by side, and the
             smallest groups come first.
-        shapes: For each size of groups, in rising order, the number of such groups and this size.
-        rows: How many rows the batch has, including those without a group.
+        counts_and_sizes: For each size of groups, in rising order, the number of such groups and
+            this size.
+        row_count: How many rows the batch has, including those without a group.
     """
 
     order: Int[Tensor, " kept"]
-    shapes: Sequence[tuple[int, int]]
-    rows: int
+    counts_and_sizes: Sequence[tuple[int, int]]
+    row_count: int
     # Many layers are centred for the same positions, so the effects of the last ones are kept.
     _last_effects: list[_PositionEffects] = field(default_factory=list)
 
@@ -93,8 +94,10 @@ class RowGroups:
         Raises:
             ValueError: No token has enough rows.
         """
-        _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
-        sizes, group_counts = counts[counts >= fewest].unique(return_counts=True)
+        # The number of each row's token among the different ones, and how often each occurs.
+        _, token_of_row, occurrences = tokens.unique(return_inverse=True, return_counts=True)
+        # The different sizes of groups, and how many groups have each.
+        sizes, group_counts = occurrences[occurrences >= fewest].unique(return_counts=True)
         if not len(sizes):
             raise ValueError(
                 f"no group or token has {fewest} of the {len(tokens)} rows, so nothing can be "
@@ -104,11 +107,11 @@ class RowGroups:
 
         # Sort rows by the size of their group and then by the group; the groups that are too small
         # come first and are dropped.
-        row_count = int((sizes * group_counts).sum())  # of the groups that are large enough
-        sort_key = counts[labels] * len(counts) + labels
-        order = sort_key.argsort(stable=True)[len(tokens) - row_count :]
-        shapes = list(zip(group_counts.tolist(), sizes.tolist(), strict=True))
-        return cls(order, shapes, len(tokens))
+        rows_in_groups = int((sizes * group_counts).sum())  # of the groups that are large enough
+        sort_key = occurrences[token_of_row] * len(occurrences) + token_of_row
+        order = sort_key.argsort(stable=True)[len(tokens) - rows_in_groups :]
+        counts_and_sizes = list(zip(group_counts.tolist(), sizes.tolist(), strict=True))
+        return cls(order, counts_and_sizes, row_count=len(tokens))
 
     @classmethod
     def whole(cls, n: int, device: torch.device) -> RowGroups:
@@ -124,9 +127,9 @@ class RowGroups:
             rows: A value for each row that is in a group, in the order of the groups, `order`.
         """
         start = 0
-        for count, size in self.shapes:
-            stop = start + count * size
-            yield rows[start:stop].unflatten(0, (count, size))
+        for group_count, size in self.counts_and_sizes:
+            stop = start + group_count * size
+            yield rows[start:stop].unflatten(0, (group_count, size))
             start = stop
 
     def without_means(
@@ -174,9 +177,11 @@ class RowGroups:
     def _position_effects(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
         """Return what a regression of rows on the indicators of their positions needs.
 
-        Z'Z of the indicators Z, less their means within groups, is Σ_g (diag(n_g) - n_g n_g' / s)
-        with n_g how often each position occurs in group g of s rows. The last result is kept for
-        the next layer: it is returned again if `positions` is the same tensor object.
+        Let column p of Z be 1 in the rows at position p, else 0, less its mean within each group.
+        Then Z'Z = Σ_g (diag(n_g) - n_g n_g' / s) over groups g of s rows, with n_g how often each
+        position occurs in the group. Its pseudo-inverse is returned, with the index of each row's
+        position. The last result is kept for the next layer: it is returned again if `positions`
+        is the same tensor object.
 
         Args:
             positions: The position of each row of the batch.
@@ -186,8 +191,8 @@ class RowGroups:
         _, indices = positions[self.order].unique(return_inverse=True)
         position_count = int(indices.max()) + 1
         sizes_of_groups = []
-        for count, size in self.shapes:
-            sizes_of_groups += [size] * count
+        for group_count, size in self.counts_and_sizes:
+            sizes_of_groups += [size] * group_count
         sizes = torch.tensor(sizes_of_groups, device=indices.device)
         group_of_row = torch.arange(len(sizes), device=indices.device).repeat_interleave(sizes)
 
@@ -199,7 +204,7 @@ class RowGroups:
         products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])  # Z'Z
         inverse = torch.linalg.pinv(products, rtol=EIGENVALUE_ROUNDING, hermitian=True)
         effects = _PositionEffects(positions, indices, inverse)
-        self._last_effects[:] = [effects]
+        self._last_effects[:] = [effects]  # in place, as the dataclass is frozen
         return effects
 
     def _centre(self, rows: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:

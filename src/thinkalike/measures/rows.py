@@ -25,8 +25,8 @@ def rows_of(
             "mean": the mean of its tokens.
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with
             sequences of several lengths.
-        places: The flat indices of the tokens that count, by `places_of` the mask. They are the
-            same for all layers of a batch; None: they are computed from the mask.
+        places: The flat indices at which the mask is True. They are the same for all layers of a
+            batch; None: they are computed from the mask.
 
     Raises:
         ValueError: The mask or the places do not fit the states, or the mask drops tokens of
@@ -40,7 +40,7 @@ def rows_of(
                 f"{tuple(states.shape)}"
             )
         if places is None:
-            places = places_of(mask)
+            places = indices_where(mask)
 
     if flatten == "token" or states.ndim == 2:
         rows = states.flatten(0, -2)
@@ -67,10 +67,10 @@ def rows_of(
     return tokens.masked_fill(~counts[..., None], 0).sum(1) / counts.sum(1, keepdim=True)
 
 
-def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
-    """Return the flat indices of the tokens that count, at which a mask is True, in rising order.
+def indices_where(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
+    """Return the flat indices at which a mask is True, in rising order: the tokens that count.
 
-    They are computed once for all layers: to index by a mask waits for a GPU each time.
+    They are computed once for all layers, as indexing by a mask makes a GPU wait each time.
 
     Raises:
         ValueError: The mask does not hold True and False.
@@ -107,4 +107,5 @@ def labels_of_rows(
             f"{name} of shape {tuple(labels.shape)} do not fit states of shape "
             f"{tuple(states.shape)}"
         )
-    return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)
+    as_states = labels.to(states.device)[..., None]  # of width 1
+    return rows_of(as_states, "token", mask).squeeze(1)

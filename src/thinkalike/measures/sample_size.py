@@ -27,8 +27,8 @@ def effective_number(
 ) -> float:
     """Return how many documents of equal length these are worth, in [1, documents].
 
-    It is (Σ n)² / Σ n² for documents of n tokens (Kish 1965, 11.7). Documents that are all empty
-    are worth 0.
+    It is (Σ n)² / Σ n² for documents of n tokens (Kish 1965, section 11.7). Documents that are all
+    empty are worth 0.
     """
     if not counts.any():
         return 0.0

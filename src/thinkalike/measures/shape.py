@@ -39,7 +39,7 @@ def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n 
     Raises:
         ValueError: A value is not finite, or all rows are the same.
     """
-    # They are about a typical point, which is not exactly the mean.
+    # `centred` subtracts a typical point, which is not exactly the mean.
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 
@@ -63,7 +63,8 @@ class Procrustes(LayerMeasure[Tensor]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
         """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions.
 
-        With gradients, all d dimensions remain.
+        With gradients, all d dimensions remain. Layers are compared by the singular values of X'Y,
+        which these coordinates do not change.
         """
         rows = centred_rows(layer, name)
         if rows.shape[1] > len(rows) and not rows.requires_grad:

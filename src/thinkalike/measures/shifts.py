@@ -18,7 +18,7 @@ from thinkalike.measures.layer_pair_estimate import (
     LayerPairEstimate,
     sizes_of_documents,
 )
-from thinkalike.measures.rows import labels_of_rows, rows_of
+from thinkalike.measures.rows import rows_of
 
 
 class ShiftEstimate(LayerPairEstimate):
@@ -36,14 +36,18 @@ class ShiftEstimate(LayerPairEstimate):
         norm_target: Tensor,
         **estimates: Unpack[EstimateArguments],
     ):
-        """Store the cosines and norms, and make a `LayerPairEstimate` of the other arguments."""
+        """Store the mean cosine and the mean norms of the states of each layer in both models.
+
+        They are matrices (l, l), with a layer's value on the diagonal and NaN elsewhere. The other
+        arguments, such as the distances, are those of a `LayerPairEstimate`.
+        """
         super().__init__(**estimates)
         self.cosine = cosine
         self.norm_source = norm_source
         self.norm_target = norm_target
 
 
-def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
+def _means_of_sums(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
     """Return the means of four quantities over the tokens, for each of l layers.
 
     They are ‖x - y‖ / ‖x‖, the cosine of x and y, ‖x‖ and ‖y‖.
@@ -51,7 +55,8 @@ def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
     Args:
         sums: The sums of these four over the tokens, and as the last entry the number of tokens.
     """
-    return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
+    means = sums[..., :-1] / sums[..., -1:]  # (*b, l, 4)
+    return means.movedim(-1, -2)
 
 
 def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
@@ -80,8 +85,7 @@ class LayerShifts(Accumulator):
         """
         source, target = batch.states
         self.check(source, target, batch.groups)
-        assert batch.documents is not None
-        document_of_row = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
+        document_of_row = batch.documents_of_rows(source[0], "token")
         part_of_row = document_of_row.long() % JACKKNIFE_PARTS
         is_in_part = torch.nn.functional.one_hot(part_of_row, JACKKNIFE_PARTS)
         part_indicators = is_in_part.double().T  # (parts, n)
@@ -114,12 +118,13 @@ class LayerShifts(Accumulator):
         batch_sums = gathered["sums"]
         sums = batch_sums.sum(0)  # (parts, l, 5)
         documents = gathered["documents"]
-        means = _means(sums.sum(0))  # (4, l)
-        means_without = _means(without_parts(sums, documents))  # (r, 4, l)
-        value, low, high = jackknife(means[0], means_without[:, 0])
+        means = _means_of_sums(sums.sum(0))  # (4, l)
+        means_without = _means_of_sums(without_parts(sums, documents))  # (r, 4, l)
+        distances, cosine, norm_source, norm_target = means
+        value, low, high = jackknife(distances, means_without[:, 0])
         low = torch.where(low.isfinite(), low.clamp(min=0), low)  # a distance is not below 0
+        # As a matrix of layer pairs, which has values of each layer with itself alone.
         distance = Estimate(_on_diagonal(value), _on_diagonal(low), _on_diagonal(high))
-        cosine, norm_source, norm_target = means[1:]
         return ShiftEstimate(
             _on_diagonal(cosine),
             _on_diagonal(norm_source),

@@ -65,11 +65,13 @@ class SVCCA(LayerMeasure[Tensor]):
         values, vectors = torch.linalg.eigh(gram)
         values = values.flip(0).clamp(min=0)  # in falling order; rounding may leave less than 0
         vectors = vectors.flip(1)
-        shares = values.cumsum(0) / values.sum()
+        # Eigenvalues below this share of the largest are rounding: of their own computation, or of
+        # the states, whose relative error is squared as the eigenvalues are squares.
         rounding = max(
             max(rows.shape) * torch.finfo(rows.dtype).eps,
             (SUM_ROUNDING * torch.finfo(layer.dtype).eps) ** 2,
         )
+        shares = values.cumsum(0) / values.sum()  # of the variance, for each number of directions
         count_of_share = int((shares < self.kept).sum()) + 1
         count_above_rounding = int((values > rounding * values[0]).sum())
         count = min(count_of_share, count_above_rounding)

@@ -32,5 +32,5 @@ def random_codes(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
 
     Another seed gives other codes.
     """
-    start = (seed + 1) * SPLITMIX_STEP % 2**63  # of the sequence; it fits into int64
+    start = (seed + 1) * SPLITMIX_STEP % 2**63  # where the seed's sequence begins, in int64
     return splitmix(numbers.long() + start)

@@ -46,9 +46,9 @@ def signed_similarities(
         is_between = (owners[:, :, None] != owners[:, None, :]).double()  # (g, s, s)
         # The row effects a solve Σ_j (K_ij - a_i - a_j) = 0 over the rows j of other documents.
         system = is_between.sum(2).diag_embed() + is_between
-        solution = torch.linalg.pinv(system, hermitian=True)
+        inverse = torch.linalg.pinv(system, hermitian=True)
         centred = [
-            _without_row_effects(layer[size_index].double(), is_between, solution)
+            _without_row_effects(layer[size_index].double(), is_between, inverse)
             for layer in similarities
         ]
         squares += torch.stack([similarity.square().sum() for similarity in centred]).cpu()
@@ -82,6 +82,7 @@ def _scales_of_signed_sums(
     """
     group_count, size, _ = is_between.shape
     rows_of_same_document = size - is_between.sum(2)  # for each row
+    # A document of m rows adds m times 1/m to this sum.
     document_count = (1 / rows_of_same_document).sum(1).round()[:, None]  # n, (g, 1)
     scales = torch.ones(
         group_count, permutations + 1, dtype=torch.float64, device=is_between.device
@@ -94,7 +95,7 @@ def _scales_of_signed_sums(
 def _without_row_effects(
     similarity: Float[Tensor, "g s s"],
     is_between: Float[Tensor, "g s s"],
-    solution: Float[Tensor, "g s s"],
+    inverse: Float[Tensor, "g s s"],
 ) -> Float[Tensor, "g s s"]:
     """Return the similarities K_ij of rows of different documents, less the effects a_i + a_j.
 
@@ -104,8 +105,9 @@ def _without_row_effects(
     Args:
         similarity: The similarity of every two rows of a group.
         is_between: 1 for two rows of different documents, else 0.
-        solution: The pseudo-inverse of the system of equations for the effects.
+        inverse: The pseudo-inverse of the system of equations for the effects, whose right side is
+            the sum of each row's similarities with rows of other documents.
     """
     between = similarity * is_between
-    effects = (solution @ between.sum(2, keepdim=True))[..., 0]  # a, (g, s)
+    effects = (inverse @ between.sum(2, keepdim=True))[..., 0]  # a, (g, s)
     return between - is_between * (effects[:, :, None] + effects[:, None, :])

@@ -29,7 +29,7 @@ from thinkalike.errors import DataError
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.massive_rows import LONG_NORM, massive
 from thinkalike.measures.row_groups import FEWEST_HSIC_ROWS, RowGroups
-from thinkalike.measures.rows import places_of
+from thinkalike.measures.rows import indices_where
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import Layer
 from thinkalike.states.folder import check_reads_rows, folder_of_rows
@@ -779,7 +779,7 @@ class TokenBatches(TextBatches[ModelLayer]):
         states = model.residuals(self.rows[units].long(), layers, mask)
         if self.takes_whole_rows:
             return states
-        compared = places_of(self.is_compared[units]).to(model.device)
+        compared = indices_where(self.is_compared[units]).to(model.device)
         return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:

@@ -88,7 +88,7 @@ def likeness_of_members(
         )
 
     results = [metric.compute() for metric in metrics]
-    value = torch.stack([result.as_found for result in results], -1)
+    value = torch.stack([result.with_bias for result in results], -1)
     # Later rows and columns of `hsics` belong to the second argument of `update`, the same states.
     hsics = torch.stack([result.hsics[:, :n_models, :n_models] for result in results], -1)
     read = ReadPairs(

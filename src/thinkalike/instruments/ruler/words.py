@@ -307,7 +307,7 @@ class WordComparison(RulerComparison):
             DataError: There are too few words.
         """
         width = max(model.d_model for model in self.models)
-        fewest = fewest_rows(width, self.residual.covariates)
+        fewest = fewest_rows(width, self.residual.covariate_count)
         compared = len(self.residual.rows)
         if compared < fewest:
             words_read = len(self.words.forms)

@@ -14,7 +14,7 @@ from thinkalike.evaluation.stitched_losses import (
     Control,
     StateMaps,
     document_sums,
-    largest_report_batch,
+    largest_evaluation_batch,
     target_losses,
 )
 from thinkalike.evaluation.token_means import TokenMeans
@@ -98,7 +98,7 @@ def report_sums(
 
     free_cached_memory(target.device)
     rows = setting.corpus.report
-    batch_size = largest_report_batch(  # in rows and in layer pairs
+    batch_size = largest_evaluation_batch(  # in rows and in layer pairs
         setting.source,
         target,
         setting.layer_pairs,

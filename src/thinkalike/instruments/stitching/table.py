@@ -18,7 +18,7 @@ from torch import Tensor
 from thinkalike.evaluation.columns import interval_columns, mean_columns
 from thinkalike.instruments.stitching.reporting import LEAST_COST
 from thinkalike.instruments.stitching.setting import StitchSetting
-from thinkalike.measures.bit_readings import interpolated_mark
+from thinkalike.measures.bit_readings import interpolated_bits
 from thinkalike.measures.bootstrap import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate, jackknife, without_parts
 from thinkalike.measures.folds import JACKKNIFE_PARTS
@@ -278,7 +278,7 @@ def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
     values_of_copies = -costs_of_copies.clamp(min=LEAST_COST).log()
     values = -costs.clamp(min=LEAST_COST / 2).log()
     bits_of_pairs = [
-        interpolated_mark(value, bits_of_copies, values_of_copies) for value in values
+        interpolated_bits(value, bits_of_copies, values_of_copies) for value in values
     ]
     replicates = torch.stack(bits_of_pairs, 1)  # (replicate, pair), first of all documents
     return interval_columns("equivalent_bits", jackknife(replicates[0], replicates[1:]))

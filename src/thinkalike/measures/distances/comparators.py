@@ -1,8 +1,8 @@
 """Comparators of vectors of distances, and of profiles of features.
 
 The distances of n stimuli are a vector of p = n (n - 1) / 2 squared distances, in the order of
-`upper`. Names are those of rsatoolbox (Nili et al. 2014; Schütt et al. 2023), whose values these
-are.
+`upper_triangle_indices`. Names are those of rsatoolbox (Nili et al. 2014; Schütt et al. 2023),
+whose values these are.
 """
 
 from __future__ import annotations
@@ -119,21 +119,24 @@ def _unit_vectors(
     under cosines, becomes NaN.
 
     Args:
-        vectors: k vectors of p distances; for a comparator of ranks, the levels of the distances.
+        vectors: k vectors of p squared distances. For a comparator of ranks these are levels
+            instead: whole numbers in the order of the distances, equal for equal ones.
         comparator: Any comparator but tau_a.
         counts: How often each of the n stimuli is drawn in a resample.
     """
     weights = pair_counts(counts)
     if comparator in CENTRED_COMPARATORS:
-        vectors = vectors - (vectors @ weights / weights.sum())[:, None]
+        means = vectors @ weights / weights.sum()
+        vectors = vectors - means[:, None]
     if comparator in WHITENED:
         return _whitened(vectors, counts)
-    if (weights == 0).any():
-        drawn = weights.nonzero()[:, 0]
-        vectors = vectors[:, drawn]
-        weights = weights[drawn]
+    if (weights == 0).any():  # pairs that are not drawn are left out
+        drawn_pairs = weights.nonzero()[:, 0]
+        vectors = vectors[:, drawn_pairs]
+        weights = weights[drawn_pairs]
     if comparator in RANK_COMPARATORS:
-        vectors = ranks_of_levels(vectors, weights) - (weights.sum() + 1) / 2
+        mean_rank = (weights.sum() + 1) / 2
+        vectors = ranks_of_levels(vectors, weights) - mean_rank
     return _normed(vectors, weights)
 
 
@@ -181,7 +184,8 @@ def comparable(
         names: What errors call each vector; empty: "layer 0" and so on.
 
     Raises:
-        ValueError: A vector cannot be compared, see `compare`.
+        ValueError: The comparator is unknown, names do not fit, the distances are not those of all
+            pairs of stimuli, or a vector is not finite or constant.
     """
     check_choice("comparator", comparator, COMPARATORS)
     stimulus_count_of(vectors.shape[1])
@@ -216,9 +220,10 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
     if not vector.isfinite().all():
         raise ValueError(f"the distances of {name} are not finite")
     low, high = vector.aminmax()
-    is_constant = low == high == 0
     if comparator in (*RANK_COMPARATORS, *CENTRED_COMPARATORS):
         is_constant = high - low <= TIE_TOLERANCE * high.abs()
+    else:  # cosines
+        is_constant = low == high == 0
     if is_constant:
         raise ValueError(
             f"the distances of {name} are constant over {len(vector)} pairs: leave it out"

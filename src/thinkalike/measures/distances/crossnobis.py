@@ -75,7 +75,8 @@ def _whitened_runs(
     With noise="diagonal" each unit is only divided by its standard deviation.
 
     Args:
-        runs: The states of the stimuli, less the mean of each unit.
+        runs: The states of n stimuli in each of m runs, or repetitions, less the mean of each of
+            the d units.
         size: The mean square of each unit before the mean was subtracted.
         noise: How the covariance Σ of the noise is estimated: "shrinkage" or "diagonal".
 
@@ -84,14 +85,15 @@ def _whitened_runs(
         torch.linalg.LinAlgError: The covariance cannot be inverted.
     """
     m, n, d = runs.shape
-    residuals = runs - runs.mean(0)
+    residuals = runs - runs.mean(0)  # of each stimulus from its mean over runs: the noise
     is_constant = all_alike(residuals.square().mean((0, 1)), size, torch.float64)
     if is_constant.any():
         unit = int(is_constant.nonzero()[0])
         raise ValueError(
             f"unit {unit} is the same in all runs: leave it out, or choose noise=none"
         )
-    covariance = noise_covariance(residuals.reshape(m * n, d), n * (m - 1))
+    degrees_of_freedom = n * (m - 1)
+    covariance = noise_covariance(residuals.reshape(m * n, d), degrees_of_freedom)
     if noise == "diagonal":
         return runs / covariance.diagonal().sqrt()
     factor = torch.linalg.cholesky(covariance)  # L with L Lᵀ = Σ

@@ -64,8 +64,8 @@ class NeuralDistances:
     The first four are squared Euclidean distances of some states, whose sums have a closed form.
 
     Attributes:
-        states: In float64. If `exact`, centred states with these squared Euclidean distances; of
-            given distances, (n, n), these.
+        states: In float64. If `is_euclidean`, centred states with these squared Euclidean
+            distances; of given distances, (n, n), these.
         distance: The distance.
         is_integral: Whether (D^N)² are whole numbers: they are rounded, so that equal ones tie.
         error: By how much rounding may have moved each state, in units of D^N; None if that is not
@@ -119,7 +119,7 @@ class NeuralDistances:
             states = _euclidean_states(states, distance, name)
             mean = states.mean(0)
         distances = cls(states, distance, error=error)
-        if not distances.exact:
+        if not distances.is_euclidean:
             return distances
         is_whole = False
         if distance == "euclidean":
@@ -143,13 +143,13 @@ class NeuralDistances:
         return cls(squared.double(), GIVEN_DISTANCES)
 
     @property
-    def exact(self) -> bool:
+    def is_euclidean(self) -> bool:
         """Whether (D^N)² is the squared Euclidean distance of `states`."""
         return self.distance in ("euclidean", "cosine", "correlation", "norm_difference")
 
     @cached_property
-    def norms(self) -> Float[Tensor, " n"]:
-        """The squared norms of the states."""
+    def squared_norms(self) -> Float[Tensor, " n"]:
+        """The squared Euclidean norm of each state."""
         norms: Tensor = torch.linalg.vector_norm(self.states, dim=1)
         return norms.square()
 
@@ -175,16 +175,20 @@ class NeuralDistances:
                 are then written into it, with ∞ for the distance of a stimulus from itself. Other
                 distances do not use it.
         """
-        if self.distance == GIVEN_DISTANCES:
+        if self.distance == GIVEN_DISTANCES:  # `states` is the matrix of squared distances itself
             return self.states[rows][:, columns]
         row_states = self.states[rows]
         column_states = self.states[columns]
-        if not self.exact:
+        if not self.is_euclidean:
             return torch.cdist(row_states, column_states, p=1).square()  # manhattan
-        row_norms = self.norms[rows]
-        column_norms = self.norms[columns]
-        squared = squared_distances(row_states, column_states, row_norms, column_norms, out)
-        if self.is_integral:
+        squared = squared_distances(
+            row_states,
+            column_states,
+            x_squared_norms=self.squared_norms[rows],
+            y_squared_norms=self.squared_norms[columns],
+            out=out,
+        )
+        if self.is_integral:  # distances of whole-numbered states are whole
             return squared.round_()
         return squared
 
@@ -198,11 +202,11 @@ class NeuralDistances:
         for start in range(0, n, ROWS_AT_ONCE):  # the upper triangle, mirrored into the lower
             end = start + ROWS_AT_ONCE
             panel = squared[start:end, start:]
-            # Most distances are computed in the memory of the panel; others are copied into it.
+            # Euclidean distances are written into the panel by `block` itself, others here.
             panel.copy_(self.block(slice(start, end), slice(start, None), out=panel))
             squared[end:, start:end] = squared[start:end, end:].T
-        if not self.exact:  # not Euclidean distances of the states, which rounding may change
-            return squared
+        if not self.is_euclidean:
+            return squared  # `cdist` treats identical rows alike, and given distances stay
         squared.fill_diagonal_(0)
         has_identical_rows = int(squared.count_nonzero()) < n * (n - 1)
         if not has_identical_rows:
@@ -212,8 +216,11 @@ class NeuralDistances:
         return squared[first_identical_row][:, first_identical_row]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return the squared distances (D^N)² of all pairs i < j, in the order of `upper`."""
-        return self.at(upper(len(self), self.states.device))
+        """Return the squared distances (D^N)² of all pairs i < j of stimuli.
+
+        Their order is that of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), ....
+        """
+        return self.at(upper_triangle_indices(len(self), self.states.device))
 
     def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return the squared distances (D^N)² of these pairs of stimuli.
@@ -239,16 +246,18 @@ class NeuralDistances:
             squared: The squared distance D² of each pair.
         """
         rounding = TIE_TOLERANCE * squared.abs()
-        rows = pairs // len(self)
-        columns = pairs % len(self)
+        first = pairs // len(self)
+        second = pairs % len(self)
         if self.error is not None:
-            error = self.error[rows] + self.error[columns]
-            rounding += error * (2 * squared.clamp(min=0).sqrt() + error)
-        if self.exact and not self.is_integral:
-            sizes = self.norms[rows] + self.norms[columns]
-            # Distances of closer states are sums of squared differences, which lose no digits.
-            is_difference = squared >= CANCELLING_SHARE * sizes
-            rounding += PRODUCT_ROUNDING * sizes.where(is_difference, 0.0)
+            error = self.error[first] + self.error[second]  # e + f
+            distance = squared.clamp(min=0).sqrt()
+            rounding += error * (2 * distance + error)
+        if self.is_euclidean and not self.is_integral:
+            # ‖x‖² + ‖y‖² - 2 x·y is rounded relative to the norms. Squared distances below this
+            # share of them were summed over squared differences instead, which lose no digits.
+            norms = self.squared_norms[first] + self.squared_norms[second]
+            comes_from_norms = squared >= CANCELLING_SHARE * norms
+            rounding += PRODUCT_ROUNDING * norms.where(comes_from_norms, 0.0)
         return rounding
 
 
@@ -276,17 +285,17 @@ def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None
         distance: The distance.
         name: What the error calls the layer.
     """
-    largest = 0.0
+    largest = 0.0  # absolute value
     if states.numel():
         largest = float(torch.stack([states.amax(), -states.amin()]).max())
-    spread = largest
+    spread = largest  # the largest deviation from the mean
     if distance != "precomputed" and LEAST_SIZE < largest < GREATEST_SIZE:
         # by the extremes of each column, since subtracting the mean would copy all states
         mean = states.mean(0)
         furthest_above = (states.amax(0) - mean).max()
         furthest_below = (mean - states.amin(0)).max()
         spread = float(torch.maximum(furthest_above, furthest_below))
-    size = spread if spread < LEAST_SIZE else largest
+    size = spread if spread < LEAST_SIZE else largest  # the number that may be at fault
     are_equal = size == 0
     if are_equal or LEAST_SIZE < size < GREATEST_SIZE:
         return
@@ -308,7 +317,7 @@ def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tens
 
     Args:
         states: The states, or the distances of a precomputed matrix.
-        distance: The distance, see `NeuralDistances`.
+        distance: The name of the distance, such as "euclidean".
     """
     if distance == "manhattan":
         return states.abs().sum(1)
@@ -358,7 +367,7 @@ def _euclidean_states(
     return states / norms
 
 
-def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
+def upper_triangle_indices(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
     """Return the flat indices of the pairs i < j in an n x n matrix.
 
     They are in the order of `scipy.spatial.distance.pdist`.
@@ -371,8 +380,8 @@ def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
 def squared_distances(
     x: Float[Tensor, "a d"],
     y: Float[Tensor, "b d"],
-    x_norms: Float[Tensor, " a"],
-    y_norms: Float[Tensor, " b"],
+    x_squared_norms: Float[Tensor, " a"],
+    y_squared_norms: Float[Tensor, " b"],
     out: Float[Tensor, "a b"] | None = None,
 ) -> Float[Tensor, "a b"]:
     """Return ‖x - y‖² of each row x with each row y, to ten digits for centred states.
@@ -381,22 +390,24 @@ def squared_distances(
 
     Args:
         x, y: The rows.
-        x_norms, y_norms: Their squared norms.
+        x_squared_norms, y_squared_norms: Their squared norms.
         out: If given, y must begin with the rows of x. The distances are written into it, with ∞
             for the distance of a row from itself.
     """
-    squared = torch.add(x_norms[:, None], y_norms, out=out).addmm_(x, y.T, alpha=-2)
+    sums_of_norms = torch.add(x_squared_norms[:, None], y_squared_norms, out=out)  # (a, b)
+    squared = sums_of_norms.addmm_(x, y.T, alpha=-2)  # in the same memory
     if out is not None:
         squared.fill_diagonal_(torch.inf)
     # Digits cancel where a distance is a small share of the norms. A bound by the largest norms
     # first leaves few candidates, to avoid another (a, b) matrix.
-    bound = CANCELLING_SHARE * (x_norms.max() + y_norms.max())
+    bound = CANCELLING_SHARE * (x_squared_norms.max() + y_squared_norms.max())
     candidates = (squared < bound).nonzero()
     rows, columns = candidates.unbind(1)
-    norms = x_norms[rows] + y_norms[columns]
-    close = candidates[squared[rows, columns] < CANCELLING_SHARE * norms]
+    norms_of_candidates = x_squared_norms[rows] + y_squared_norms[columns]
+    is_close = squared[rows, columns] < CANCELLING_SHARE * norms_of_candidates
+    close_pairs = candidates[is_close]
     pairs_at_once = max(1, DIFFERENCES_AT_ONCE // x.shape[1])
-    for pairs in close.split(pairs_at_once):
+    for pairs in close_pairs.split(pairs_at_once):
         rows, columns = pairs.unbind(1)
         squared[rows, columns] = (x[rows] - y[columns]).square().sum(1)
     return squared

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from thinkalike.measures.centred_rows import centred
 from thinkalike.measures.contract import LayerMeasure, ModelPairs, Pair, products, reordered_matrix
-from thinkalike.measures.distances.neural import ROWS_AT_ONCE, NeuralDistances, upper
+from thinkalike.measures.distances.neural import (
+    ROWS_AT_ONCE,
+    NeuralDistances,
+    upper_triangle_indices,
+)
 from thinkalike.measures.distances.ranks import mid_ranks, ranks_of_levels
 from thinkalike.measures.hsic import unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
@@ -115,7 +119,7 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         """
         rows = centred(layer, name).rows
         squared_distances = NeuralDistances.of(rows, name=name).squared()
-        # If centring leaves no larger share of the distances than this, they are all equal.
+        # If U-centring leaves no larger share of the distances than this, they are all equal.
         rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
         return u_centred(squared_distances, name, rounding)
 
@@ -215,13 +219,16 @@ class _Ranks(NamedTuple):
         """
         n = len(self.doubled)
         pair_count = n * (n - 1) // 2
-        # Doubled ranks are from 1 - pair_count to pair_count - 1, and levels are not negative.
+        # `doubled`, 2 (rank - mean rank) of each distance, goes from 1 - pair_count to
+        # pair_count - 1. Shifted to be positive, it is a level: a whole number in the order of
+        # the distances.
         levels = (self.doubled.view(-1)[pairs] + pair_count).long()
         one_each = torch.ones_like(levels, dtype=torch.float64)
         mean_rank = (len(pairs) + 1) / 2
-        ranks = ranks_of_levels(levels, one_each, 2 * pair_count).sub_(mean_rank)
-        norm: Tensor = ranks.norm()
-        return ranks / norm
+        ranks = ranks_of_levels(levels, one_each, most=2 * pair_count)
+        centred_ranks = ranks.sub_(mean_rank)
+        norm: Tensor = centred_ranks.norm()
+        return centred_ranks / norm
 
 
 @dataclass(frozen=True)
@@ -246,18 +253,20 @@ class TokenRSA(LayerMeasure[_Ranks]):
         """
         distances = NeuralDistances.of(layer, name=name)
         squared = distances.squared()
-        pairs = upper(len(squared), squared.device)  # flat indices of i < j
+        pairs = upper_triangle_indices(len(squared), squared.device)  # flat indices of i < j
         squared_of_pairs = squared.flatten()[pairs]
         ranks = mid_ranks(squared_of_pairs, distances.rounding(pairs, squared_of_pairs))
-        doubled = ranks.mul_(2).sub_(len(pairs) + 1)  # 2 (rank - mean rank)
+        # 2 (rank - mean rank) is a whole number also for the mid-ranks of ties, so sums are exact.
+        doubled = ranks.mul_(2).sub_(len(pairs) + 1)
         norm = doubled.norm() * 2**0.5  # of both triangles of the matrix
         if norm == 0:
             raise ValueError(
                 f"the distances of {name}: all {len(doubled)} values are equal and have no ranks"
             )
         matrix = torch.zeros_like(squared)
-        matrix.view(-1)[pairs] = doubled
-        return _Ranks(matrix.add_(matrix.T.contiguous()), norm)
+        matrix.view(-1)[pairs] = doubled  # the upper triangle
+        symmetric = matrix.add_(matrix.T.contiguous())
+        return _Ranks(symmetric, norm)
 
     def compare(self, first: _Ranks, second: _Ranks) -> Float[Tensor, ""]:
         """Return Spearman's ρ of the distances of two prepared layers."""
@@ -292,7 +301,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
         remaining rows are not sorted again: their new ranks are counted from the old ones.
 
         Args:
-            layers: The ranks of distances in each of the different layers.
+            layers: The ranks of distances in each of the distinct layers.
             model_pairs: Which of these layers each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
 

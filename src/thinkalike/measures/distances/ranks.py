@@ -38,7 +38,7 @@ def levels_of(
         # Where a value is infinite, the comparison ∞ ≤ ∞ says nothing.
         is_near = (gaps <= rounding * sizes) & gaps.isfinite()
         begins_level = (ordered[..., 1:] != ordered[..., :-1]) & ~is_near
-    levels = begins_level.cumsum(-1)
+    levels = begins_level.cumsum(-1)  # of all values but the least, whose level is 0
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
 
 
@@ -158,7 +158,7 @@ def unit_ranks(
     Raises:
         ValueError: All values of a row are equal.
     """
-    unit_vectors = torch.empty(0)
+    unit_vectors = torch.empty(0)  # (l, n) from the first row on, whose device it takes
     for index, row in enumerate(rows):
         mean_rank = (len(row) + 1) / 2
         ranks = mid_ranks(row, rounding).sub_(mean_rank)
@@ -205,6 +205,7 @@ def spearman_of_patterns(
             in each layer. These ranks are centred and of norm 1 over all pairs.
     """
     mean_rank = (counts.sum() + 1) / 2
-    ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank
-    norms = (counts * ranks.square()).sum(-1).sqrt()
+    ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank  # of each pattern's pairs
+    norms = (counts * ranks.square()).sum(-1).sqrt()  # over all pairs
+    # ρ is the inner product of both sides' centred ranks over all pairs, divided by the norms.
     return (ranks * rank_sums).sum(-1) / norms

@@ -50,8 +50,10 @@ def rsa(
     Args:
         layers: l layers: the states (n, d) of the same n stimuli, or their `NeuralDistances`.
         others: The m layers of these stimuli to compare with; None: the same layers.
-        distance: See `NeuralDistances`; layers that are `NeuralDistances` keep theirs.
-        comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
+        distance: The distance of two stimuli, such as "euclidean" or "cosine"; layers that are
+            `NeuralDistances` keep theirs.
+        comparator: The similarity of two vectors of squared distances, such as "spearman", "corr"
+            (Pearson's r) or "cosine".
 
     Raises:
         ValueError: Layers are of different stimuli, or have no distances that could be compared.
@@ -203,7 +205,7 @@ def mantel(
 
     stimuli = balanced_rows(owners).flatten().sort().values
     owners = owners[stimuli]
-    pair_index = _pair_indices(n, device)[stimuli][:, stimuli]
+    pair_index = _position_of_each_pair(n, device)[stimuli][:, stimuli]
     rows, columns = torch.triu_indices(len(stimuli), len(stimuli), 1, device=device)
     pairs = pair_index[rows, columns]
 
@@ -225,24 +227,24 @@ def mantel(
     return Mantel(value, reached / (1 + permutations), largest_reached / (1 + permutations))
 
 
-def _pair_indices(n: int, device: torch.device) -> Int[Tensor, "n n"]:
+def _position_of_each_pair(n: int, device: torch.device) -> Int[Tensor, "n n"]:
     """Return an n x n matrix with the position of each pair (i, j) in a vector of distances.
 
     The vector has the distances of all pairs i < j, row by row, and (j, i) has the position of
     (i, j). The diagonal, which is no pair, is 0.
     """
     rows, columns = torch.triu_indices(n, n, 1, device=device)
-    indices = torch.arange(len(rows), device=device)
+    positions = torch.arange(len(rows), device=device)
     matrix = torch.zeros(n, n, dtype=torch.long, device=device)
-    matrix[rows, columns] = indices
-    matrix[columns, rows] = indices
+    matrix[rows, columns] = positions
+    matrix[columns, rows] = positions
     return matrix
 
 
 def distance_vectors(
     layers: Layers, distance: str = "euclidean", n: Count | None = None, name: str = "layers"
 ) -> Float[Tensor, "l p"]:
-    """Return the squared distances of all pairs of n stimuli, in the order of `upper`.
+    """Return the squared distances of all pairs i < j of n stimuli, in the order of `pdist`.
 
     Args:
         layers: The layers.
@@ -296,7 +298,8 @@ def _distances_of_both(
     Args:
         layers: The first layers.
         others: The layers that they are compared with; None: the first ones.
-        distance: The distance of two stimuli, see `NeuralDistances`.
+        distance: The distance of two stimuli, such as "euclidean"; layers that are
+            `NeuralDistances` keep theirs.
         name: What errors call the first layers.
 
     Raises:

@@ -35,12 +35,12 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
         gram: G, X'X of the f columns X, of any number of systems.
         target: t, X'y, of the same systems.
     """
-    # Columns of norm 1, so that tolerances are the same for all.
-    squares = gram.diagonal(dim1=-2, dim2=-1)
-    is_column = squares > SLOPE_ROUNDING * squares.amax(-1, keepdim=True)
-    inverse_norms = torch.where(is_column, squares.rsqrt(), 0)
+    # Columns of norm 1, so that tolerances are the same for all. Zero columns stay zero.
+    squared_norms = gram.diagonal(dim1=-2, dim2=-1)
+    is_nonzero = squared_norms > SLOPE_ROUNDING * squared_norms.amax(-1, keepdim=True)
+    inverse_norms = torch.where(is_nonzero, squared_norms.rsqrt(), 0)
     shape = target.shape
-    size = shape[-1]
+    size = shape[-1]  # f
     gram = (gram * inverse_norms[..., None] * inverse_norms[..., None, :]).reshape(-1, size, size)
     target = (target * inverse_norms).reshape(-1, size)
     weights, is_solved = _by_block_pivots(gram, target)
@@ -113,9 +113,11 @@ def _unconstrained(
         gram, target: G and t of each system.
         is_used: Which columns each system uses.
     """
-    factor, has_failed = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
+    factor, failed_minor = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))  # 0: none
+    # The squared diagonal of the factor: the share of each column, of norm 1, that the columns
+    # before it do not explain.
     smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
-    is_independent = (has_failed == 0) & (smallest_share > LEAST_INDEPENDENT_SHARE)
+    is_independent = (failed_minor == 0) & (smallest_share > LEAST_INDEPENDENT_SHARE)
     identity = torch.eye(len(factor[0]), dtype=gram.dtype, device=gram.device)
     factor = torch.where(is_independent[:, None, None], factor, identity)
     weights = torch.cholesky_solve((target * is_used)[..., None], factor)[..., 0]

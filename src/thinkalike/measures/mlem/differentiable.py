@@ -50,13 +50,19 @@ class DifferentiableMLEM(nn.Module):
     ):
         """Check the choices, and begin with W = I and an intercept of 0.
 
-        The docstring of the class describes the arguments. R is trained, with W = R Rᵀ, or R² for
-        a diagonal W.
+        R is trained, with W = R Rᵀ, or R² for a diagonal W.
+
+        Args:
+            features: The number of features.
+            weights: "diagonal" or "full".
+            loss: "squared_error", "pearson" or "spearman".
+            alpha: The ridge of the squared error.
+            strength: How soft the ranks of "spearman" are, above 0; None: 1 / pairs.
         """
         super().__init__()
         check_choice("weights", weights, ("diagonal", "full"))
         check_choice("loss", loss, LOSSES)
-        self.kind = loss
+        self.loss_name = loss
         self.alpha = alpha
         self.strength = strength
         start = torch.eye(features) if weights == "full" else torch.ones(features)
@@ -101,7 +107,7 @@ class DifferentiableMLEM(nn.Module):
             )
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
-        if self.kind != "squared_error":
+        if self.loss_name != "squared_error":
             # Correlations do not depend on the scale, whose squares may be beyond the dtype.
             states = states / power_of_two_unit(states.detach())
         predicted = self(features.differences(pairs).to(self.root.dtype))
@@ -111,12 +117,12 @@ class DifferentiableMLEM(nn.Module):
         distances = distances.to(wider)
 
         pair_count = pairs.shape[1]
-        if self.kind == "squared_error":
+        if self.loss_name == "squared_error":
             error = (predicted - distances).square().mean()
             penalty = self.weights.square().sum() * self.alpha / pair_count
             loss: Tensor = error + penalty
             return loss
-        if self.kind == "spearman":
+        if self.loss_name == "spearman":
             strength = 1 / pair_count if self.strength is None else self.strength
             predicted = soft_ranks(predicted, strength)
             distances = soft_ranks(distances, strength)

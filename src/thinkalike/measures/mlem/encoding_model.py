@@ -24,7 +24,7 @@ from thinkalike.arguments import (
     tensor_of,
 )
 from thinkalike.arguments.huge_arrays import refuse_huge
-from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
 from thinkalike.measures.folds import check_groups, stimulus_folds
 from thinkalike.measures.kinds import FeatureColumns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import (
@@ -135,7 +135,17 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     ):
         """Store the parameters under their names, as scikit-learn asks; `fit` checks them.
 
-        The docstring of the class describes them.
+        Args:
+            weights: "diagonal", or "full" with a weight of every two features.
+            distance: The distance of two states, such as "euclidean".
+            alpha: One ridge, or several, of which `fit` chooses.
+            kinds: The kind of features, such as "nominal"; "auto": as their values imply.
+            difference: How two values of a feature differ: "indicator", "scaled" or "levels".
+            missing: What a missing value is: "own_level", "ignore", "drop" or "error".
+            unknown: What a level is that is new to the fit: "error" or "new".
+            scale: The unit of squared distances: "mean", "minmax", "none" or "auto".
+            recipe: Whether folds divide "stimuli", or pairs, as in the "paper".
+            folds, seed: The number and the seed of the folds that choose alpha.
         """
         self.weights = weights
         self.distance = distance
@@ -150,7 +160,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         self.seed = seed
 
     def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
-        """Fit all layers.
+        """Fit the weights of the features to the distances of stimuli in each layer.
 
         A warning names features that are constant, that are taken for continuous, or that differ
         on much the same pairs.
@@ -201,7 +211,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if self.unknown == "error":
             self.encoder_.refuse_new(values, levels)
         features = self.encoder_.encode_values(values)
-        pairs = upper(len(features), features.levels.device)
+        pairs = upper_triangle_indices(len(features), features.levels.device)
         differences = []
         for feature in range(len(features.scaled)):
             differences.append(features.difference(feature).flatten()[pairs])
@@ -294,7 +304,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             distances = [distances_of_layer.take(rows) for distances_of_layer in distances]
         pairs = StimulusPairs(distances)
         if divides_pairs:
-            pairs = StimulusPairs(distances, chosen=pairs.flat, targets=pairs.targets())
+            pairs = StimulusPairs(
+                distances,
+                chosen_pairs=pairs.pair_indices,
+                squared_distances=pairs.squared_distances(),
+            )
         owners = None
         if groups is not None:
             owners = tensor_of(groups, Int, "groups")
@@ -311,14 +325,16 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             pairs: The pairs of the training stimuli, which are divided.
             groups: The group of each training stimulus; None: each is one.
         """
-        units = pairs.index  # stimuli are divided
-        if pairs.chosen is not None:
-            units = pairs.chosen  # pairs are divided, under recipe="paper"
+        units = pairs.stimuli  # what folds divide: stimuli, ...
+        if pairs.chosen_pairs is not None:
+            units = pairs.chosen_pairs  # ... or pairs, under recipe="paper"
         if len(self._alphas()) == 1:
-            return Division(torch.zeros_like(units), [])
+            single_fold = torch.zeros_like(units)
+            return Division(single_fold, [])
         fold_of = self.folds_of(pairs, self.folds, self.seed, groups).to(units.device)
+        # An iterator, as only the pairs of one fold are needed at a time.
         pairs_of_folds = (
-            pairs.part((fold_of == fold).nonzero()[:, 0]) for fold in range(self.folds)
+            pairs.subset((fold_of == fold).nonzero()[:, 0]) for fold in range(self.folds)
         )
         return Division(fold_of, pairs_of_folds)
 
@@ -338,7 +354,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         """
         unit = "stimuli"
         fewest = FEWEST_PER_FOLD
-        if pairs.chosen is not None:
+        if pairs.folds_divide_pairs:
             unit = "pairs"
             fewest = FEWEST_PAIRS_PER_FOLD
         most_folds = len(pairs) // fewest
@@ -356,8 +372,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if smallest < fewest:
             raise ValueError(
                 f"folds={folds} of whole groups leaves a fold with {smallest} {unit}, and it "
-                "needs "
-                f"{fewest}: choose fewer folds, or smaller groups"
+                f"needs {fewest}: choose fewer folds, or smaller groups"
             )
         return fold_of
 
@@ -405,16 +420,17 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             table: The data of the fit, which say whether there is an axis of layers.
         """
         ends = self._scale_ends(fitted, table.stimulus_pairs)
-        unit = ends[:, 1] - ends[:, 0]
+        zero, one = ends.unbind(1)  # the squared distances that become 0 and 1, in each layer
+        unit = one - zero
         weights = fitted.weights / unit[:, None]
-        intercept = (fitted.intercept - ends[:, 0]) / unit
+        intercept = (fitted.intercept - zero) / unit
         self._fitted = fitted._replace(weights=weights, intercept=intercept)
         self._single = table.single
-        layer = 0 if table.single else slice(None)  # one layer has no axis of layers
-        self.weights_ = self._fitted.matrices[layer]
-        self.intercept_ = intercept[layer]
-        self.alpha_ = fitted.alpha[layer]
-        self.range_ = ends[layer]
+        layers = 0 if table.single else slice(None)  # a single layer has no axis of layers
+        self.weights_ = self._fitted.matrices[layers]
+        self.intercept_ = intercept[layers]
+        self.alpha_ = fitted.alpha[layers]
+        self.range_ = ends[layers]
 
     def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
         """Return for each layer the squared distances that become 0 and 1 in the scale of the fit.
@@ -535,9 +551,10 @@ def level_weights(
         single: Whether there is a single layer, so that matrices have no axis of layers.
     """
     weights_of_features = []
-    for (feature, *_), weight_slice in weight_slices(fitted.terms):
-        size = features.weighted_levels[feature]
-        if not size:
+    for term, weight_slice in weight_slices(fitted.terms):
+        feature = term[0]
+        size = features.weighted_level_counts[feature]
+        if not size:  # the feature has one weight
             continue
         first, second = torch.triu_indices(size, size, 1)
         # The last weight is that of a new level, which no training stimulus has.

@@ -51,8 +51,8 @@ class Features:
         ranges: How far apart positions of Δ = 1 are. They are divided by this last, so that equal
             Δ have equal bits.
         scaled: Which features are scaled.
-        weighted_levels: For each feature, how many levels it has if each pair of them has a weight
-            of its own; 0 for a feature with one weight.
+        weighted_level_counts: For each feature, how many levels it has if each pair of them has a
+            weight of its own; 0 for a feature with one weight.
         labels: The names of the features in messages; by default their numbers.
     """
 
@@ -60,7 +60,7 @@ class Features:
     positions: Float[Tensor, "n f"]
     ranges: tuple[float, ...]
     scaled: tuple[bool, ...]
-    weighted_levels: tuple[int, ...]
+    weighted_level_counts: tuple[int, ...]
     labels: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -95,8 +95,8 @@ class Features:
         """Return Δ, how two stimuli differ in a feature, for each of a stimuli with each of b.
 
         It is True or False for an indicator, which says whether the levels differ, and a distance
-        in float64 for a scaled feature. Where pairs of levels have weights it is the code of the
-        two levels in int32, see `pair_codes`.
+        in float64 for a scaled feature. Where each pair of levels has a weight, it is the number
+        of the pair in int32, from 1 on, or 0 for equal levels.
 
         Args:
             feature: The index of the feature.
@@ -110,8 +110,8 @@ class Features:
             column_stimuli = self.take(columns)
         row_levels = row_stimuli.levels[:, feature, None]
         column_levels = column_stimuli.levels[:, feature]
-        if self.weighted_levels[feature]:
-            return pair_codes(row_levels, column_levels, self.weighted_levels[feature])
+        if self.weighted_level_counts[feature]:
+            return pair_codes(row_levels, column_levels, self.weighted_level_counts[feature])
         is_different = _are_different(row_levels, column_levels)
         if not self.scaled[feature]:
             return is_different
@@ -203,7 +203,12 @@ class FeatureEncoder:
         """Return an encoder that knows the levels of these stimuli.
 
         Args:
-            X, kinds, difference, missing: See `MLEM`.
+            X: A table with the features of the stimuli.
+            kinds: The kind of all features, of each, or of some by name or number; "auto": as the
+                type and the values of each imply.
+            difference: How two values differ: "indicator" (or not), "scaled" by the range of the
+                feature, or "levels", where each pair of levels has a difference of its own.
+            missing: What a missing value is: "own_level", "ignore", "drop" or "error".
         """
         columns = FeatureColumns.of(X, kinds)
         values, _ = columns.read(X)
@@ -218,7 +223,10 @@ class FeatureEncoder:
         Args:
             values: The values of their features as numbers, NaN where one is missing, from
                 `FeatureColumns.read`.
-            columns, difference, missing: See `FeatureEncoder`.
+            columns: How tables with these features are read.
+            difference: How two values differ: "indicator" (or not), "scaled" by the range of the
+                feature, or "levels", where each pair of levels has a difference of its own.
+            missing: What a missing value is: "own_level", "ignore", "drop" or "error".
         """
         check_choice("difference", difference, DIFFERENCES)
         check_choice("missing", missing, MISSING)
@@ -229,15 +237,18 @@ class FeatureEncoder:
     def encode(self, X: object) -> Features:
         """Return the features of the stimuli of a table, as levels and positions.
 
+        A level is a number that is equal for equal values; a position is where a value lies on the
+        scale of a scaled feature.
+
         Args:
-            X: A table with the features of the training stimuli.
+            X: A table with the same features as that of the training stimuli.
 
         Raises:
-            ValueError: A value is missing under missing="error" or "drop"; this class drops no
+            ValueError: A value is missing under missing="error" or "drop": the caller is to drop
                 stimuli.
         """
-        values, _ = self.columns.read(X)
-        return self.encode_values(values)
+        values_as_numbers, _ = self.columns.read(X)
+        return self.encode_values(values_as_numbers)
 
     def encode_values(self, values: Float[Tensor, "n f"]) -> Features:
         """Return the levels and positions of features whose values were read as numbers.
@@ -271,14 +282,16 @@ class FeatureEncoder:
                 positions_of_feature, extent = self._positions(feature, column)
             positions.append(positions_of_feature)
             ranges.append(extent)
-        weighted_levels = [self.weighted_level_count(feature) for feature in range(feature_count)]
+        weighted_level_counts = [
+            self.weighted_level_count(feature) for feature in range(feature_count)
+        ]
         level_of_missing = -1 if self.missing == "ignore" else 0
         return Features(
             levels=torch.stack(levels, 1).where(~is_missing, level_of_missing).int(),
             positions=torch.stack(positions, 1),
             ranges=tuple(ranges),
             scaled=scaled,
-            weighted_levels=tuple(weighted_levels),
+            weighted_level_counts=tuple(weighted_level_counts),
             labels=tuple(self.columns.label(feature) for feature in range(feature_count)),
         )
 
@@ -411,7 +424,7 @@ def is_all_level_pairs(term: Term) -> bool:
 
 
 def terms_of(
-    weighted_levels: Sequence[int], interactions: bool, labels: Sequence[str] = ()
+    weighted_level_counts: Sequence[int], interactions: bool, labels: Sequence[str] = ()
 ) -> list[Term]:
     """Return the terms of a model, in the order of its weights, with the intercept first.
 
@@ -419,30 +432,32 @@ def terms_of(
     the pairs f < g of different features.
 
     Args:
-        weighted_levels: For each feature, how many levels it has if each pair of them has a weight
-            of its own; 0 for a feature with one weight.
+        weighted_level_counts: For each feature, how many levels it has if each pair of them has a
+            weight of its own; 0 for a feature with one weight.
         interactions: Whether the terms (f, g) of W's upper triangle are included.
         labels: The names of the features in errors; empty: their numbers.
 
     Raises:
         ValueError: There are too many pairs of levels, or interactions beside levels.
     """
-    if any(weighted_levels) and interactions:
+    if any(weighted_level_counts) and interactions:
         raise ValueError(
             "weights='full' has no levels: difference='levels' needs weights='diagonal'"
         )
-    level_pairs = sum(size * (size - 1) // 2 for size in weighted_levels)
+    level_pairs = sum(size * (size - 1) // 2 for size in weighted_level_counts)
     if level_pairs > MOST_LEVEL_PAIRS:
-        largest = max(range(len(weighted_levels)), key=lambda feature: weighted_levels[feature])
+        largest = max(
+            range(len(weighted_level_counts)), key=lambda feature: weighted_level_counts[feature]
+        )
         name = labels[largest] if labels else largest
-        levels_of_largest = weighted_levels[largest] - 1  # without that of missing values
+        levels_of_largest = weighted_level_counts[largest] - 1  # without that of missing values
         raise ValueError(
             f"{level_pairs} pairs of levels are more than {MOST_LEVEL_PAIRS} weights; feature "
             f"{name} has {levels_of_largest} levels: leave it out, or give it another kind, such "
             "as ordinal, with one weight"
         )
     terms: list[Term] = [()]
-    for feature, size in enumerate(weighted_levels):
+    for feature, size in enumerate(weighted_level_counts):
         if not size:
             terms.append((feature, feature))
             continue
@@ -450,7 +465,7 @@ def terms_of(
             terms.append((feature, first, second))
         terms.append((feature, size, size))  # any pair with a new level
     if interactions:
-        terms += combinations(range(len(weighted_levels)), 2)
+        terms += combinations(range(len(weighted_level_counts)), 2)
     return terms
 
 
@@ -489,7 +504,7 @@ def features_by_term(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
     Args:
         terms: All terms, the intercept first, which has no column.
     """
-    feature_of_term = []
+    feature_of_term = []  # -1 for the product of two different features
     for term in terms[1:]:
         is_of_one_feature = is_level_pair(term) or term[0] == term[1]
         feature_of_term.append(term[0] if is_of_one_feature else -1)
@@ -506,17 +521,19 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
     Args:
         differences: Δ of the pairs of stimuli, feature by feature. For a feature that has a weight
             for each pair of its levels, it is the number of the pair of levels instead, from 1 on,
-            or 0 where both levels are the same; see `pair_codes`.
+            or 0 where both levels are the same.
         terms: The terms, the intercept first. All terms (f, a, b) of a feature are side by side.
     """
     columns = [torch.ones_like(differences[0], dtype=torch.float64)]
     for term, weight_slice in weight_slices(terms):
-        if is_all_level_pairs(term):
-            codes = differences[term[0]]
+        if is_all_level_pairs(term):  # a column for each pair of levels
+            (feature,) = term
+            codes = differences[feature]
             code_count = weight_slice.stop - weight_slice.start
             columns += [(codes == code).double() for code in range(1, code_count + 1)]
         else:
-            columns.append(differences[term[0]].double() * differences[term[1]])
+            first, second = term
+            columns.append(differences[first].double() * differences[second])
     return columns
 
 
@@ -540,10 +557,12 @@ def predict(
     for term, weight_slice in weight_slices(terms):
         weights_of_term = weights[..., weight_slice]
         if is_all_level_pairs(term):
+            (feature,) = term
             weight_of_code = pad(weights_of_term, (1, 0))  # code 0, of equal levels, has weight 0
-            total += weight_of_code.index_select(-1, differences[term[0]].long())
+            total += weight_of_code.index_select(-1, differences[feature].long())
         else:
-            total += weights_of_term * (differences[term[0]] * differences[term[1]])
+            first, second = term
+            total += weights_of_term * (differences[first] * differences[second])
     return total
 
 

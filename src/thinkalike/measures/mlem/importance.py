@@ -109,9 +109,10 @@ class Importance:
         together. In drops of the score this is drop(ab) - drop(a) - drop(b).
         """
         pairs = [features for features in self.sets if len(features) == 2]
+        both = self._drops_by_fold(pairs)
         first_alone = self._drops_by_fold([(first,) for first, _ in pairs])
         second_alone = self._drops_by_fold([(second,) for _, second in pairs])
-        return self._over_folds(self._drops_by_fold(pairs) - first_alone - second_alone)
+        return self._over_folds(both - first_alone - second_alone)
 
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature in each layer.
@@ -161,12 +162,14 @@ class Importance:
                 "there are no null draws to compare with: "
                 "give feature_importance some, as null=199"
             )
-        null = self.null
+        null = self.null  # (draws, l, f)
         if largest:
             null = null.amax((1, 2), keepdim=True).expand_as(null)
-        # Single features come first among the sets that are permuted.
-        importance = self.drops.mean((1, 2))[:, : null.shape[-1]]  # (l, f)
-        p = (1 + (null >= importance - DROP_ROUNDING).sum(0)) / (1 + len(null))
+        drops = self.drops.mean((1, 2))  # over folds and permutations, (l, sets of features)
+        feature_count = null.shape[-1]
+        importance = drops[:, :feature_count]  # single features are the first sets
+        reaching = (null >= importance - DROP_ROUNDING).sum(0)
+        p = (1 + reaching) / (1 + len(null))
         return p.where(~null.isnan().any(0), torch.nan)
 
     def _drops_by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
@@ -178,7 +181,8 @@ class Importance:
             sets: The sets, each of which is one of `self.sets`.
         """
         indices = [self.sets.index(features) for features in sets]
-        return self.drops.mean(2)[:, :, indices].mT
+        mean_drops = self.drops.mean(2)  # over permutations, (l, k, all sets)
+        return mean_drops[:, :, indices].mT
 
 
 class _HeldOutFold(NamedTuple):
@@ -245,8 +249,8 @@ def feature_importance(
     sets = (*((feature,) for feature in range(f)), *pairs)
     strata = torch.zeros(n)
     if conditional_on is not None:
-        given_feature = table.columns.place(conditional_on, "conditional_on")
-        if table.stimulus_pairs.chosen is not None:
+        given_feature = table.columns.index_of(conditional_on, "conditional_on")
+        if table.stimulus_pairs.folds_divide_pairs:
             raise ValueError(
                 "recipe='paper' permutes pairs, which have no strata: "
                 "conditional_on needs recipe='stimuli'"
@@ -262,11 +266,11 @@ def feature_importance(
     scores_of_folds: list[Tensor] = []
     drops_of_folds: list[Tensor] = []
     for fold in counted(held_out_folds, "fold", folds):
-        fitted, scores, drops = _fit_and_drops(model, table.values, table.columns, fold, sets)
+        scored = _fit_and_score(model, table.values, table.columns, fold, sets)
         if not scores_of_folds:
-            first_fit = fitted
-        scores_of_folds.append(scores)
-        drops_of_folds.append(drops)
+            first_fit = scored.fitted
+        scores_of_folds.append(scored.scores)
+        drops_of_folds.append(scored.drops)
     feature_correlations(first_fit, [table.columns.label(feature) for feature in range(f)])
     all_scores = torch.stack(scores_of_folds, 1)  # (l, k)
     all_drops = torch.stack(drops_of_folds, 1)  # (l, k, r, t)
@@ -329,10 +333,15 @@ def _importance_of_exchanged_feature(
     values[:, feature] = values[order, feature]
     drops_of_folds = []
     for fold in held_out_folds:
-        _, _, drops = _fit_and_drops(model, values, table.columns, fold, [(feature,)])
-        drops_of_folds.append(drops)
+        scored = _fit_and_score(model, values, table.columns, fold, [(feature,)])
+        drops_of_folds.append(scored.drops)
     all_drops = torch.stack(drops_of_folds, 1)  # (layer, fold, permutation, 1)
     return all_drops.mean((1, 2))[:, 0]
+
+
+def _is_name_or_index(value: object) -> bool:
+    """Return whether a value is text or a whole number; True and False are neither."""
+    return isinstance(value, Integral | str) and not isinstance(value, bool)
 
 
 def _pairs_of_features(interactions: object, columns: FeatureColumns) -> list[FeatureSet]:
@@ -353,13 +362,12 @@ def _pairs_of_features(interactions: object, columns: FeatureColumns) -> list[Fe
         raise ValueError(message)
     pairs: list[FeatureSet] = []
     for pair in interactions:
-        names = tuple(pair) if isinstance(pair, Iterable) and not isinstance(pair, str) else ()
-        is_named = all(
-            isinstance(name, Integral | str) and not isinstance(name, bool) for name in names
-        )
-        if len(names) != 2 or not is_named:
+        if not isinstance(pair, Iterable) or isinstance(pair, str):
             raise ValueError(message)
-        first, second = (columns.place(name, "interactions") for name in names)
+        names = tuple(pair)
+        if len(names) != 2 or not all(map(_is_name_or_index, names)):
+            raise ValueError(message)
+        first, second = (columns.index_of(name, "interactions") for name in names)
         if first == second:
             raise ValueError(
                 f"interactions has {shown(pair)}, which is one feature with itself: "
@@ -397,40 +405,53 @@ def _held_out_folds(
     fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
     # Folds divide the stimuli or, under recipe="paper", chosen pairs.
     for train_units, test_units in splits(fold_of):
-        train = pairs.part(train_units)
-        test = pairs.part(test_units)
+        train = pairs.subset(train_units)
+        test = pairs.subset(test_units)
         train_groups = None if table.groups is None else table.groups[train_units]
         division = model.divide(train, train_groups)
         test_strata = torch.zeros(len(test_units))  # chosen pairs have no strata
-        if pairs.chosen is None:
+        if not pairs.folds_divide_pairs:
             test_strata = strata[test_units]
         orders = [_shuffled_within(test_strata, generator) for _ in range(permutations)]
         yield _HeldOutFold(train, test, division, orders)
 
 
-def _fit_and_drops(
+class _ScoredFit(NamedTuple):
+    """A fit to the training pairs of a fold, with its scores on the held-out pairs.
+
+    Attributes:
+        fitted: The fitted weights.
+        scores: The score, Spearman's ρ, of each of l layers.
+        drops: How much the score drops with each of t sets of features permuted, r times each.
+    """
+
+    fitted: FittedWeights
+    scores: Float[Tensor, " l"]
+    drops: Float[Tensor, "l r t"]
+
+
+def _fit_and_score(
     model: MLEM,
     values: Float[Tensor, "n f"],
     columns: FeatureColumns,
     fold: _HeldOutFold,
     sets: Sequence[FeatureSet],
-) -> tuple[FittedWeights, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Fit a model to the training pairs of a fold, and score the held-out pairs.
+) -> _ScoredFit:
+    """Fit a model to the training pairs of a fold, and score it on the held-out pairs.
 
-    They are scored as they are, and with each set of features permuted. Constant predictions score
-    0. Drops of the score that are only rounding are 0.
+    Those are scored as they are, and with each set of features permuted. Constant predictions
+    score 0. Drops of the score that are only rounding are 0.
 
     Args:
         model: The parameters of the fit.
         values: The features of all stimuli as numbers.
         columns: How the table was read.
-        fold: The fold.
-        sets: The t sets of features that are permuted, once for each of the fold's r orders.
-
-    Returns:
-        The fit, the score of each layer, and how much it drops for each order and set, (l, r, t).
+        fold: The fold, with r orders in which test stimuli are permuted.
+        sets: The t sets of features that are permuted in each of these orders.
     """
-    encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
+    encoder = FeatureEncoder.of(
+        values[fold.train.stimuli], columns, model.difference, model.missing
+    )
     features = encoder.encode_values(values)
     fitted = model.fit_weights(features, fold.train, fold.division)
     test = fold.test
@@ -439,11 +460,13 @@ def _fit_and_drops(
     for order in fold.orders:
         for moved_features in sets:
             variants.append(test.permuted(features, differences, moved_features, order))
-    scores = test.score(variants, fitted.terms, fitted.weights).nan_to_num(0.0)  # (1 + r t, l)
-    score = scores[0]
-    permuted = scores[1:].view(len(fold.orders), len(sets), len(score))
-    drops = score - permuted
-    return fitted, score, torch.where(drops.abs() <= DROP_ROUNDING, 0, drops).movedim(-1, 0)
+    all_scores = test.score(variants, fitted.terms, fitted.weights)  # (1 + r t, l)
+    all_scores = all_scores.nan_to_num(0.0)  # of constant predictions
+    scores = all_scores[0]
+    permuted_scores = all_scores[1:].view(len(fold.orders), len(sets), len(scores))
+    drops = scores - permuted_scores  # (r, t, l)
+    drops = torch.where(drops.abs() <= DROP_ROUNDING, 0, drops)
+    return _ScoredFit(fitted, scores, drops.movedim(-1, 0))
 
 
 def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
@@ -457,7 +480,7 @@ def _shuffled_within(strata: Float[Tensor, " n"], generator: torch.Generator) ->
         For stimulus i, the index of the stimulus whose value it takes.
     """
     # Both lists go through the strata in the same order: one with the stimuli of a stratum as they
-    # are, one with them shuffled.
+    # are, one with them shuffled. So the stimuli at one place of both have the same stratum.
     shuffled = torch.randperm(len(strata), generator=generator).to(strata.device)
     stimuli_by_stratum = strata.argsort(stable=True)
     shuffled_by_stratum = shuffled[strata[shuffled].argsort(stable=True)]

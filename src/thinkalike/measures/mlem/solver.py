@@ -118,12 +118,12 @@ def fit_weights(
         alphas: The ridges α that are tried.
         interactions: Whether W is a full matrix, with the products of different features.
     """
-    terms = terms_of(features.weighted_levels, interactions, features.labels)
+    terms = terms_of(features.weighted_level_counts, interactions, features.labels)
     term_count = len(terms)
     sums = stimulus_pairs.sums(features, terms, division.fold_of)
     covariance = about_means(sums)[0, :, : term_count - 1] / sums[0, 0, 0]  # of all pairs
     varies = ~_constant_terms(covariance, terms)
-    if any(features.weighted_levels):
+    if any(features.weighted_level_counts):
         counts = stimulus_pairs.level_counts(features, division.fold_of)
         has_pairs = sums[:, 0, 1:term_count] > 0
         sizes = pair_sizes(counts, terms)
@@ -178,9 +178,10 @@ def _constant_terms(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> 
     Raises:
         ValueError: Every feature has the same Δ in all pairs.
     """
-    sums_to_feature = features_by_term(terms).to(covariance)  # (f, r)
-    variances = (sums_to_feature @ covariance @ sums_to_feature.T).diagonal()
-    is_constant = variances <= VARIANCE_ROUNDING
+    # The Δ of a feature is the sum of the terms of this feature alone.
+    belongs_to_feature = features_by_term(terms).to(covariance)  # (f, r)
+    variances = (belongs_to_feature @ covariance @ belongs_to_feature.T).diagonal()  # of Δ
+    is_constant = variances <= VARIANCE_ROUNDING  # for each feature
     if is_constant.all():
         raise ValueError(
             "X: every feature is equal in all pairs of stimuli, or differs in all of them, and "
@@ -205,20 +206,23 @@ def _weights_by_alpha(
     by `level_path`.
 
     Args:
-        sums: Sums of products over the pairs of each set, see `normal_equations`.
+        sums: Sums of products over the pairs of stimuli of each set: each term times each term,
+            and then each term times the squared distance in each layer.
         varies: Which terms are not constant; the others get weight 0.
         terms: The terms, the intercept first.
         alphas: The ridges α.
     """
-    moments = about_means(sums)
+    covariances = about_means(sums)  # times the number of pairs, (s, r, r + l)
     r = len(terms) - 1
     # In the coordinates W_ff and √2 W_fg, the penalty α ‖W‖² is a sum of squares.
-    scale = _entry_norms(terms).to(moments) * varies
-    target = (moments[..., r:] * scale[:, None]).mT  # (s, l, r)
+    scale = _entry_norms(terms).to(covariances) * varies
+    with_terms = covariances[..., :r] * scale[:, None] * scale  # (s, r, r)
+    with_distances = covariances[..., r:] * scale[:, None]  # (s, r, l)
+    target = with_distances.mT  # (s, l, r)
     shape = (len(alphas), *target.shape)
     identity = torch.eye(r, dtype=scale.dtype, device=scale.device)
-    ridge = moments.new_tensor(alphas)[:, None, None, None, None] * identity  # (a, 1, 1, r, r)
-    gram = (moments[..., :r] * scale[:, None] * scale)[:, None] + ridge  # (a, s, 1, r, r)
+    ridge = covariances.new_tensor(alphas)[:, None, None, None, None] * identity  # (a, 1, 1, r, r)
+    gram = with_terms[:, None] + ridge  # (a, s, 1, r, r)
     # If W is full, the terms of different features come last.
     last_term = terms[-1]
     is_diagonal = last_term[0] == last_term[1]
@@ -326,17 +330,19 @@ def _nnls_of_layers(
         gram: G, which all layers share.
         target: t of each layer.
     """
-    return nnls(gram[:, None].expand(*target.shape, target.shape[2]), target)
+    gram_of_layers = gram[:, None].expand(*target.shape, target.shape[2])  # (s, l, q, q)
+    return nnls(gram_of_layers, target)
 
 
 def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
     """Return the matrix R of the ridge penalty on weights of pairs of levels, for each of s sets.
 
     The penalty is w'R w = Σ_f Σ_ab p_ab (w_ab - w̄_f)², with w̄_f = Σ p w / Σ p the mean weight of
-    feature f. A term of size p = 0, such as that of a feature with one weight, is not penalised.
+    feature f. So R = diag(p) - p p' / Σ p for the terms of a feature. A term of size p = 0, such
+    as that of a feature with one weight, is not penalised.
 
     Args:
-        sizes: p of each term, how many stimuli have one of the two levels, see `pair_sizes`.
+        sizes: p of each term (f, a, b): how many stimuli have the level a or b of feature f.
         terms: The terms, the intercept first.
     """
     ridge = torch.diag_embed(sizes)
@@ -363,10 +369,11 @@ def pair_sizes(
         terms: The terms, the intercept first.
     """
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
-    for (feature, *_), weight_slice in weight_slices(terms):
+    for term, weight_slice in weight_slices(terms):
+        feature = term[0]
         level_counts = counts[feature]
         level_count = level_counts.shape[1]
-        if level_count:
+        if level_count:  # each pair of its levels has a weight
             first, second = torch.triu_indices(level_count, level_count, 1, device=sizes.device)
             # The last weight of a feature is that of pairs with a new level.
             known_pairs = slice(weight_slice.start, weight_slice.stop - 1)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Repetitions, Seed, tensor_of
-from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
 from thinkalike.measures.distances.ranks import levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.measures.folds import JACKKNIFE_PARTS, numbered_by_part
@@ -182,19 +182,21 @@ def _references_of_layer(
     """
     cell_count = int(cells.max()) + 1
     halves = []
-    for number in (0, 1):
-        rows = (half == number).nonzero()[:, 0]
-        pairs = upper(len(rows))
-        squared = distances.take(rows).vector()
-        first = rows[pairs // len(rows)]
-        second = rows[pairs % len(rows)]
+    for half_number in (0, 1):
+        stimuli = (half == half_number).nonzero()[:, 0]
+        squared_distances = distances.take(stimuli).vector()  # of all pairs of the half
+        pair_indices = upper_triangle_indices(len(stimuli))  # i n + j for i < j
+        first = stimuli[pair_indices // len(stimuli)]
+        second = stimuli[pair_indices % len(stimuli)]
+        # One number for the two cells of a pair, in either order.
         cells_of_pair = torch.stack([cells[first], cells[second]])
         cell_pairs = cells_of_pair.amin(0) * cell_count + cells_of_pair.amax(0)
         is_remaining = remaining[:, first] & remaining[:, second]
-        halves.append(_HalfPairs(squared, levels_of(squared), cell_pairs, is_remaining))
-    references = [
-        _reference_of_set(halves, number, cell_count**2) for number in range(len(remaining))
-    ]
+        levels = levels_of(squared_distances)
+        halves.append(_HalfPairs(squared_distances, levels, cell_pairs, is_remaining))
+    references = []
+    for set_number in range(len(remaining)):
+        references.append(_reference_of_set(halves, set_number, cell_pair_count=cell_count**2))
     return torch.stack(references)
 
 

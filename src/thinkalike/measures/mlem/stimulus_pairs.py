@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
 from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
 from thinkalike.measures.mlem.features import Features, Term, distinct_patterns, predict
 from thinkalike.measures.mlem.sums import level_counts, normal_equations, sums_of_given_pairs
@@ -23,90 +23,109 @@ class StimulusPairs:
 
     Args:
         layers: The distances of the stimuli in each layer.
-        index: The rows of the stimuli in the feature table; by default all rows.
-        chosen: The pairs, as flat indices, which folds divide; by default all pairs i < j of the
-            stimuli, and folds divide stimuli.
-        targets: The squared distances of the chosen pairs, if known.
+        stimuli: The rows of the stimuli in the feature table; by default all rows.
+        chosen_pairs: The pairs, as flat indices, which folds divide; by default all pairs i < j of
+            the stimuli, and folds divide stimuli.
+        squared_distances: The squared distances of the chosen pairs, if known.
     """
 
     def __init__(
         self,
         layers: Sequence[NeuralDistances],
-        index: Int[Tensor, " n"] | None = None,
-        chosen: Int[Tensor, " p"] | None = None,
-        targets: Float[Tensor, "l p"] | None = None,
+        stimuli: Int[Tensor, " n"] | None = None,
+        chosen_pairs: Int[Tensor, " p"] | None = None,
+        squared_distances: Float[Tensor, "l p"] | None = None,
     ):
-        """Store the arguments; without an index, the stimuli are all rows of the feature table.
+        """Store the distances in each layer, and which stimuli and pairs of stimuli these are of.
 
-        The docstring of the class describes the arguments.
+        `stimuli` are rows of the feature table, all of them if None. `chosen_pairs` are flat
+        indices i n + j into the n x n matrix of the stimuli, all pairs i < j if None. The squared
+        distances of these pairs may be known from before.
         """
-        if index is None:
-            index = torch.arange(len(layers[0]), device=layers[0].states.device)
+        if stimuli is None:
+            stimuli = torch.arange(len(layers[0]), device=layers[0].states.device)
         self.layers = layers
-        self.index = index
-        self.chosen = chosen
-        self._targets = targets
+        self.stimuli = stimuli
+        self.chosen_pairs = chosen_pairs
+        self._known_squared_distances = squared_distances
+
+    @property
+    def folds_divide_pairs(self) -> bool:
+        """Whether folds divide the chosen pairs, and not the stimuli, of which all pairs count."""
+        return self.chosen_pairs is not None
 
     def __len__(self) -> int:
-        """Return how many stimuli, or chosen pairs, there are."""
-        if self.chosen is None:
-            return len(self.index)
-        return len(self.chosen)
+        """Return how many stimuli there are, or how many chosen pairs if folds divide pairs."""
+        if self.chosen_pairs is None:
+            return len(self.stimuli)
+        return len(self.chosen_pairs)
 
-    def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
+    def subset(self, units: Int[Tensor, " k"]) -> StimulusPairs:
         """Return the pairs of some of the stimuli, or some of the chosen pairs, as in a fold.
 
         Args:
-            units: The indices of these stimuli in `index`, or of these pairs in `chosen`.
+            units: The positions of these stimuli in `stimuli`, or, if folds divide pairs, of these
+                pairs in `chosen_pairs`.
         """
-        if self.chosen is None:
+        if self.chosen_pairs is None:
             layers = [layer.take(units) for layer in self.layers]
-            return StimulusPairs(layers, self.index[units])
-        targets = self.targets()[:, units]
-        return StimulusPairs(self.layers, self.index, self.chosen[units], targets)
+            return StimulusPairs(layers, self.stimuli[units])
+        squared_distances = self.squared_distances()[:, units]
+        return StimulusPairs(
+            self.layers, self.stimuli, self.chosen_pairs[units], squared_distances
+        )
 
     @cached_property
-    def flat(self) -> Int[Tensor, " p"]:
-        """The pairs, as indices into a flat matrix of all stimuli by all stimuli."""
-        if self.chosen is None:
-            return upper(len(self.index), self.index.device)
-        return self.chosen
+    def pair_indices(self) -> Int[Tensor, " p"]:
+        """The pair (i, j) of n stimuli as the index i n + j into their flattened n x n matrix.
 
-    def targets(self) -> Float[Tensor, "l p"]:
-        """Return the squared distances of the pairs in each layer, in the order of `flat`."""
-        return torch.stack(list(self._squares()))
-
-    def _squares(self) -> Iterable[Float[Tensor, " p"]]:
-        """Return the squared distances of the pairs in each layer, computed one layer at a time.
-
-        If they are known, they are those that were given.
+        These are the chosen pairs, or all pairs i < j if none were chosen.
         """
-        if self._targets is not None:
-            return self._targets
-        return (layer.at(self.flat) for layer in self.layers)
+        if self.chosen_pairs is None:
+            return upper_triangle_indices(len(self.stimuli), self.stimuli.device)
+        return self.chosen_pairs
+
+    def squared_distances(self) -> Float[Tensor, "l p"]:
+        """Return the squared distance of each pair of `pair_indices` in each layer."""
+        return torch.stack(list(self._squared_distances_by_layer()))
+
+    def _squared_distances_by_layer(self) -> Iterable[Float[Tensor, " p"]]:
+        """Return the squared distances of the pairs in one layer after another.
+
+        Those that were given when this object was made are returned again. Otherwise each layer's
+        are computed when it is its turn, so that a single layer is in memory.
+        """
+        if self._known_squared_distances is not None:
+            return self._known_squared_distances
+        return (layer.at(self.pair_indices) for layer in self.layers)
 
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
-        """The mid-ranks of the distances in each layer, centred and of norm 1.
+        """The mid-ranks of the distances of the pairs in each layer, centred and of norm 1.
 
         Raises:
             ValueError: All distances of a layer are equal.
         """
-        return unit_ranks(self._squares(), len(self.layers), "the distances of layer")
+        return unit_ranks(
+            self._squared_distances_by_layer(),
+            count=len(self.layers),
+            name="the distances of layer",  # in errors, which add the number of the layer
+        )
 
     def differences(self, features: Features) -> list[Tensor]:
         """Return how the stimuli of each pair differ, Δ, feature by feature.
 
-        It is bool, a distance, or the code of two levels, see `Features.difference`.
+        Δ is bool where only equal and different levels are told apart, a distance for a scaled
+        feature, and the code of the two levels where each pair of levels has a weight.
 
         Args:
             features: The features of all stimuli of the table.
         """
-        features_of_stimuli = features.take(self.index)
+        features_of_stimuli = features.take(self.stimuli)
         differences = []
         for feature in range(len(features.scaled)):
             matrix = features_of_stimuli.difference(feature)  # of all stimuli with all stimuli
-            differences.append(matrix.flatten()[self.flat])
+            differences.append(matrix.flatten()[self.pair_indices])
         return differences
 
     def permuted(
@@ -128,33 +147,34 @@ class StimulusPairs:
             order: For each stimulus, or pair, the index of the one whose values it takes.
         """
         permuted = list(differences)
-        folds_divide_pairs = self.chosen is not None
-        if folds_divide_pairs:
+        if self.folds_divide_pairs:
             for feature in permuted_features:
                 permuted[feature] = differences[feature][order]
             return permuted
-        permuted_stimuli = features.take(self.index).permuted(permuted_features, order)
+        permuted_stimuli = features.take(self.stimuli).permuted(permuted_features, order)
         for feature in permuted_features:
-            permuted[feature] = permuted_stimuli.difference(feature).flatten()[self.flat]
+            matrix = permuted_stimuli.difference(feature)  # of all stimuli with all stimuli
+            permuted[feature] = matrix.flatten()[self.pair_indices]
         return permuted
 
     def sums(
         self, features: Features, terms: Sequence[Term], fold_of: Int[Tensor, " k"]
     ) -> Float[Tensor, "s t u"]:
-        """Return the sums for a least-squares fit: over all pairs, then without each fold.
+        """Return the sums of products for a least-squares fit of squared distances on features.
 
         Entry (s, a, b) is Σ x_a x_b over the pairs of set s, with x_a the regressor of term a of
         the model. From b = t on it is Σ x_a y, with y the squared distance of the pair in a layer.
+        Set 0 is all pairs; if there are several folds, set 1 + k is all pairs without fold k.
 
         Args:
             features: The features of all stimuli of the table.
             terms: The t terms of the model, the intercept first.
             fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
-        folds_divide_stimuli = self.chosen is None
-        if folds_divide_stimuli:
-            return normal_equations(features.take(self.index), self.layers, terms, fold_of)
-        return sums_of_given_pairs(self.differences(features), self.targets(), terms, fold_of)
+        if self.folds_divide_pairs:
+            differences = self.differences(features)
+            return sums_of_given_pairs(differences, self.squared_distances(), terms, fold_of)
+        return normal_equations(features.take(self.stimuli), self.layers, terms, fold_of)
 
     def level_counts(
         self, features: Features, fold_of: Int[Tensor, " k"]
@@ -168,15 +188,15 @@ class StimulusPairs:
             features: The features of all stimuli of the table.
             fold_of: The fold, from 0, of each stimulus, or of each pair if folds divide pairs.
         """
-        features_of_stimuli = features.take(self.index)
-        if self.chosen is None:
+        features_of_stimuli = features.take(self.stimuli)
+        if not self.folds_divide_pairs:
             return level_counts(features_of_stimuli, fold_of)
         set_count = 1
         if fold_of.any():  # several folds: all pairs, and all but those of each fold
             set_count += int(fold_of.max()) + 1
-        single_fold = torch.zeros_like(self.index)
-        counts_of_features = level_counts(features_of_stimuli, single_fold)
-        return [counts.expand(set_count, -1) for counts in counts_of_features]
+        single_fold = torch.zeros_like(self.stimuli)
+        counts_of_all_stimuli = level_counts(features_of_stimuli, single_fold)  # (1, levels) each
+        return [counts.expand(set_count, -1) for counts in counts_of_all_stimuli]
 
     def score(
         self,
@@ -196,19 +216,20 @@ class StimulusPairs:
             weights: The weights of the r terms after the intercept in each layer, for any number
                 of fits.
         """
+        layer_count = len(self.layers)
+        models = weights.flatten(0, -2)  # (b l, r): all layers of a fit, then of the next fit
+        layer_of_model = torch.arange(len(models), device=models.device) % layer_count
         scores = []
         for differences in variants:
             patterns, pattern_of_pair = distinct_patterns(differences)
-            counts = torch.bincount(pattern_of_pair).double()  # pairs of each pattern
-            rank_sums = self.ranks.new_zeros(len(self.ranks), len(counts))
-            rank_sums.index_add_(1, pattern_of_pair, self.ranks)
+            pair_counts = torch.bincount(pattern_of_pair).double()  # of each pattern
+            rank_sums = self.ranks.new_zeros(layer_count, len(pair_counts))
+            rank_sums.index_add_(1, pattern_of_pair, self.ranks)  # over the pairs of each pattern
 
-            rows = weights.flatten(0, -2)  # (b l, r): all layers of a fit, then of the next
-            layer_of_row = torch.arange(len(rows), device=rows.device) % len(rank_sums)
-            rows_at_once = max(1, PREDICTIONS_AT_ONCE // len(counts))
-            for weights_of_rows, layers in zip(
-                rows.split(rows_at_once), layer_of_row.split(rows_at_once), strict=True
+            models_at_once = max(1, PREDICTIONS_AT_ONCE // len(pair_counts))
+            for weights_of_models, layers in zip(
+                models.split(models_at_once), layer_of_model.split(models_at_once), strict=True
             ):
-                predictions = predict(patterns, terms, weights_of_rows)
-                scores.append(spearman_of_patterns(predictions, counts, rank_sums[layers]))
+                predictions = predict(patterns, terms, weights_of_models)
+                scores.append(spearman_of_patterns(predictions, pair_counts, rank_sums[layers]))
         return torch.cat(scores).view(-1, *weights.shape[:-1])

@@ -54,6 +54,9 @@ SCALED_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
 PAIRS_AT_ONCE = 2**20
 TERMS_AT_ONCE = 64
 
+# Some features, as their indices in rising order.
+FeatureIndices = tuple[int, ...]
+
 
 def normal_equations(
     features: Features,
@@ -79,7 +82,7 @@ def normal_equations(
     """
     crossed = [term for term in terms if len(term) == 2 and term[0] != term[1]]
     has_scaled_product = any(features.scaled[feature] for term in crossed for feature in term)
-    all_euclidean = all(layer.exact for layer in layers)
+    all_euclidean = all(layer.is_euclidean for layer in layers)
     if has_scaled_product or not all_euclidean:
         return sums_by_pair(features, layers, terms, fold_of)
 
@@ -113,12 +116,17 @@ def about_means(sums: Float[Tensor, "s t u"]) -> Float[Tensor, "s r v"]:
     hold the sums Σ x, and entry (0, 0) the number of pairs.
 
     Args:
-        sums: Sums of products Σ x y over the pairs of each of s sets, see `normal_equations`.
+        sums: Sums of products Σ x y over the pairs of stimuli of each of s sets. A row x is a term
+            of the model; a column y is a term or, after all t terms, the squared distance in a
+            layer.
 
     Returns:
         The sums without row and column 0: r = t - 1 and v = u - 1.
     """
-    return sums[:, 1:, 1:] - sums[:, 1:, :1] * sums[:, :1, 1:] / sums[:, :1, :1]
+    row_sums = sums[:, 1:, :1]  # Σ x
+    column_sums = sums[:, :1, 1:]  # Σ y
+    pair_count = sums[:, :1, :1]  # Σ 1
+    return sums[:, 1:, 1:] - row_sums * column_sums / pair_count
 
 
 def sums_by_level(
@@ -127,9 +135,10 @@ def sums_by_level(
     terms: Sequence[Term],
     fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return `normal_equations` for products of indicators and squared Euclidean distances.
+    """Return the sums of a least-squares fit of squared distances on products of indicators.
 
-    The sums come from sums over the stimuli that agree on some features, without forming pairs.
+    The indicator Δ_f is 1 for a pair of stimuli that differ in feature f, else 0. No pairs are
+    formed: the sums come from sums over the stimuli that agree on some features.
 
     Args:
         features: The features of the stimuli.
@@ -138,32 +147,38 @@ def sums_by_level(
         fold_of: The fold of each stimulus.
 
     Returns:
-        Sums (s, t, t + l) over the pairs of each of s sets: the regressor of a term times that of
-        a term, and then times the squared distance of a layer.
+        Sums (s, t, t + l) of products over the pairs of stimuli of each of s sets: each term times
+        each term, and then each term times the squared distance in each layer. The sets are all
+        stimuli and, if there are several folds, all but those of each fold.
     """
-    sums_of_stimuli = _SumsOfAgreeing(features.levels, fold_of)
+    sums_of_agreeing = _SumsOfAgreeing(features.levels, fold_of)
 
     @cache
-    def count_of_differing(features_of_terms: Term) -> Float[Tensor, " s"]:
+    def count_of_differing(features_of_terms: FeatureIndices) -> Float[Tensor, " s"]:
         """Return how many pairs of stimuli differ in each of these features, in each set."""
-        return sums_of_stimuli.over_differing(features_of_terms, sums_of_stimuli.pairs)
+        return sums_of_agreeing.over_differing(features_of_terms, sums_of_agreeing.pairs)
 
-    with_terms = []
+    products_with_terms = []
     for first in terms:
         # A product of indicators is 1 for pairs that differ in all features of both terms.
-        products = [count_of_differing(_different_features(first, second)) for second in terms]
-        with_terms.append(torch.stack(products, -1))
-    with_layers = []
+        counts = [count_of_differing(_different_features(first, second)) for second in terms]
+        products_with_terms.append(torch.stack(counts, -1))  # (s, t)
+    products_with_layers = []
     for layer in layers:
-        squares = sums_of_stimuli.squares_of(layer.states)
-        products = []
+        squares_of_agreeing = sums_of_agreeing.squared_distance_sums(layer.states)
+        sums_of_layer = []
         for term in terms:
-            products.append(sums_of_stimuli.over_differing(_different_features(term), squares))
-        with_layers.append(torch.stack(products, -1))
-    return torch.cat([torch.stack(with_terms, -2), torch.stack(with_layers, -1)], -1)
+            differing_features = _different_features(term)
+            sums_of_layer.append(
+                sums_of_agreeing.over_differing(differing_features, squares_of_agreeing)
+            )
+        products_with_layers.append(torch.stack(sums_of_layer, -1))  # (s, t)
+    with_terms = torch.stack(products_with_terms, -2)  # (s, t, t)
+    with_layers = torch.stack(products_with_layers, -1)  # (s, t, l)
+    return torch.cat([with_terms, with_layers], -1)
 
 
-def _different_features(*terms: Term) -> Term:
+def _different_features(*terms: Term) -> FeatureIndices:
     """Return each feature that occurs in some of these terms once, in rising order."""
     return tuple(sorted({feature for term in terms for feature in term}))
 
@@ -196,7 +211,10 @@ class _SumsOfAgreeing:
     """
 
     def __init__(self, levels: Int[Tensor, "n f"], fold_of: Int[Tensor, " n"]):
-        """Store the levels and folds; `classes`, `counts` and `pairs` cache their results."""
+        """Store the levels and folds, and cache the results of three methods.
+
+        A negative level is a missing value that is ignored.
+        """
         self.levels = levels.long()
         self.fold_of = fold_of
         self.fold_count = int(fold_of.max()) + 1
@@ -207,12 +225,15 @@ class _SumsOfAgreeing:
         self.pairs = cache(self._pairs)
 
     def over_differing(
-        self, features: Term, sum_within: Callable[[Term, Term], Float[Tensor, " s"]]
+        self,
+        features: FeatureIndices,
+        sum_within: Callable[[FeatureIndices, FeatureIndices], Float[Tensor, " s"]],
     ) -> Float[Tensor, " s"]:
         """Return the sum over the pairs of stimuli that differ in every one of some features.
 
-        By inclusion and exclusion, this is Σ_T (-1)^|T| times the sum over the pairs that agree on
-        T, over all subsets T of the features.
+        It is computed for each of s sets of stimuli. By inclusion and exclusion, it is
+        Σ_T (-1)^|T| times the sum over the pairs that agree on T, over all subsets T of the
+        features.
 
         Args:
             features: The indices of the features.
@@ -226,16 +247,18 @@ class _SumsOfAgreeing:
                 signed_sums.append((-1) ** size * sum_within(agree, needed))
         return torch.stack(signed_sums).sum(0)
 
-    def _classes(self, agree: Term, needed: Term) -> _AgreeingStimuli:
+    def _classes(self, agree: FeatureIndices, needed: FeatureIndices) -> _AgreeingStimuli:
         """Return the classes of stimuli with equal levels in all features of `agree`, by fold.
 
-        Stimuli with an ignored value of a feature of `needed` belong to no class.
+        Stimuli with an ignored missing value, level -1, of a feature of `needed` belong to no
+        class.
         """
-        class_of = torch.zeros_like(self.fold_of)
+        class_of = torch.zeros_like(self.fold_of)  # of each stimulus
         class_count = 1
         # The class is a mixed-radix number, whose digits are the levels + 1, so that -1 is 0.
         for feature in agree:
-            class_of = class_of * self.level_counts[feature] + self.levels[:, feature] + 1
+            digit = self.levels[:, feature] + 1
+            class_of = class_of * self.level_counts[feature] + digit
             class_count *= self.level_counts[feature]
             if class_count > 4 * len(class_of):  # most classes are empty: number the others anew
                 _, class_of = torch.unique(class_of, return_inverse=True)
@@ -245,20 +268,20 @@ class _SumsOfAgreeing:
         keys = self.fold_of * class_count + class_of
         return _AgreeingStimuli(stimuli, keys[stimuli], class_count)
 
-    def _counts(self, agree: Term, needed: Term) -> Float[Tensor, "s c"]:
+    def _counts(self, agree: FeatureIndices, needed: FeatureIndices) -> Float[Tensor, "s c"]:
         """Return the number of stimuli in each of c classes, in each of s sets, in float64."""
         _, keys, class_count = self.classes(agree, needed)
         counts = torch.bincount(keys, minlength=self.fold_count * class_count)
         return sums_over_sets(counts.view(self.fold_count, class_count).double())
 
-    def _pairs(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
+    def _pairs(self, agree: FeatureIndices, needed: FeatureIndices) -> Float[Tensor, " s"]:
         """Return how many pairs of stimuli are in one class, Σ n (n - 1) / 2, in each set."""
         counts = self.counts(agree, needed)
         return (counts * (counts - 1)).sum(-1) / 2
 
-    def squares_of(
+    def squared_distance_sums(
         self, states: Float[Tensor, "n d"]
-    ) -> Callable[[Term, Term], Float[Tensor, " s"]]:
+    ) -> Callable[[FeatureIndices, FeatureIndices], Float[Tensor, " s"]]:
         """Return a function that sums squared distances over the pairs of stimuli of one class.
 
         A class is the stimuli with equal levels of all features in `agree`, without those that
@@ -266,34 +289,32 @@ class _SumsOfAgreeing:
         and returns for each set of stimuli the sum over classes of n Σ ‖x‖² - ‖Σ x‖², for the n
         states x of a class. It keeps its results.
         """
-        norms = torch.cat(
-            [panel.square().sum(1, keepdim=True) for panel in states.split(ROWS_AT_ONCE)]
-        )
+        # In panels, as the squares of all states at once would take the memory of the states.
+        panels = states.split(ROWS_AT_ONCE)
+        squared_norms = torch.cat([panel.square().sum(1, keepdim=True) for panel in panels])
 
         @cache
-        def squares(agree: Term, needed: Term) -> Tensor:
-            """Return the sum of squared distances over pairs of stimuli of one class, by set.
-
-            Stimuli of a class have equal levels of the features `agree`, and no ignored value of
-            the features `needed`.
-            """
+        def sum_within(agree: FeatureIndices, needed: FeatureIndices) -> Tensor:
+            """Return the sum of squared distances over pairs of stimuli of one class, by set."""
             stimuli, keys, class_count = self.classes(agree, needed)
             rows = states
-            row_norms = norms
+            squared_norms_of_rows = squared_norms
             if len(stimuli) < len(states):
                 rows = states[stimuli]
-                row_norms = norms[stimuli]
-            total = self._sums_by_class(keys, rows, class_count)  # (s, c, d)
-            norm_total = self._sums_by_class(keys, row_norms, class_count)[..., 0]  # (s, c)
-            weighted_norms = (self.counts(agree, needed) * norm_total).sum(-1)
-            return weighted_norms - total.square().sum((-2, -1))
+                squared_norms_of_rows = squared_norms[stimuli]
+            total = self._sums_by_class(keys, rows, class_count)  # Σ x, (s, c, d)
+            norm_total = self._sums_by_class(keys, squared_norms_of_rows, class_count)[..., 0]
+            weighted_norms = self.counts(agree, needed) * norm_total  # n Σ ‖x‖², (s, c)
+            return weighted_norms.sum(-1) - total.square().sum((-2, -1))
 
-        return squares
+        return sum_within
 
     def _sums_by_class(
         self, keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], class_count: int
     ) -> Float[Tensor, "s c d"]:
         """Return the sums of rows over each of c classes of stimuli, in each of s sets.
+
+        The sets are all stimuli and, if there are several folds, all but those of each fold.
 
         Args:
             keys: The fold and the class of each row, as fold * class_count + class.
@@ -302,11 +323,12 @@ class _SumsOfAgreeing:
         """
         sums = rows.new_zeros(self.fold_count * class_count, rows.shape[1])
         sums.scatter_add_(0, keys[:, None].expand_as(rows), rows)
-        return sums_over_sets(sums.view(self.fold_count, class_count, -1))
+        sums_of_folds = sums.view(self.fold_count, class_count, -1)
+        return sums_over_sets(sums_of_folds)
 
 
 def sums_over_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
-    """Return sums over all folds, and then, if there are several, over all folds but each in turn.
+    """Return sums over all folds, and then, if there are several, without each fold in turn.
 
     Args:
         sums: The sums over each of g folds.
@@ -333,13 +355,15 @@ def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[T
     """
     one_each = torch.ones(len(fold_of), 1, dtype=torch.float64, device=fold_of.device)
     counts = []
-    for levels, level_count in zip(features.levels.T, features.weighted_levels, strict=True):
+    for levels, level_count in zip(features.levels.T, features.weighted_level_counts, strict=True):
         training_levels = levels.clamp(max=level_count - 1)
-        counts.append(_by_level(training_levels, level_count, one_each, fold_of)[..., 0])
+        counts.append(
+            _column_sums_by_level(training_levels, level_count, one_each, fold_of)[..., 0]
+        )
     return counts
 
 
-def stimuli_of_folds(fold_of: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
+def members_of_folds(fold_of: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     """Return the indices of the stimuli, or of the pairs, of each fold, in rising order."""
     return [(fold_of == fold).nonzero()[:, 0] for fold in range(int(fold_of.max()) + 1)]
 
@@ -372,7 +396,7 @@ class _FeatureForms(NamedTuple):
         # Among all terms, of which the intercept is the first: weight i is that of term i + 1.
         first_term = weight_slice.start + 1
         last_term = weight_slice.stop
-        if features.weighted_levels[feature]:
+        if features.weighted_level_counts[feature]:
             # The last term is left out: it is that of new levels, which no training stimulus has.
             return cls._of_level_pairs(features, feature, first_term, stop=last_term)
         return cls._of_scaled(features, feature, first_term)
@@ -393,7 +417,7 @@ class _FeatureForms(NamedTuple):
             stop: The index after its last term for levels known from training.
         """
         device = features.levels.device
-        level_count = features.weighted_levels[feature]
+        level_count = features.weighted_level_counts[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
         levels = features.levels[:, feature].clamp(min=-1).long()  # -1: ignored
         # Column 0, that of ignored values, is left out.
@@ -424,13 +448,14 @@ class _FeatureForms(NamedTuple):
         """Return the sums over pairs of stimuli of each of these k terms times another term.
 
         Args:
-            product: M D' M' for each of s sets of stimuli, with D the bilinear form of the other
-                term, and M the sums over stimuli of the c columns of this feature times the
+            product: P = M D' M' for each of s sets of stimuli, with D the bilinear form of the
+                other term, and M the sums over stimuli of the c columns of this feature times the
                 columns of the other term.
         """
-        if self.level_pairs is None:
-            form = product.new_tensor(SCALED_FORM)
+        if self.level_pairs is None:  # the only term is Δ² = z_i' C z_j, whose sum is tr(C P) / 2
+            form = product.new_tensor(SCALED_FORM)  # C, symmetric
             return (form * product).sum((1, 2))[:, None] / 2
+        # Term (a, b) is h_a,i h_b,j + h_b,i h_a,j, whose sum is entry (a, b) of P.
         first, second = self.level_pairs
         return product[:, first, second]
 
@@ -439,18 +464,23 @@ class _FeatureForms(NamedTuple):
     ) -> Float[Tensor, "s k m"]:
         """Return the sums over pairs of stimuli of these k terms times the m of another feature.
 
+        A feature has a term for each pair of its levels, `level_pairs`, or, if it is scaled and
+        `level_pairs` is None, the single term Δ².
+
         Args:
             other: The terms of the other feature.
             shared: M for each of s sets of stimuli: the sums over stimuli of the c columns of this
                 feature times the d columns of the other one.
         """
         if other.level_pairs is None:
-            product = shared @ shared.new_tensor(SCALED_FORM) @ shared.mT
+            form = shared.new_tensor(SCALED_FORM)  # D, of Δ² of the other feature
+            product = shared @ form @ shared.mT  # M D' M', as D is symmetric
             return self.sums_with(product)[..., None]
         if self.level_pairs is None:
             return other.times(self, shared.mT).mT
-        # The first term is 1 if one stimulus has level a and the other b; the second likewise with
-        # c and d. So stimuli have (a, c) and (b, d), or (a, d) and (b, c).
+        # A term of this feature is 1 if one stimulus has level a and the other b, a term of the
+        # other feature likewise for its levels c and d. Both are 1 if the stimuli have (a, c) and
+        # (b, d), or (a, d) and (b, c).
         a = self.level_pairs[0][:, None]
         b = self.level_pairs[1][:, None]
         c, d = other.level_pairs
@@ -481,7 +511,7 @@ def add_forms(
             forms.append(_FeatureForms.of(features, term[0], weight_slice))
     columns = torch.cat([form.columns for form in forms], 1)
     widths = [form.columns.shape[1] for form in forms]
-    stimuli = stimuli_of_folds(fold_of)
+    stimuli = members_of_folds(fold_of)
 
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
         """Return for each form M = Σ_i z_i z'_i, its columns z times other columns z', by set."""
@@ -514,7 +544,7 @@ def add_forms(
     for index, term in enumerate(terms):
         if len(term) == 2 and not _is_scaled(features, term):
             levels = features.levels[:, term[0]]
-            by_level = _by_level(levels, int(levels.max()) + 1, columns, fold_of)
+            by_level = _column_sums_by_level(levels, int(levels.max()) + 1, columns, fold_of)
             products = []
             for sums_of_form in by_level.split(widths, 2):  # (s, levels, c)
                 total = sums_of_form.sum(1)
@@ -538,7 +568,7 @@ def add_forms(
             sums[:, form.term_indices[:, None], second_form.term_indices] = products_of_forms
 
 
-def _by_level(
+def _column_sums_by_level(
     levels: Int[Tensor, " n"],
     level_count: int,
     columns: Float[Tensor, "n m"],
@@ -557,9 +587,11 @@ def _by_level(
     """
     fold_count = int(fold_of.max()) + 1
     size = level_count + 1  # with the ignored level -1, which comes first and is dropped
-    keys = fold_of * size + levels.clamp(min=-1) + 1
+    level_from_0 = levels.clamp(min=-1) + 1
+    keys = fold_of * size + level_from_0  # a number for each fold and level
     sums = columns.new_zeros(fold_count * size, columns.shape[1]).index_add_(0, keys, columns)
-    return sums_over_sets(sums.view(fold_count, size, -1))[:, 1:]
+    sums_of_sets = sums_over_sets(sums.view(fold_count, size, -1))
+    return sums_of_sets[:, 1:]
 
 
 def sums_by_pair(
@@ -568,7 +600,7 @@ def sums_by_pair(
     terms: Sequence[Term],
     fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return `normal_equations`, summed over chunks of pairs within and between folds.
+    """Return the sums of a least-squares fit, over chunks of pairs within and between folds.
 
     This works for any terms and distances. The sum without a fold is that over all pairs less that
     over the pairs with a stimulus of the fold.
@@ -580,9 +612,11 @@ def sums_by_pair(
         fold_of: The fold of each stimulus.
 
     Returns:
-        Sums (s, t, t + l): over all pairs and, if there are several folds, without each of them.
+        Sums (s, t, t + l) of products over pairs of stimuli: each term times each term, and then
+        each term times the squared distance in each layer. The first set is all pairs; if there
+        are several folds, the pairs without each fold follow.
     """
-    stimuli = stimuli_of_folds(fold_of)
+    stimuli = members_of_folds(fold_of)
     fold_count = len(stimuli)
     # Entry (a, b), for folds a ≤ b, sums over the pairs with one stimulus in each.
     between = torch.zeros(
@@ -622,7 +656,7 @@ def _pairs_at_once(terms: Sequence[Term]) -> int:
 
 def sums_of_given_pairs(
     differences: Sequence[Tensor],
-    targets: Float[Tensor, "l p"],
+    squared_distances: Float[Tensor, "l p"],
     terms: Sequence[Term],
     fold_of: Int[Tensor, " p"],
 ) -> Float[Tensor, "s t u"]:
@@ -630,22 +664,22 @@ def sums_of_given_pairs(
 
     Args:
         differences: Δ of the pairs, feature by feature.
-        targets: The squared distances of the pairs in each of l layers.
+        squared_distances: Those of the pairs in each of l layers.
         terms: The t terms, the intercept first.
         fold_of: The fold of each pair, from 0.
 
     Returns:
-        For each of s sets of pairs, the sums of the regressor of a term times that of a term, and
-        then times the squared distance of a layer: (s, t, u = t + l).
+        For each of s sets of pairs, the sums of the regressor of each term times that of each
+        term, and then times the squared distance in each layer: (s, t, u = t + l).
     """
+    column_count = len(terms) + len(squared_distances)
     sums_of_folds = []
-    for pairs_of_fold in stimuli_of_folds(fold_of):
-        sums = torch.zeros(
-            len(terms), len(terms) + len(targets), dtype=torch.float64, device=fold_of.device
-        )
+    for pairs_of_fold in members_of_folds(fold_of):
+        sums = torch.zeros(len(terms), column_count, dtype=torch.float64, device=fold_of.device)
         for pairs in pairs_of_fold.split(_pairs_at_once(terms)):
-            term_values = regressors([column[pairs] for column in differences], terms)
-            sums += _products(term_values, list(targets[:, pairs]))
+            differences_of_pairs = [column[pairs] for column in differences]
+            term_values = regressors(differences_of_pairs, terms)
+            sums += _products(term_values, list(squared_distances[:, pairs]))
         sums_of_folds.append(sums)
     return sums_over_sets(torch.stack(sums_of_folds))
 
