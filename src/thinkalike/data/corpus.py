@@ -164,7 +164,7 @@ def _cache_name(
     request = {
         "version": CACHE_VERSION,
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        "source": text_fingerprint(data),
+        "source": text_fingerprint(data),  # of the text, and not of the source model
         "context": context,
         "bos": bos,
         "fit_tokens": limits.fit_tokens,

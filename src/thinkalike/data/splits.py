@@ -97,9 +97,10 @@ class DocumentSplit:
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         """Yield each document and whether it is for evaluation, and count those that are left out.
 
-        If the source can be read twice, evaluation documents that nearly repeat a fitting document
-        are found first and left out. Otherwise `repeats_of_fitting_documents` names them
-        afterwards.
+        Evaluation documents that nearly repeat a fitting document are left out if the source can
+        be read twice: they are found first. Otherwise they are yielded, and
+        `repeats_of_fitting_documents` names them afterwards. All of them stay if nothing is held
+        out, or if the job fits on the evaluation documents themselves (`same_split`).
         """
         repeated_fingerprints: set[str] = set()
         if self._is_held_out and self.is_settled and not self.config.same_split:

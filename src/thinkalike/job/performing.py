@@ -343,10 +343,10 @@ def _stored_outcomes(
     Raises:
         ThinkalikeError: A job failed, or a number of its outcome is not finite.
     """
-    pass_models: list[str] = []
+    models_of_all_jobs: list[str] = []
     for outcome in outcomes:
         if isinstance(outcome, Outcome):
-            pass_models += outcome.model_names
+            models_of_all_jobs += outcome.model_names
 
     results: dict[str, Result] = {}
     errors: list[ThinkalikeError] = []
@@ -355,8 +355,9 @@ def _stored_outcomes(
             errors.append(outcome)
             continue
         planned = job.planned
-        warnings_of_job = warnings.of_models(outcome.model_names, pass_models)
+        warnings_of_job = warnings.warnings_of_job(outcome.model_names, models_of_all_jobs)
         try:
+            # `guarded` checks that all numbers are finite.
             result = planned.write(job.work, outcome.guarded(), run_facts, warnings_of_job)
             results[planned.key] = result
             if shown:

@@ -288,11 +288,14 @@ class Description:
         The entries of the described model's own configuration are left out, since they are
         compared elsewhere.
         """
-        settings = {}
-        if id(config) not in self.configs:
-            settings = known_entries(config)
-        entries = sorted(repr(entry) for entry in flat(settings).items()) if settings else ""
-        return f"{type(config).__name__}{entries}"
+        class_name = type(config).__name__
+        if id(config) in self.configs:
+            return class_name
+        settings = known_entries(config)
+        if not settings:
+            return class_name
+        entries = sorted(repr(entry) for entry in flat(settings).items())
+        return f"{class_name}{entries}"
 
     def _callable_text(self, value: object) -> str:
         """Return a function, method, partial or built-in function as text; else ""."""

@@ -446,14 +446,12 @@ def pick_device(name: str, key: str = "model.device") -> str:
     return name
 
 
-def check_models(models: Mapping[str, ModelConfig | None]) -> None:
-    """Raise a ConfigError if a model's setting `device` or `family` has no possible value.
+def check_device_and_family(side: str, config: ModelConfig) -> None:
+    """Raise a ConfigError if this machine lacks a model's device, or its family is not known.
 
     Args:
-        models: The models of a job by the name of their settings, "model" and "target"; None: the
-            job has no such model.
+        side: What the settings of the model begin with, "model" or "target", for the message.
+        config: The configuration of the model.
     """
-    for side, config in models.items():
-        if config is not None:
-            pick_device(config.device, f"{side}.device")
-            one_of(f"{side}.family", config.family, ("auto", *FAMILIES))
+    pick_device(config.device, f"{side}.device")
+    one_of(f"{side}.family", config.family, ("auto", *FAMILIES))

@@ -47,7 +47,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     with explaining_loading_errors(config):
         folder = folder_of(config)
         if folder is None:
-            return _commits(config)
+            return _fingerprint_of_commits(config)
         digest = hashlib.sha256()
         for path in _files_read(config, folder):
             digest.update(path.name.encode())
@@ -69,11 +69,11 @@ def _fingerprint_of_states(folder: Path) -> str:
     return f"{states_fingerprint(folder)} {tokenizer_fingerprint(tokenizer)}"
 
 
-def _commits(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, and of its tokenizer if that is somewhere else.
+def _fingerprint_of_commits(config: ModelConfig) -> str:
+    """Return the commit of a model of the hub, with that of its tokenizer if it is elsewhere.
 
-    Only a model in TransformerLens's old layout names the repository of a tokenizer. The two
-    commits are separated by a space.
+    Only a model in TransformerLens's old layout (the family "legacy") names a repository of its
+    tokenizer. The two commits are separated by a space.
     """
     if COMMIT.fullmatch(config.revision or ""):
         commit = str(config.revision)

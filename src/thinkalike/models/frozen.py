@@ -395,14 +395,16 @@ class FrozenModel:
     def _prove_longer_rows(
         self, tokens: Tokens, mask: Tokens | None, types: Tokens | None
     ) -> None:
-        """Check the output for rows that are longer than all rows before, see `prove_again`.
+        """Check that the last states determine the output, for rows longer than all rows before.
 
-        A single token is no text. Once there is an error, nothing more is checked.
+        This is done only for a model that runs code of its user (`proved_length` is not None). An
+        error is stored in `output_error`, and nothing more is checked then.
         """
-        row_length = tokens.shape[1]
         if self.proved_length is None or self.output_error is not None:
             return
-        if row_length > max(self.proved_length, 1):
+        row_length = tokens.shape[1]
+        longest_without_check = max(self.proved_length, 1)  # a single token is no text
+        if row_length > longest_without_check:
             self.proved_length = row_length  # set first, since the check takes states itself
             self.output_error = output_error_of(self, tokens, mask, types)
 
@@ -551,8 +553,9 @@ class FrozenModel:
         Entries that no forward pass reads, such as dropout, are left out. The hash is the first 16
         hexadecimal digits of a SHA-256.
         """
-        changed_entries = sorted(entries_of(self.module, chosen=True).items())
-        return hashlib.sha256(repr(changed_entries).encode()).hexdigest()[:16]
+        changed_entries = entries_of(self.module, without_defaults=True)
+        text = repr(sorted(changed_entries.items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def special_token_pattern(self) -> str:
         """Return in words the special tokens around a single text, and around a row of text.
@@ -623,7 +626,8 @@ class FrozenModel:
         if isinstance(layer, Place):
             if self.sites is None:
                 raise ModelError(f"{self.name} has no place {layer}: set model.site")
-            return self.sites.captured(layer, layer, batch_shape, states)
+            key = layer
+            return self.sites.captured(layer, key, batch_shape, states)
         if layer == EMBED:
 
             def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:

@@ -125,9 +125,10 @@ def load_live(
 
 
 def _has_code_of_user(live: _Live) -> bool:
-    """Return whether a model runs code that was added to it.
+    """Return whether a model in memory runs code that its user added, such as a hook.
 
-    The copy of what a bridge wraps has its code; code on the wrappers themselves was refused.
+    Of a TransformerBridge, the copy without wrappers is searched (`live.module`): code on the
+    wrappers themselves was refused when the copy was made.
     """
     from thinkalike.models.adapters import PEFT
 

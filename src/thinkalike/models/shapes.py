@@ -241,7 +241,7 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
     """
     index = read_index(str(config.path))
     widths = index.hooks.values()  # of each hook point
-    no_operations = (0.0,) * index.blocks  # of each block
+    no_operations = (0.0,) * index.blocks  # 0 for each block
     return Shape(
         name=name or label(config),
         layers=index.blocks,
@@ -250,9 +250,7 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
         parameters=0,
         bytes=0.0,
         context=DEFAULT_CONTEXT,
-        operations=Operations(
-            no_operations, no_operations, 0.0
-        ),  # forward, backward, and the head
+        operations=Operations(blocks=no_operations, attention=no_operations, output=0.0),
     )
 
 

@@ -129,7 +129,11 @@ class Sites:
         return sorted(hook_points, key=int)
 
     def captured(
-        self, place: Place, key: Key, rows: Sequence[int], states: MutableMapping[Key, Tensor]
+        self,
+        place: Place,
+        key: Key,
+        batch_shape: Sequence[int],
+        states: MutableMapping[Key, Tensor],
     ) -> contextlib.AbstractContextManager[object]:
         """Return a context in which every pass writes the states of a hook point to `states[key]`.
 
@@ -138,19 +142,19 @@ class Sites:
         Args:
             place: A hook point of one layer, or one head of it.
             key: The key under which the states are stored.
-            rows: The shape of the states without their width, (b, t).
+            batch_shape: The shape of the states without their width, (b, t).
             states: Gets the states, (b, t, d). A later pass replaces them.
         """
         module, direction = self.modules[place.site, place.layer]
 
         def store(state: Tensor) -> None:
             """Store a state, or the part of it that belongs to one attention head."""
-            state_of_rows = state.reshape(*rows, -1)  # some modules see all tokens as one axis
+            states_of_batch = state.reshape(*batch_shape, -1)  # of some modules it is (b * t, d)
             if place.head is not None:
                 # (b, t, heads * d), where heads lie side by side, becomes (b, t, d).
-                state_of_rows = state_of_rows.chunk(self.n_heads, -1)[place.head]
+                states_of_batch = states_of_batch.chunk(self.n_heads, -1)[place.head]
             # A copy, since Falcon adds to the output of its MLP in place.
-            states[key] = state_of_rows.clone()
+            states[key] = states_of_batch.clone()
 
         def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
             store(state_in(args, kwargs))
@@ -173,12 +177,13 @@ class Sites:
         projection = self.modules["z", place.layer].module
         head = place.head or 0
         z_of_heads = z.chunk(self.n_heads, -1)
+        # The input of the map with zeros in the place of all other heads.
         z_of_head_alone = [torch.zeros_like(z_of_one) for z_of_one in z_of_heads]
         z_of_head_alone[head] = z_of_heads[head]
         # `forward` is called directly, so that no hook of the map runs a second time.
-        with_bias = projection.forward(torch.cat(z_of_head_alone, -1))
+        output_with_bias = projection.forward(torch.cat(z_of_head_alone, -1))
         bias = projection.forward(torch.zeros_like(z))
-        return cast(Tensor, with_bias - bias)
+        return cast(Tensor, output_with_bias - bias)
 
     def replaced(self, place: Place, state: Tensor) -> contextlib.AbstractContextManager[object]:
         """Return a context in which every pass uses `state` as the output of a module or a head.

@@ -60,10 +60,10 @@ def described_traits(module: nn.Module, describe: Description) -> dict[Trait, st
         hooks = getattr(torch_module, name)
         if hooks:
             traits["torch", name] = describe(list(hooks.values()), name)
-    return traits | describe.patches() | _attention(module, describe)
+    return traits | describe.patches() | _trait_of_attention(module, describe)
 
 
-def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
+def _trait_of_attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
     """Return one trait: the name of the function that computes attention in a model.
 
     For a function that a user added to those of transformers, the text also describes its code.
