@@ -245,7 +245,7 @@ def _manual_topics() -> list[str]:
             if canonical_paragraph not in known_paragraphs:
                 new_paragraphs.append(paragraph)
         documents.append("\n\n".join(new_paragraphs))
-        known_paragraphs.update(paragraphs)
+        known_paragraphs.update(paragraphs.keys())
     return documents
 
 
@@ -381,9 +381,10 @@ def _file_fingerprint(path: Path) -> bytes:
 def beginning_bytes(evaluation_tokens: int) -> int:
     """Return how many UTF-8 bytes of each document to read for so many tokens of evaluation.
 
-    With this limit, the tokens come from about `DOCUMENTS_FOR_INTERVALS` documents or more. It is
-    never below `FEWEST_BYTES`, so that few tokens come from fewer documents. Bytes are counted
-    and not tokens, so that models with different tokenizers read the same text.
+    With this limit, the tokens come from about `DOCUMENTS_FOR_INTERVALS` documents or more. Where
+    that would be less than `FEWEST_BYTES` of each, the limit is `FEWEST_BYTES`, and the tokens
+    come from fewer documents. Bytes are counted and not tokens, so that models with different
+    tokenizers read the same text.
     """
     bytes_per_document = BYTES_PER_TOKEN * evaluation_tokens // DOCUMENTS_FOR_INTERVALS
     return max(bytes_per_document, FEWEST_BYTES)

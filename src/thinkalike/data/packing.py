@@ -419,10 +419,10 @@ def _without_near_duplicates(
     """
     if split.is_settled:
         return report
-    repeats = split.repeats_of_fitting_documents()
-    split.counts["near_duplicates"] = int(repeats.sum())
-    settled = RowPacker(report.limit, report.context, report.bos, report.aligned)
-    for document, is_repeat in zip(provisional, repeats, strict=True):
-        if not is_repeat and not settled.is_full:
-            settled.add(document.tokens, document.group)
-    return settled
+    are_repeats = split.repeats_of_fitting_documents()
+    split.counts["near_duplicates"] = int(are_repeats.sum())
+    new_report = RowPacker(report.limit, report.context, report.bos, report.aligned)
+    for document, is_repeat in zip(provisional, are_repeats, strict=True):
+        if not is_repeat and not new_report.is_full:
+            new_report.add(document.tokens, document.group)
+    return new_report

@@ -75,9 +75,10 @@ class WordOverlap(NamedTuple):
     @property
     def is_confounded(self) -> bool:
         """Whether a model that knows only word identity could show importance of the feature."""
-        # A feature of one level has the correlation 0, although the level may be a single word.
-        is_one_word = self.one_word == 1 and self.differing == 0
-        return is_one_word or self.explained >= WORD_SHARE
+        # Every level is one word, and every word has one level. A feature of a single level is
+        # among these, although `explained` is 0 for it.
+        is_the_word = self.one_word == 1 and self.differing == 0
+        return is_the_word or self.explained >= WORD_SHARE
 
     def __str__(self) -> str:
         """Return a warning that says how far words explain the feature."""

@@ -207,9 +207,12 @@ class Instrument(ABC, Generic[Config]):
         These are the settings that the job reads and that are not the default. A setting that was
         renamed has its first name here, so that results of earlier versions are found.
         """
-        not_default = key_settings(self.as_read(config))
-        read = {name: value for name, value in not_default.items() if name in self.reads}
-        return with_former_names(read)
+        settings_by_part = key_settings(self.as_read(config))  # without those that are the default
+        settings_read = {}
+        for part_name, settings in settings_by_part.items():
+            if part_name in self.reads:
+                settings_read[part_name] = settings
+        return with_former_names(settings_read)
 
     def seed(self, config: Config) -> int:
         """Return the seed of torch's global generator; 0 for a kind whose jobs draw nothing."""
@@ -236,9 +239,10 @@ class Instrument(ABC, Generic[Config]):
         return {}
 
     def prepared_jobs(self, config: Config) -> Sequence[JobConfig]:
-        """Return the configurations of the jobs that `prepare` does.
+        """Return the configurations of the jobs whose results this job reads.
 
-        Forecasts of the duration add them up. By default there are none.
+        The method `prepare` does them, and a forecast adds their durations. By default there are
+        none.
         """
         return ()
 

@@ -44,11 +44,11 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
 
     Args:
         config: The configuration.
-        shown: Whether the result is printed. The jobs that another job is made of print nothing.
+        shown: Whether the result is printed.
 
     Raises:
-        ConfigError: There is no such task or measure, it takes no activations, or `models` stands
-            for several jobs.
+        ConfigError: There is no such task or measure, it takes no activations, or the setting
+            `models` stands for several jobs.
     """
     instrument = instrument_of(config)
     models = getattr(config, "models", None)
@@ -73,7 +73,7 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
     """
     positions_of_passes: Iterable[list[int]] = jobs_by_pass(configs)
     if len(configs) > 1:
-        positions_of_passes = counted(positions_of_passes, "pass")
+        positions_of_passes = counted(positions_of_passes, "pass")  # shows the progress
 
     by_position: dict[int, Result] = {}
     for positions in positions_of_passes:

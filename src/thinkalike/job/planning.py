@@ -301,16 +301,16 @@ def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        # A `StitchModule` runs any kind that it is given, so the file is checked here.
-        check_trusted(name)
+        check_trusted(name)  # whatever runs the file later does not check it again
         digests[name] = digest(name)
     return digests
 
 
 def is_stored(instrument: AnyInstrument, config: JobConfig) -> bool:
-    """Return whether the store has the result of a job that is not forced to be done again.
+    """Return whether the store has the result of a job; False if the job is forced to run again.
 
-    Jobs whose results this one reads may be done to know it, see `plan`.
+    Results of other jobs that the job reads are part of its key, so these jobs are done first if
+    the store lacks their results.
     """
     return not config.force and plan(instrument, config).job.done
 
@@ -321,7 +321,8 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
     It is False as well if the job reads the results of other jobs, or if its models cannot be
     found, so that its key is not known.
     """
-    if type(instrument).prepare is not Instrument.prepare:
+    reads_other_results = type(instrument).prepare is not Instrument.prepare
+    if reads_other_results:
         return False
     try:
         return is_stored(instrument, config)

@@ -40,6 +40,7 @@ def check_settings(config: ModelConfig, family: Family) -> None:
                 f"model.{name}={value} has no effect for {config.called}, a {family.name}; leave "
                 "it out"
             )
+    # Settings that installed packages add, such as those of classifiers, are checked there.
     config.check_family(family.name, family.predicts)
 
 

@@ -114,9 +114,9 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
 def _with_copies(value: object, copies: Mapping[int, object]) -> object:
     """Return a value in which each module or tensor that was copied is replaced by its copy.
 
-    A view of a copied tensor becomes a view of the copy. A list, tuple, dictionary, function,
-    method or partial is made anew if it holds something that was copied; a function holds its
-    closure and its defaults. Anything else is returned as it is.
+    A view of a copied tensor becomes a view of the copy. A list, tuple, dictionary, function or
+    method is made anew if it holds something that was copied; a function holds its closure and its
+    defaults. A partial is made anew in any case. Anything else is returned as it is.
 
     Args:
         value: A function or any other object.
@@ -128,7 +128,9 @@ def _with_copies(value: object, copies: Mapping[int, object]) -> object:
     if isinstance(value, nn.Module):
         return copies.get(id(value), value)
     if isinstance(value, Tensor):
-        return copies[id(value)] if id(value) in copies else _view_of_copy(value, copies)
+        if id(value) in copies:
+            return copies[id(value)]
+        return _view_of_copy(value, copies)
     if isinstance(value, MethodType):
         function = cast(Callable[..., object], _with_copies(value.__func__, copies))
         owner = _with_copies(value.__self__, copies)

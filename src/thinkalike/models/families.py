@@ -132,7 +132,7 @@ FAMILIES = {
 }
 
 
-def after(layer: Layer) -> int:
+def n_blocks_until(layer: Layer) -> int:
     """Return how many blocks of a model must run until the states of a layer are known.
 
     It is 0 for EMBED, the stream before block 0, and l + 1 for block l. For a `Place`, a hook
@@ -260,7 +260,7 @@ def heads_of(model_type: str) -> list[Head]:
     return heads
 
 
-def is_known(model_type: str, class_names: Collection[str]) -> bool:
+def is_known_class(model_type: str, class_names: Collection[str]) -> bool:
     """Return whether transformers has one of these classes for an architecture.
 
     Args:

@@ -59,11 +59,16 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 
 def _fingerprint_of_states(folder: Path) -> str:
-    """Return the fingerprint of a folder of states, with that of its tokenizer."""
+    """Return the fingerprint of a folder of states, with that of its tokenizer if it names one.
+
+    The fingerprint of a tokenizer may be in the index of the folder. Then it is part of the
+    fingerprint of the folder already, and is not added.
+    """
     from thinkalike.models.load import load_tokenizer
 
     index = read_index(folder)
-    if not index.tokenizer or index.tokenizer_fingerprint:
+    has_tokenizer = bool(index.tokenizer)
+    if not has_tokenizer or index.tokenizer_fingerprint:
         return states_fingerprint(folder)
     tokenizer = load_tokenizer(index.tokenizer, beside=folder)
     return f"{states_fingerprint(folder)} {tokenizer_fingerprint(tokenizer)}"

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.cut_model import StateSites
-from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
+from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, n_blocks_until
 from thinkalike.models.hooks import (
     Arguments,
     NamedArguments,
@@ -258,7 +258,7 @@ class FrozenModel:
                 runs no hooks.
         """
         self.check_layers(layers)
-        n_blocks_to_run = max(after(layer) for layer in layers)
+        n_blocks_to_run = max(n_blocks_until(layer) for layer in layers)
 
         if n_blocks_to_run >= self.n_layers:
             self._prove_longer_rows(tokens, mask, types)
@@ -363,7 +363,7 @@ class FrozenModel:
                 the class of a text.
         """
         self.check_layers([layer])
-        last_residual = self.advance(residual, after(layer), self.n_layers, mask)
+        last_residual = self.advance(residual, n_blocks_until(layer), self.n_layers, mask)
         return self.finish(last_residual, mask)
 
     def output(
@@ -384,10 +384,11 @@ class FrozenModel:
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
-        """Prove the output again for the next text, since code of the user may have changed.
+        """Let the next pass check again that the last states determine the model's output.
 
-        That code may change the output for certain tokens or positions only. So what was checked
-        at load is checked for the first rows of real text, and for longer rows that follow.
+        This is for a model that runs code of its user, which may have changed, and may change the
+        output for certain tokens or positions only. So what was checked at load is checked for the
+        first rows of real text, and for longer rows that follow.
         """
         self.proved_length = 0
         self.output_error = None

@@ -26,7 +26,7 @@ from thinkalike.models.families import (
     FAMILIES,
     Family,
     family_in,
-    is_known,
+    is_known_class,
     pick_device,
     stated_quantization,
 )
@@ -314,7 +314,8 @@ def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.T
     if error <= allowed:
         return
 
-    # A copy keeps no keys and values of earlier tokens, see `survey`.
+    # The copy ran without a cache of the keys and values of earlier tokens. Perhaps the original
+    # gives the same output without its cache.
     with added_outputs_off(original):
         without_cache = _outputs_as_given(original, model.name)
     if relative_error(actual, without_cache) <= allowed:
@@ -418,7 +419,7 @@ def _family_of(module: PreTrainedModel) -> Family:
         return FAMILIES["native"]
     # A subclass of a class of transformers predicts the same.
     class_names = [base.__name__ for base in type(module).__mro__]
-    if not is_known(str(module.config.model_type), class_names):
+    if not is_known_class(str(module.config.model_type), class_names):
         class_names = [type(module.base_model).__name__]
     config_json = {**module.config.to_dict(), "architectures": class_names}
     return family_in(config_json, class_names[0])

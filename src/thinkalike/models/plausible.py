@@ -195,7 +195,7 @@ def _check_architecture(model: CutModel) -> None:
     for class_name in config.architectures or ():
         config_class = getattr(getattr(transformers, class_name, None), "config_class", None)
         stated = getattr(config_class, "model_type", None)
-        if stated and not _is_among(stated, model_types):
+        if stated and not _is_same_or_variant(stated, model_types):
             raise ModelError(
                 f"{model.name}: config.json says architectures={class_name} and "
                 f"model_type={config.model_type}, which differ; give the checkpoint's own; "
@@ -219,7 +219,7 @@ def _check_architecture(model: CutModel) -> None:
         )
 
 
-def _is_among(stated: str, model_types: Collection[str]) -> bool:
+def _is_same_or_variant(stated: str, model_types: Collection[str]) -> bool:
     """Return whether a `model_type` is one of several, or a variant of one.
 
     The name of a variant contains that of the other, such as "qwen2_moe" and "qwen2".

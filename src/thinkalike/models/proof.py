@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from thinkalike.code_text import DEEPEST_WRAPPER, is_of_user, module_of
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.cut_model import CutModel
-from thinkalike.models.families import EMBED, Layer, after, heads_of
+from thinkalike.models.families import EMBED, Layer, heads_of, n_blocks_until
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Tokens,
@@ -151,7 +151,8 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     if not _is_equal(before, again):
         allowed = TOLERANCE[model.dtype]
         if not relative_error(again, before) <= allowed:  # NaN fails as well
-            remedy = _hooks_on(model.module) or "; take that out of its forward"
+            about_hooks = _hooks_in_words(model.module)
+            remedy = about_hooks or "; take that out of its forward"
             raise ModelError(
                 f"{model.name}: two passes over the same tokens give different outputs, as by "
                 f"chance or by what it remembers{remedy}"
@@ -342,7 +343,7 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
             raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
         allowed = TOLERANCE[model.dtype]
         for cut, state in zip(cuts, states, strict=True):
-            last_state = model.advance(state, after(cut), model.n_layers, mask)
+            last_state = model.advance(state, n_blocks_until(cut), model.n_layers, mask)
             if model.predicts == "next":
                 composed = model.finish(last_state[:, compared_tokens])
             else:
@@ -352,7 +353,7 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
                 raise ModelError(
                     f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
                     f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
-                    f"{allowed:.0e}){_hooks_on(model.module)}"
+                    f"{allowed:.0e}){_hooks_in_words(model.module)}"
                 )
 
 
@@ -383,7 +384,7 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     return False
 
 
-def _hooks_on(module: nn.Module) -> str:
+def _hooks_in_words(module: nn.Module) -> str:
     """Return the end of an error message: which modules have hooks, and how to remove them.
 
     Only hooks that may change states are named. "" means that there are none.
@@ -447,7 +448,8 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
             f"{remedy}"
         )
+    about_hooks = _hooks_in_words(model.module)
     raise ModelError(
         f"{model.name} is to predict the next token, but later tokens change its logits by "
-        f"{error:.1e} of the largest one, as in an encoder; {remedy}{_hooks_on(model.module)}"
+        f"{error:.1e} of the largest one, as in an encoder; {remedy}{about_hooks}"
     )

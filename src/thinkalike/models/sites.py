@@ -126,7 +126,7 @@ class Sites:
             layers_of_site = self.layers(site) if site in SITES_OUTSIDE_BLOCKS else blocks
             for layer in layers_of_site:
                 hook_points += [Place(site, int(layer), head) for head in heads]
-        return sorted(hook_points, key=int)
+        return sorted(hook_points, key=int)  # by layer, which a `Place` is as a number
 
     def captured(
         self,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.access import reached
+from thinkalike.models.access import checkpoint_location
 from thinkalike.models.checkpoints import LIGHTNING, base_of, is_gguf, named_folder, weight_map
 from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import family_in, stated_quantization
@@ -254,7 +254,7 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
         config: The configuration of the model, which is in a folder.
         name: What results call the model.
     """
-    with explaining_loading_errors(config), reached(config) as (place, revision):
+    with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
         packed = packed_settings(config_json)
@@ -467,9 +467,10 @@ def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | No
     that the name has none of the endings.
     """
     path = weight_name.removesuffix(".weight")
-    for rank, ending in enumerate(endings):
+    for index, ending in enumerate(endings):
         if path == ending or path.endswith(f".{ending}"):
-            return rank, path.removesuffix(ending).rstrip(".")
+            path_before = path.removesuffix(ending).rstrip(".")
+            return index, path_before
     return None
 
 
