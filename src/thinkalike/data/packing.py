@@ -305,7 +305,8 @@ def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context
     n_copies = counts.get("duplicate_documents", 0)
     n_near_duplicates = counts["near_duplicates"]
     n_for_report = split.report_documents
-    if not split.is_settled:  # it counts them: they turned out to be near-duplicates only later
+    # Where they do not stay, it counts near-duplicates, which turned out to be such only later.
+    if not split.evaluation_documents_stay:
         n_for_report -= n_near_duplicates
     clauses = []
     if n_copies:
@@ -349,8 +350,8 @@ def _fill_rows(
 
     Args:
         fit, report: The packers of the fitting text and of the evaluation text (the report).
-        split: The documents. Unless `split.is_settled`, an evaluation document may turn out later
-            to nearly repeat a fitting one, and is then removed again.
+        split: The documents. Unless `split.evaluation_documents_stay`, an evaluation document may
+            turn out later to nearly repeat a fitting one, and is then removed again.
         reader: Turns documents into tokens.
         document_bytes: How many bytes of each evaluation document are read; None: all.
         activity: Is told how many tokens both packers have.
@@ -371,9 +372,9 @@ def _fill_rows(
         report_texts = [text for text, is_for_evaluation in batch if is_for_evaluation]
         # With `same_split`, the evaluation documents are also those to fit on.
         fit_texts = [text for text, is_for_evaluation in batch if is_for_evaluation == same_split]
-        if not (split.is_settled and report.is_full):
+        if not (split.evaluation_documents_stay and report.is_full):
             for document in _tokenised(report_texts, reader, document_bytes):
-                if not split.is_settled:
+                if not split.evaluation_documents_stay:
                     compact = _TokenisedDocument(array("i", document.tokens), document.group)
                     provisional.append(compact)
                 if not report.is_full:
@@ -409,15 +410,15 @@ def _without_near_duplicates(
 ) -> RowPacker:
     """Return a packer of the evaluation text without documents that nearly repeat a fitting one.
 
-    Only fitting documents that were read so far are compared. If `split.is_settled`, the split has
-    left out such documents before it yielded them, and `report` itself is returned.
+    Only fitting documents that were read so far are compared. `report` itself is returned if
+    `split.evaluation_documents_stay`: then the split left out such documents itself.
 
     Args:
         report: The packer of the evaluation text.
         split: The documents; its `counts` get the number of those that are left out.
         provisional: The tokens of all evaluation documents that were read so far.
     """
-    if split.is_settled:
+    if split.evaluation_documents_stay:
         return report
     are_repeats = split.repeats_of_fitting_documents()
     split.counts["near_duplicates"] = int(are_repeats.sum())

@@ -266,19 +266,14 @@ class Stimuli:
         is_present = torch.tensor(self.features.notna().to_numpy())
         return Codes(values.where(is_present, torch.nan), levels)
 
-    def varied(self) -> Stimuli:
-        """Return these stimuli unchanged, after a check that every feature has two levels or more.
-
-        Raises:
-            DataError: A feature has one level only.
-        """
+    def check_features_vary(self) -> None:
+        """Raise a DataError if a feature has one level only."""
         for name, column in self.features.items():
             if column.nunique(dropna=False) < 2:
                 raise DataError(
                     f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of "
                     "features"
                 )
-        return self
 
     def correlation(self) -> FeatureCorrelation:
         """Return, for all features f and g, the correlation of Δ_f and Δ_g over pairs of stimuli.

@@ -51,7 +51,7 @@ class Outcome:
         """What tables call the models that the job ran."""
         return [str(model["name"]) for model in self.models]
 
-    def guarded(self) -> Outcome:
+    def checked_for_storing(self) -> Outcome:
         """Return this outcome with NaN for both ends of each unbounded interval.
 
         NaN becomes an empty cell in a stored table.

@@ -357,8 +357,8 @@ def _stored_outcomes(
         planned = job.planned
         warnings_of_job = warnings.warnings_of_job(outcome.model_names, models_of_all_jobs)
         try:
-            # `guarded` checks that all numbers are finite.
-            result = planned.write(job.work, outcome.guarded(), run_facts, warnings_of_job)
+            checked = outcome.checked_for_storing()  # that all its numbers are finite
+            result = planned.write(job.work, checked, run_facts, warnings_of_job)
             results[planned.key] = result
             if shown:
                 planned.show(result)

@@ -296,7 +296,7 @@ class _Sums:
             if path and run.input is not None and run.input.shape == resid_post.shape:
                 self.readers.append(run)
 
-    def equal(self, total: Tensor | None, *summands: Tensor | None) -> bool:
+    def is_sum_of(self, total: Tensor | None, *summands: Tensor | None) -> bool:
         """Return whether states add up to a total; False if one of them is missing."""
         return _is_sum(total, summands, self.tolerance)
 
@@ -317,7 +317,7 @@ class _Sums:
         completing = []
         for run in self.writers:
             is_between = run.entered >= after and run.exited <= before
-            if is_between and self.equal(total, *summands, run.output):
+            if is_between and self.is_sum_of(total, *summands, run.output):
                 completing.append(run)
         return completing
 
@@ -339,7 +339,7 @@ def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
             yield Form(middle=(reader.path, "input"), attention=attention, mlp=mlp)
 
         # Something other than a single module changes the stream before the MLP adds to it.
-        is_stream_changed = not sums.equal(resid_mid, sums.resid_pre)
+        is_stream_changed = not sums.is_sum_of(resid_mid, sums.resid_pre)
         if is_stream_changed and not attentions:
             for run in mlps:
                 if not _is_attention(sums.block, run):
@@ -355,7 +355,7 @@ def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
     norms = [run for run in sums.readers if run in sums.writers]
     for first, last in itertools.permutations(norms, 2):
         are_in_order = first.exited < last.entered
-        if not are_in_order or not sums.equal(sums.resid_post, last.output):
+        if not are_in_order or not sums.is_sum_of(sums.resid_post, last.output):
             continue
         resid_mid = first.output
         mlps = sums.modules_completing(
@@ -377,7 +377,7 @@ def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
     for run in sums.writers:
         if not _is_attention(sums.block, run):
             continue
-        if sums.equal(sums.resid_post, sums.resid_pre, run.output):
+        if sums.is_sum_of(sums.resid_post, sums.resid_pre, run.output):
             yield Form(middle=None, attention=run.path, mlp="")
         mlps = sums.modules_completing(sums.resid_post, sums.resid_pre, run.output)
         for attention, mlp in _named_pairs(sums.block, [run], mlps):
