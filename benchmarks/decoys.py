@@ -53,7 +53,7 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import layers_at_depths
 from thinkalike.models.load import load_model
-from thinkalike.models.variants import twin
+from thinkalike.models.variants import untrained_with_embedding
 from thinkalike.registry import OF_STATES, layer_measures
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing, bag
 
@@ -533,7 +533,7 @@ def sources_of(
             return [states] * count
 
         def untrained(model: FrozenModel = model, layers: Sequence[int] = layers) -> States:
-            return text.words.states(twin(model, UNTRAINED_SEED), layers)
+            return text.words.states(untrained_with_embedding(model, UNTRAINED_SEED), layers)
 
         def filler(model: FrozenModel = model, layers: Sequence[int] = layers) -> States:
             rows = FillerRows(model, filler_of(model), min(longest, model.context))

@@ -24,7 +24,7 @@ import yaml
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ThinkalikeError
-from thinkalike.models.families import EMBED, after
+from thinkalike.models.families import EMBED, n_blocks_until
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import train_tokenizer
@@ -149,7 +149,7 @@ def _check_cuts(model: FrozenModel, tokens: torch.Tensor) -> None:
     full = model.full(tokens)
     for layer in (EMBED, *range(model.n_layers)):
         state = model.head(tokens, layer).detach().requires_grad_()
-        last = model.advance(state, after(layer), model.n_layers)
+        last = model.advance(state, n_blocks_until(layer), model.n_layers)
         joined = model.finish(last) if model.predicts == "next" else model.output(last)
         _close(joined, full, f"the tail after {layer}")
         joined.square().sum().backward()

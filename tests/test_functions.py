@@ -650,9 +650,9 @@ def test_code_that_a_library_wraps_or_holds_tells_two_models_apart(change):
     change(model, 2)
     change(other, 9)
     assert traits_that_differ(model, other)
-    describe = Description(model)
-    described_traits(model, describe)
-    assert describe.is_complete == (change is put_forward_of_torch_into_dropout)
+    description = Description(model)
+    described_traits(model, description)
+    assert description.is_complete == (change is put_forward_of_torch_into_dropout)
 
 
 def test_hooks_that_move_states_between_devices_are_no_traits():
@@ -1092,9 +1092,9 @@ HOLDERS = [lambda factor: Counter(factor).scaled, counts_in_a_dictionary, counts
 def test_only_a_model_that_a_pass_changes_is_described_once_more(holder, times, monkeypatch):
     described = []
 
-    def counted(module, describe):
+    def counted(module, description):
         described.append(module)
-        return described_traits(module, describe)
+        return described_traits(module, description)
 
     model = small_llama()
     if holder:

@@ -21,7 +21,7 @@ from thinkalike.contrib.populations.finetuning import CHECKPOINT
 from thinkalike.contrib.populations.identity_stitches import identity_stitches
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.errors import ModelError
-from thinkalike.models.families import EMBED, after
+from thinkalike.models.families import EMBED, n_blocks_until
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.variants import randomised
@@ -312,7 +312,7 @@ def transplanted(source, target, cut):
     """A whole classifier whose embeddings and blocks up to the cut are those of another."""
     module = copy.deepcopy(target.module)
     module.bert.embeddings = source.module.bert.embeddings
-    for layer in range(after(cut)):
+    for layer in range(n_blocks_until(cut)):
         module.bert.encoder.layer[layer] = source.module.bert.encoder.layer[layer]
     return module
 

@@ -17,7 +17,7 @@ from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
 from thinkalike.contrib.court.token_means import NGRAM_CODES, TrigramMeans, other_context
 from thinkalike.measures.splitmix import SPLITMIX_STEP, splitmix
 from thinkalike.models.load import load_model
-from thinkalike.models.variants import fresh, twin, variant
+from thinkalike.models.variants import untrained_like, untrained_with_embedding, variant
 from thinkalike.training.run import TrainingRun
 from thinkalike.training.trainer import fit
 
@@ -452,15 +452,15 @@ def test_a_dose_has_its_share_of_the_targets_own_variance(share, setting, source
 
 def test_untrained_models_share_no_matrix_with_the_target(setting, checkpoints):
     for target in (setting.target, load_model(ModelConfig(name="gpt2", path=str(checkpoints["gpt2"])))):
-        new, again, other = (fresh(target, seed) for seed in (1, 1, 2))
+        new, again, other = (untrained_like(target, seed) for seed in (1, 1, 2))
         assert new.fingerprint() == again.fingerprint() != other.fingerprint()
         for (name, own), weight in zip(target.module.named_parameters(), new.module.parameters(), strict=True):
             assert own.dim() == 1 or (own - weight).abs().mean() > 1e-3, name
 
 
 def test_weights_are_partly_untrained_or_all_but_the_embedding(setting):
-    target, new = setting.target, fresh(setting.target, 1)
-    own, mixed_up = twin(target, 1), reverted(target, 0.1, 1)
+    target, new = setting.target, untrained_like(setting.target, 1)
+    own, mixed_up = untrained_with_embedding(target, 1), reverted(target, 0.1, 1)
     same = [name for name, weight in own.module.named_parameters() if weight.equal(target.module.get_parameter(name))]
     assert [name for name in same if target.module.get_parameter(name).dim() > 1] == ["tok_embed.weight"]
     for name, weight in mixed_up.module.named_parameters():

@@ -426,7 +426,7 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
     assert found.claims[0].claim.startswith("gpt2-mini:2 → gpt2-mini-s1:2: a transferred start saves more than 35%")
     assert ("never get there" in found.claims[0].numbers) == (speed == SLOWER)
     assert "hold for all 2 together (Bonferroni)" in found.claims[0].numbers
-    Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded()
+    Outcome(found.table, {}, tables=found.tables, blank=found.blank).checked_for_storing()
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from thinkalike.instruments.diff.tables import _mean_distance
 from thinkalike.measures.changes import kl_of_rounding
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import TOLERANCE, relative_error
-from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms_of_change_and_base, parts_of
+from thinkalike.models.parts import changed_parts, check_same_structure, exchanged, norms_of_change_and_base, parts_of
 from thinkalike.models.variants import variant
 from thinkalike.states.contrasts import kind_of_token
 
@@ -198,9 +198,9 @@ def test_random_changes_are_as_large_and_undo_themselves():
 def test_models_of_another_shape_are_refused(families):
     base = tiny.frozen()
     with pytest.raises(ModelError, match=r"d_model=32 and tiny-0 48.*measure=cka"):
-        check_one_basis(base, tiny.frozen(d_model=48, d_head=12))
+        check_same_structure(base, tiny.frozen(d_model=48, d_head=12))
     with pytest.raises(ModelError, match="different modules"):
-        check_one_basis(base, families["gpt_neox"])
+        check_same_structure(base, families["gpt_neox"])
 
 
 @pytest.fixture(scope="module")

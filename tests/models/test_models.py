@@ -19,13 +19,13 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.inputs import config_of
-from thinkalike.models.families import EMBED, FAMILIES, Family, after
+from thinkalike.models.families import EMBED, FAMILIES, Family, n_blocks_until
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini
 from thinkalike.models.module_facts import evaluation_mode, largest_relative_error, longest_row
-from thinkalike.models.variants import fresh, randomised
+from thinkalike.models.variants import randomised, untrained_like
 
 NAMES = (*tiny.FAMILIES, "native")
 UNEMBEDDINGS = {"gpt_neox": "lm_head", "gpt2": "lm_head", "mamba": "lm_head"}
@@ -45,7 +45,7 @@ def tokens():
 @pytest.mark.parametrize("layer", [EMBED, *range(tiny.LAYERS)])
 def test_tail_of_head_is_the_full_pass(models, tokens, name, layer):
     model = models[name]
-    state = model.advance(model.head(tokens, layer), after(layer), model.n_layers)
+    state = model.advance(model.head(tokens, layer), n_blocks_until(layer), model.n_layers)
     joined = model.finish(state) if name != "bert" else model.output(state)
     torch.testing.assert_close(joined, model.full(tokens), atol=1e-4, rtol=0)
 
@@ -203,7 +203,7 @@ def test_rotary_positions_keep_their_precision(tmp_path):
         expected = plain(tokens).logits
     for model in (load_model(folder, dtype="bfloat16"), load_model(plain.float(), tiny.tokenizer(), dtype="bfloat16")):
         assert torch.equal(model.full(tokens), expected)
-        assert fresh(model, 1).module.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert untrained_like(model, 1).module.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
 def test_rows_end_where_states_would_depend_on_longer_rows():

@@ -141,7 +141,7 @@ def beside_a_bridge(bridge, tokens, sites):
 def found(model):
     """The paths of the modules of all sites."""
     names = {part: path for path, part in model.module.named_modules()}
-    return {place: (names[part], direction) for place, (part, direction) in model.sites.modules.items()}
+    return {place: (names[part], direction) for place, (part, direction) in model.sites.hook_points.items()}
 
 
 @pytest.mark.parametrize(

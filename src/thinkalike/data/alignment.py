@@ -80,6 +80,7 @@ class IndexedText:
     @cached_property
     def visible_before(self) -> Positions:
         """The number of characters before each position that are not white space, (c + 1,)."""
+        # The first entry of `is_after_space` is of the start of the text, and no character.
         return np.cumsum(~self.is_after_space) - 1
 
     @cached_property
@@ -121,9 +122,11 @@ class TokenisedText:
         # accents. A token that ends within one is taken to hold all of it if no later token
         # begins in it, or else nothing of it.
         for token in self._ending_in_cluster(text, ends):
-            first, end = _cluster(text.text, int(ends[token]))
-            ends[token] = end if next_starts[token] >= end else first
-        return np.maximum.accumulate(self._in_quarters(text, ends))
+            cluster_start, cluster_end = _cluster(text.text, int(ends[token]))
+            holds_all = next_starts[token] >= cluster_end
+            ends[token] = cluster_end if holds_all else cluster_start
+        quarters = self._in_quarters(text, ends)
+        return np.maximum.accumulate(quarters)  # the furthest end of the tokens so far
 
     def possible_ends(self, text: IndexedText) -> Positions:
         """Return an upper bound of the position that each token and those before it reach, (n,).
@@ -135,17 +138,19 @@ class TokenisedText:
         """
         next_starts = self._next_starts(text)
         # Between a token and the next one there may be a gap of characters that a normaliser
-        # removed. The token may know them if one is visible or the token ends in white space.
-        later = np.maximum(next_starts, self._ends)
-        has_gap = next_starts > self._ends
-        may_know_gap = text.visible_before[later] > text.visible_before[self._ends]
-        may_know_gap |= text.is_after_space[self._ends]
-        ends = np.where(has_gap & may_know_gap, next_starts, self._ends)
+        # removed. The token may know them if one of them is no white space, or if the token itself
+        # ends in white space.
+        gap_ends = np.maximum(next_starts, self._ends)  # the token's own end without a gap
+        has_visible = text.visible_before[gap_ends] > text.visible_before[self._ends]
+        may_know_gap = has_visible | text.is_after_space[self._ends]
+        ends = np.where(may_know_gap, gap_ends, self._ends)
         # A token that ends within a cluster of characters, such as a letter and its accents, may
         # know all of it.
         for token in self._ending_in_cluster(text, ends):
-            _, ends[token] = _cluster(text.text, int(ends[token]))
-        return np.maximum.accumulate(self._in_quarters(text, ends))
+            _, cluster_end = _cluster(text.text, int(ends[token]))
+            ends[token] = cluster_end
+        quarters = self._in_quarters(text, ends)
+        return np.maximum.accumulate(quarters)  # the furthest end of the tokens so far
 
     @cached_property
     def _ends(self) -> Positions:
@@ -172,6 +177,7 @@ class TokenisedText:
         """
         if not self.composes:
             return np.zeros(0, np.int64)
+        # The 0 stands behind the last character, and joins nothing.
         next_code_points = np.append(text.code_points, 0)[ends]
         candidates = np.flatnonzero(next_code_points >= FIRST_COMBINING_CODE_POINT)
         tokens = [token for token in candidates if _joins(text.text, int(ends[token]))]
@@ -186,8 +192,9 @@ class TokenisedText:
         """
         quarters = ends * QUARTERS_PER_CHARACTER
         next_starts = self._next_starts(text)
-        for token in np.flatnonzero(next_starts < self._ends):
-            character = int(next_starts[token])
+        tokens_that_overlap = np.flatnonzero(next_starts < self._ends)
+        for token in tokens_that_overlap:
+            character = int(next_starts[token])  # in which the next token begins as well
             byte_count = self._bytes_of_character(text.text, int(token), character)
             if byte_count is not None:
                 quarters[token] = QUARTERS_PER_CHARACTER * character + byte_count
@@ -204,11 +211,12 @@ class TokenisedText:
             token: The index of the token, in whose offsets the character is.
             character: The index of the character.
         """
-        if self._ends[token] != character + 1:
+        is_last_of_token = self._ends[token] == character + 1
+        if not is_last_of_token:
             return None
         if self.composes:
-            first, end = _cluster(text, character)
-            if end - first > 1:
+            cluster_start, cluster_end = _cluster(text, character)
+            if cluster_end - cluster_start > 1:  # the tokens may hold the bytes of a joined form
                 return None
 
         # The first token whose offsets hold the character.
@@ -219,11 +227,12 @@ class TokenisedText:
         token_bytes = b"".join(_token_bytes(self.token_text(token_id)) for token_id in token_ids)
 
         is_space = text[character] == " "
-        if self.composes:
+        if self.composes:  # a normaliser may write other white space as a space
             is_space = text[character].isspace()
         if not is_space and not token_bytes.strip():
             return 0  # the token is a space that the tokenizer added in front of the character
 
+        # The tokens hold the first bytes of the character; later tokens hold the others.
         character_bytes = text[character].encode("utf-8", "surrogatepass")
         for count in range(1, len(character_bytes)):
             if token_bytes.endswith(character_bytes[:count]):
@@ -266,6 +275,7 @@ def align(document: str, target: TokenisedText, source: TokenisedText) -> Alignm
 
     target_order = _break_ties(target_ends)
     source_order = _break_ties(source_ends)
+    # The last source token that does not end later; -1: all of them do.
     aligned = np.searchsorted(source_order, target_order, "right") - 1
     is_exact = (aligned >= 0) & (source_order[aligned] == target_order)
     return Alignment(
@@ -300,8 +310,11 @@ def _added_bytes(text: IndexedText, ends: Positions) -> NDArray[np.int32]:
         text: The text.
         ends: The position at which each token ends, in quarters of a character.
     """
-    characters = np.minimum(ends // QUARTERS_PER_CHARACTER, len(text.code_points))
-    return np.diff(text.bytes_before[characters], prepend=0).astype(np.int32)
+    complete_characters = ends // QUARTERS_PER_CHARACTER  # before each end
+    # The token that ends the document lies one character behind the text.
+    complete_characters = np.minimum(complete_characters, len(text.code_points))
+    bytes_so_far = text.bytes_before[complete_characters]
+    return np.diff(bytes_so_far, prepend=0).astype(np.int32)
 
 
 def _token_bytes(token_text: str) -> bytes:
@@ -320,9 +333,10 @@ def _token_bytes(token_text: str) -> bytes:
 
 
 def _cluster(text: str, position: int) -> tuple[int, int]:
-    """Return the first character, and one past the last, of those that a normaliser may join.
+    """Return the range (first, end) of characters that a normaliser may join into one.
 
-    These are the character at a position and its neighbours, such as a letter and its accents.
+    These are the character at `position` and its neighbours, such as a letter and its accents;
+    `end` is one past the last of them. A character that joins nothing is a range of its own.
     """
     first = position
     while first > 0 and _joins(text, first):
@@ -336,9 +350,9 @@ def _cluster(text: str, position: int) -> tuple[int, int]:
 def _joins(text: str, position: int) -> bool:
     """Return whether a normaliser may join the character at a position to those before it.
 
-    It may if the character is a combining one, such as an accent, or if NFKC of it together with
-    up to three characters before it differs from NFKC of both apart. The first character of a text
-    is joined to nothing.
+    It may in two cases: the character is a combining one, such as an accent; or the Unicode
+    normalisation NFKC turns the character and up to three characters before it into something else
+    together than separately. The first character of a text is joined to nothing.
     """
     before = text[max(position - 3, 0) : position]
     if not before:
@@ -346,8 +360,9 @@ def _joins(text: str, position: int) -> bool:
     character = text[position]
     if unicodedata.combining(character):
         return True
+    together = unicodedata.normalize("NFKC", before + character)
     separately = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", character)
-    return unicodedata.normalize("NFKC", before + character) != separately
+    return together != separately
 
 
 @runtime_checkable
@@ -447,7 +462,8 @@ def _first_difference(source_ids: Sequence[int], target_ids: Sequence[int]) -> i
 def check_alignable(source: HasTokenizer, target: HasTokenizer) -> None:
     """Check that the tokens of two models can be aligned by the characters that they stand for.
 
-    Both tokenizers need offsets, and must normalise the words of `PROBES` to the same letters.
+    Both tokenizers must tell the characters of each token (offsets), and must normalise some test
+    words, `PROBES`, to the same letters.
 
     Args:
         source: A model, or anything else that has a tokenizer.
@@ -463,12 +479,12 @@ def check_alignable(source: HasTokenizer, target: HasTokenizer) -> None:
                 "offsets"
             )
     for word in PROBES:
-        source_reads = _normalised_word(source.tokenizer, word)
-        target_reads = _normalised_word(target.tokenizer, word)
-        if source_reads != target_reads:
+        word_of_source = _normalised_word(source.tokenizer, word)
+        word_of_target = _normalised_word(target.tokenizer, word)
+        if word_of_source != word_of_target:
             raise ModelError(
-                f"{source.name} reads {word!r} as {source_reads!r} and {target.name} as "
-                f"{target_reads!r}, so their texts cannot be aligned; choose models that read "
+                f"{source.name} reads {word!r} as {word_of_source!r} and {target.name} as "
+                f"{word_of_target!r}, so their texts cannot be aligned; choose models that read "
                 "letters alike"
             )
 
@@ -482,7 +498,10 @@ def _normalised_word(tokenizer: PreTrainedTokenizerBase, word: str) -> str:
     normalizer = tokenizer.backend_tokenizer.normalizer
     if normalizer is not None:
         normalised = normalizer.normalize_str(word)
-        # Some normalisers write bytes as the characters of a byte-level vocabulary.
+        # Some normalisers write bytes as the characters of a byte-level vocabulary. Any other word
+        # cannot be read so, and stays as it is.
         with contextlib.suppress(KeyError, UnicodeDecodeError):
             normalised = bytes(BYTE_OF[character] for character in normalised).decode()
-    return "".join(unicodedata.normalize("NFKC", normalised).replace("▁", " ").split())
+    composed = unicodedata.normalize("NFKC", normalised)
+    pieces = composed.replace("▁", " ").split()
+    return "".join(pieces)

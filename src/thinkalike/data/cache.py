@@ -87,7 +87,7 @@ def _read_entry(path: Path) -> CacheEntry | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            metadata = json.loads(file.metadata()["about"])
+            metadata = json.loads(file.metadata()["about"])  # {"about": facts, "digest": digest}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         entry = CacheEntry(tensors, metadata["about"])
         if entry.digest() != metadata["digest"]:
@@ -137,8 +137,8 @@ def _make_room(folder: Path, room: int) -> None:
     """
     entries = list(folder.glob("*.safetensors"))
     entries.sort(key=lambda path: path.stat().st_mtime, reverse=True)  # latest first
-    room_left = room
+    bytes_so_far = 0
     for path in entries:
-        room_left -= path.stat().st_size
-        if room_left < 0:
+        bytes_so_far += path.stat().st_size
+        if bytes_so_far > room:
             path.unlink(missing_ok=True)

@@ -71,7 +71,7 @@ def read_conllu(
     check_unique(path, "feature", names)
     table = pd.DataFrame([{name: row.get(name) for name in names} for row in rows])
     words_per_sentence = [len(sentence.words) for sentence in sentences]
-    return Stimuli(
+    stimuli = Stimuli(
         texts=[sentence.text.rstrip(" ") for sentence in sentences],
         sentence=np.repeat(np.arange(len(sentences)), words_per_sentence),
         span=spans,
@@ -80,7 +80,9 @@ def read_conllu(
         kinds=kinds or {},
         ids=ids,
         source=str(path),
-    ).varied()
+    )
+    stimuli.check_features_vary()
+    return stimuli
 
 
 class _MultiwordToken(NamedTuple):

@@ -140,7 +140,7 @@ def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
     Intervals resample documents as if they were independent.
     """
     correlation = neighbour_correlation(rows.tokens, rows.documents)
-    if correlation:
+    if correlation:  # 0 if it is no larger than in a random order
         log.warning(
             f"warning: data {data.name}: documents that follow each other are alike (correlation "
             f"{correlation:.2f}), and may be of one source: intervals are then too narrow; "
@@ -164,7 +164,7 @@ def _cache_name(
     request = {
         "version": CACHE_VERSION,
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        "source": text_fingerprint(data),
+        "source": text_fingerprint(data),  # of the text, and not of the source model
         "context": context,
         "bos": bos,
         "fit_tokens": limits.fit_tokens,

@@ -136,7 +136,7 @@ def documents_of(config: DataConfig) -> Iterator[str]:
     documents = _whole_documents(config)
     first_documents = list(islice(documents, FEWEST_WHOLE_DOCUMENTS))
     if len(first_documents) == FEWEST_WHOLE_DOCUMENTS:
-        return chain(first_documents, documents)
+        return chain(first_documents, documents)  # the iterator has what follows the first ones
 
     pieces = []
     for document in first_documents:
@@ -245,7 +245,7 @@ def _manual_topics() -> list[str]:
             if canonical_paragraph not in known_paragraphs:
                 new_paragraphs.append(paragraph)
         documents.append("\n\n".join(new_paragraphs))
-        known_paragraphs.update(paragraphs)
+        known_paragraphs.update(paragraphs.keys())
     return documents
 
 
@@ -302,7 +302,7 @@ def _documents_of_hub(config: DataConfig) -> Iterator[str]:
 
 
 def rows_folder(config: DataConfig) -> str:
-    """Return the only entry of `data.files`: a folder of stored states, whose text is used."""
+    """Return the folder of stored states whose text is used, the only entry of `data.files`."""
     assert config.files is not None, "DataConfig checks that there is one"
     return config.files[0]
 
@@ -319,7 +319,9 @@ def text_fingerprint(config: DataConfig) -> str:
     if config.source == "hub":
         return _hub_fingerprint(config)
 
-    digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
+    # The number of sentences of a grammar, or the field of records that holds the text.
+    setting = config.sentences or config.field
+    digest = hashlib.sha256(repr((SPLIT_VERSION, setting)).encode())
     if config.source == "grammar":
         digest.update(GRAMMAR)
     elif config.source != "stdlib":
@@ -333,7 +335,7 @@ def text_fingerprint(config: DataConfig) -> str:
         for path in _stdlib_files():
             digest.update(_file_fingerprint(path))
     else:
-        for path in files_of(config):
+        for path in files_of(config):  # only a text of local files has any
             with errors_name_file(path):
                 digest.update(_file_fingerprint(path))
     if isinstance(config, TextInMemory):
@@ -379,9 +381,10 @@ def _file_fingerprint(path: Path) -> bytes:
 def beginning_bytes(evaluation_tokens: int) -> int:
     """Return how many UTF-8 bytes of each document to read for so many tokens of evaluation.
 
-    With this limit, the tokens come from about `DOCUMENTS_FOR_INTERVALS` documents or more. It is
-    never below `FEWEST_BYTES`, so that few tokens come from fewer documents. Bytes are counted
-    and not tokens, so that models with different tokenizers read the same text.
+    With this limit, the tokens come from about `DOCUMENTS_FOR_INTERVALS` documents or more. Where
+    that would be less than `FEWEST_BYTES` of each, the limit is `FEWEST_BYTES`, and the tokens
+    come from fewer documents. Bytes are counted and not tokens, so that models with different
+    tokenizers read the same text.
     """
     bytes_per_document = BYTES_PER_TOKEN * evaluation_tokens // DOCUMENTS_FOR_INTERVALS
     return max(bytes_per_document, FEWEST_BYTES)
@@ -398,11 +401,12 @@ def beginning(text: str, most_bytes: int | None) -> str:
     if len(encoded) <= most_bytes:
         return text
     start = encoded[:most_bytes].decode("utf-8", errors="ignore")  # drops a cut character
-    whole_words = re.match(r"(?s).*\S(?=\s)", start)  # up to the last white space
-    if whole_words is None:
+    match = re.match(r"(?s).*\S(?=\s)", start)  # up to the last white space
+    if match is None:
         return start
-    is_in_second_half = 2 * len(whole_words[0]) > len(start)
-    return whole_words[0] if is_in_second_half else start
+    whole_words = match[0]
+    ends_in_second_half = 2 * len(whole_words) > len(start)
+    return whole_words if ends_in_second_half else start
 
 
 def document_fingerprint(text: str) -> str:

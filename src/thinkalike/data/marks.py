@@ -70,28 +70,31 @@ def divide_at_marks(text: str) -> DividedText:
     line_counts = _counts_on_lines(text)
     piped_marks = _piped_marks(text)
 
-    attached = ""  # a pattern of marks that are attached to text
+    is_divided_within_lines = False
     if len(piped_marks) == 1:
         (mark,) = piped_marks
-        is_boundary = bool(_boundaries({mark: 1}))  # by its name; how often it occurs is no matter
-        if is_boundary and len(re.findall(_attached(mark), text)) >= FEWEST_REPEATS:
-            attached = "|" + _attached(mark)
-        is_repeated = line_counts[mark] >= FEWEST_REPEATS
-        marks = []
-        if attached or is_repeated or (is_boundary and line_counts[mark] > 0):
-            marks = [mark]
+        names_a_boundary = bool(_boundary_marks({mark: 1}))  # the count 1 decides nothing
+        if names_a_boundary:
+            attached_marks = re.findall(_pattern_of_attached_mark(mark), text)
+            is_divided_within_lines = len(attached_marks) >= FEWEST_REPEATS
+        is_repeated_on_lines = line_counts[mark] >= FEWEST_REPEATS
+        is_boundary_on_line = names_a_boundary and line_counts[mark] > 0
+        divides = is_divided_within_lines or is_repeated_on_lines or is_boundary_on_line
+        marks = [mark] if divides else []
     elif piped_marks:
-        marks = _boundaries({mark: line_counts[mark] for mark in piped_marks if line_counts[mark]})
+        marks = _boundary_marks(
+            {mark: line_counts[mark] for mark in piped_marks if line_counts[mark]}
+        )
     else:
         marks = _bare_marks(text, line_counts)
 
     if not marks:
         return DividedText([text], [])
-    documents = []
-    for piece in re.split(_on_a_line(marks) + attached, text):
-        if piece.strip():
-            documents.append(piece.strip("\n"))
-    return DividedText(documents, marks)
+    pattern = _pattern_of_mark_lines(marks)
+    if is_divided_within_lines:
+        pattern += "|" + _pattern_of_attached_mark(marks[0])
+    pieces = [piece for piece in re.split(pattern, text) if piece.strip()]
+    return DividedText([piece.strip("\n") for piece in pieces], marks)
 
 
 def _counts_on_lines(text: str) -> Counter[str]:
@@ -118,38 +121,39 @@ def _bare_marks(text: str, line_counts: Counter[str]) -> list[str]:
         text: The text.
         line_counts: How many lines hold nothing but each mark.
     """
-    marks = _boundaries(line_counts)
+    marks = _boundary_marks(line_counts)
     if not marks or max(line_counts[mark] for mark in marks) < FEWEST_REPEATS:
         return []
-    is_within_line = any(text.count(mark) > line_counts[mark] for mark in marks)
+    occurs_within_line = any(text.count(mark) > line_counts[mark] for mark in marks)
     if marks[0].startswith("<"):
-        similar = {match[0] for match in TAG.finditer(text)}
+        tags_of_same_form = {match[0] for match in TAG.finditer(text)}
     else:
-        similar = {mark for mark in line_counts if mark.startswith("[")}
-    has_other_tags = bool(similar - set(marks))
-    if is_within_line or has_other_tags:
+        tags_of_same_form = {mark for mark in line_counts if mark.startswith("[")}
+    has_other_tags = bool(tags_of_same_form - set(marks))
+    if occurs_within_line or has_other_tags:
         return []
     return marks
 
 
-def _boundaries(counts: Mapping[str, int]) -> list[str]:
+def _boundary_marks(counts: Mapping[str, int]) -> list[str]:
     """Return the marks whose names say that a text ends or begins, such as <|endoftext|>.
 
-    Of the marks of an end, only the least frequent ones are returned, and then the least frequent
-    of those of a beginning: in a chat, turns end more often than chats do. The list is empty if
-    it would have more than `MOST_MARKS`.
+    In a chat, the end of a turn has a mark as well as the end of the chat, and turns end more
+    often. So of the marks of an end, only the least frequent ones are returned, and behind them
+    the least frequent ones of a beginning. The list is empty if it would have more than
+    `MOST_MARKS`.
 
     Args:
         counts: How often each mark occurs.
     """
-    boundaries: list[str] = []
+    boundary_marks: list[str] = []
     for name_pattern in (END_NAME, START_NAME):
         marks = [mark for mark in counts if name_pattern.search(_name_in(mark))]
         fewest = min((counts[mark] for mark in marks), default=0)
-        boundaries += [mark for mark in marks if counts[mark] == fewest]
-    if len(boundaries) > MOST_MARKS:
+        boundary_marks += [mark for mark in marks if counts[mark] == fewest]
+    if len(boundary_marks) > MOST_MARKS:
         return []
-    return boundaries
+    return boundary_marks
 
 
 def _name_in(mark: str) -> str:
@@ -157,20 +161,22 @@ def _name_in(mark: str) -> str:
     return mark.strip("<>[]|｜").casefold()
 
 
-def _on_a_line(marks: Collection[str]) -> str:
+def _pattern_of_mark_lines(marks: Collection[str]) -> str:
     """Return a regular expression for a line that holds nothing but one of the marks."""
     alternatives = "|".join(re.escape(mark) for mark in marks)
     return rf"(?m)^[ \t]*(?:{alternatives})[ \t]*$"
 
 
-def _attached(mark: str) -> str:
+def _pattern_of_attached_mark(mark: str) -> str:
     """Return a regular expression for a mark that touches text and is not in quotes.
 
     It touches text if it follows text directly, as in `end.<|endoftext|>`, or if it begins a line
     and text follows directly.
     """
     literal = re.escape(mark)
-    before = re.escape(OPENING_QUOTES)
-    after = re.escape(CLOSING_QUOTES)
-    quoted = rf"(?<=[{before}]){literal}(?=[{after}])"
-    return rf"(?m:(?!{quoted})(?:(?<=\S){literal}|^{literal}(?=\S)))"
+    opening_quote = rf"[{re.escape(OPENING_QUOTES)}]"
+    closing_quote = rf"[{re.escape(CLOSING_QUOTES)}]"
+    in_quotes = rf"(?<={opening_quote}){literal}(?={closing_quote})"
+    behind_text = rf"(?<=\S){literal}"
+    at_start_of_line = rf"^{literal}(?=\S)"
+    return rf"(?m:(?!{in_quotes})(?:{behind_text}|{at_start_of_line}))"

@@ -45,18 +45,20 @@ def shingles(text: str) -> Shingles:
     words = WORD.findall(text.casefold())
     shingle_count = len(words) - SHINGLE_WORDS + 1
     if shingle_count >= FEWEST_SHINGLES:
+        # All words are encoded at once, which is faster than one by one.
         encoded_words = "\n".join(words).encode("utf-8", errors="replace").split(b"\n")
         # CRC-32 is the same in every process, unlike `hash`.
         word_hashes = np.fromiter(map(zlib.crc32, encoded_words), np.uint64, len(words))
+        # The hash of a shingle is a polynomial in the hashes of its words, modulo 2 ** 64. In each
+        # turn all shingles get one word more: shingle i gets word i + offset.
         hashes = np.zeros(shingle_count, np.uint64)
         for offset in range(SHINGLE_WORDS):
-            # A polynomial in the words' hashes, modulo 2 ** 64.
             hashes = hashes * HASH_FACTOR + word_hashes[offset : offset + shingle_count]
         distinct_hashes = np.unique(hashes)
         if len(distinct_hashes) >= FEWEST_SHINGLES:
             return distinct_hashes
-    whole_document = int(document_fingerprint(canonical(text))[:16], 16)
-    return np.array([whole_document], np.uint64)
+    hash_of_whole_text = int(document_fingerprint(canonical(text))[:16], 16)  # 64 bits
+    return np.array([hash_of_whole_text], np.uint64)
 
 
 def near_duplicates(
@@ -74,27 +76,28 @@ def near_duplicates(
     shingle_counts = np.array([len(hashes) for hashes in documents], np.int64)
     hashes, document_indices = _concatenated(documents)
     known_hashes, hash_indices = np.unique(hashes, return_inverse=True)
-    once_each = np.ones(len(hash_indices), np.int64)
-    occurrences = csr_array(  # (hashes, documents): 1 where the document has the hash
-        (once_each, (hash_indices, document_indices)), (len(known_hashes), len(documents))
+    ones = np.ones(len(hash_indices), np.int64)
+    document_has_hash = csr_array(  # (hashes, documents): 1 where the document has the hash
+        (ones, (hash_indices, document_indices)), (len(known_hashes), len(documents))
     )
 
     most_shared = np.zeros(len(documents), np.int64)  # shingles that any one original shares
     for batch in batched(originals, DOCUMENTS_PER_LOOKUP):
         hashes, original_indices = _concatenated(batch)
-        # Where each hash is among the known ones, if it is known; a larger one than all of these
-        # gets the index of the last.
+        # Where each hash would be among the known ones, which are sorted. A hash that is larger
+        # than all of these gets the index of the last one.
         hash_indices = np.searchsorted(known_hashes, hashes)
         hash_indices = np.minimum(hash_indices, len(known_hashes) - 1)
         is_known = known_hashes[hash_indices] == hashes
-        once_each = np.ones(int(is_known.sum()), np.int64)
-        original_occurrences = csr_array(  # (originals, hashes)
-            (once_each, (original_indices[is_known], hash_indices[is_known])),
+        ones = np.ones(int(is_known.sum()), np.int64)
+        original_has_hash = csr_array(  # (originals, hashes): 1 where the original has the hash
+            (ones, (original_indices[is_known], hash_indices[is_known])),
             (len(batch), len(known_hashes)),
         )
-        shared = original_occurrences @ occurrences  # counts of hashes, (originals, documents)
-        most_shared = np.maximum(most_shared, shared.max(axis=0).toarray().ravel())
-    return 2 * most_shared > shingle_counts
+        shared_counts = original_has_hash @ document_has_hash  # (originals, documents)
+        most_shared_in_batch = shared_counts.max(axis=0).toarray().ravel()  # (documents,)
+        most_shared = np.maximum(most_shared, most_shared_in_batch)
+    return most_shared > shingle_counts / 2
 
 
 def _concatenated(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:

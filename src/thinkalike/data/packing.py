@@ -172,9 +172,11 @@ class RowPacker:
             row_tokens = tokens[:left_in_row]
         self.tokens.extend(row_tokens)
 
-        # A document without a group is a group of its own, known by its index, an int.
+        # A document without a group is a group of its own, whose key is its index, an int. A group
+        # that was not seen before gets the next number.
         group_key = group or len(self.document_lengths)
-        number = self._numbers_of_groups.setdefault(group_key, len(self._numbers_of_groups))
+        next_number = len(self._numbers_of_groups)
+        number = self._numbers_of_groups.setdefault(group_key, next_number)
         self.document_numbers.append(number)
         self.document_lengths.append(len(row_tokens))
         self.cut_tokens += len(tokens) - len(row_tokens)
@@ -300,23 +302,26 @@ def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context
         split: The documents, all of which were read.
         context: How many tokens a row has.
     """
-    copies = counts.get("duplicate_documents", 0)
-    repeats = counts["near_duplicates"]
-    kept = split.report_documents
-    if not split.is_settled:  # they were read before they were known to be near-duplicates
-        kept -= repeats
+    n_copies = counts.get("duplicate_documents", 0)
+    n_near_duplicates = counts["near_duplicates"]
+    n_for_report = split.report_documents
+    # Where they do not stay, it counts near-duplicates, which turned out to be such only later.
+    if not split.evaluation_documents_stay:
+        n_for_report -= n_near_duplicates
     clauses = []
-    if copies:
-        clauses.append(f"{_count_with_verb(copies)} empty or a copy of one before")
+    if n_copies:
+        clauses.append(f"{_count_with_verb(n_copies)} empty or a copy of one before")
     if split.fit_documents:
         clauses.append(f"{_count_with_verb(split.fit_documents)} on the side to fit on")
-    if repeats:
-        clauses.append(f"{_count_with_verb(repeats)} left out as nearly the same as one to fit on")
-    clauses.append(f"{_count_with_verb(kept)} for the report")
-    total = copies + split.fit_documents + repeats + kept
+    if n_near_duplicates:
+        count = _count_with_verb(n_near_duplicates)
+        clauses.append(f"{count} left out as nearly the same as one to fit on")
+    clauses.append(f"{_count_with_verb(n_for_report)} for the report")
+    total = n_copies + split.fit_documents + n_near_duplicates + n_for_report
     in_words = f"of {total} documents, {', '.join(clauses)}"
-    if counts["report_documents"] < kept:
-        in_words += f", {counts['report_documents']} in whole rows of {context} tokens"
+    n_in_whole_rows = counts["report_documents"]
+    if n_in_whole_rows < n_for_report:
+        in_words += f", {n_in_whole_rows} in whole rows of {context} tokens"
     return in_words
 
 
@@ -344,8 +349,9 @@ def _fill_rows(
     """Add documents to the packers until both are full or the source of text ends.
 
     Args:
-        fit, report: The packers of the fitting text and of the evaluation text.
-        split: The documents.
+        fit, report: The packers of the fitting text and of the evaluation text (the report).
+        split: The documents. Unless `split.evaluation_documents_stay`, an evaluation document may
+            turn out later to nearly repeat a fitting one, and is then removed again.
         reader: Turns documents into tokens.
         document_bytes: How many bytes of each evaluation document are read; None: all.
         activity: Is told how many tokens both packers have.
@@ -355,19 +361,20 @@ def _fill_rows(
         that nearly repeat one of the fitting text.
     """
     same_split = bool(split.config.same_split)
-    # The documents of the report, while a later document may still remove some of them.
+    # All evaluation documents so far, while a later document may still remove some of them.
     provisional: list[_TokenisedDocument] = []
 
     for batch in batched(split, DOCUMENTS_PER_CALL):
         if activity.done == 0:
-            activity.begin(0)  # by now the source has been searched for near-duplicates
+            activity.begin(0)  # the clock starts now: before, near-duplicates were looked for
         activity.reach(len(fit.tokens) + len(report.tokens))
 
         report_texts = [text for text, is_for_evaluation in batch if is_for_evaluation]
+        # With `same_split`, the evaluation documents are also those to fit on.
         fit_texts = [text for text, is_for_evaluation in batch if is_for_evaluation == same_split]
-        if not (split.is_settled and report.is_full):
+        if not (split.evaluation_documents_stay and report.is_full):
             for document in _tokenised(report_texts, reader, document_bytes):
-                if not split.is_settled:
+                if not split.evaluation_documents_stay:
                     compact = _TokenisedDocument(array("i", document.tokens), document.group)
                     provisional.append(compact)
                 if not report.is_full:
@@ -403,20 +410,20 @@ def _without_near_duplicates(
 ) -> RowPacker:
     """Return a packer of the evaluation text without documents that nearly repeat a fitting one.
 
-    Only fitting documents that were read so far are compared. If the split has left out such
-    documents before it yielded them (`is_settled`), `report` itself is returned.
+    Only fitting documents that were read so far are compared. `report` itself is returned if
+    `split.evaluation_documents_stay`: then the split left out such documents itself.
 
     Args:
         report: The packer of the evaluation text.
         split: The documents; its `counts` get the number of those that are left out.
         provisional: The tokens of all evaluation documents that were read so far.
     """
-    if split.is_settled:
+    if split.evaluation_documents_stay:
         return report
-    repeats = split.repeats_of_fitting_documents()
-    split.counts["near_duplicates"] = int(repeats.sum())
-    settled = RowPacker(report.limit, report.context, report.bos, report.aligned)
-    for document, is_repeat in zip(provisional, repeats, strict=True):
-        if not is_repeat and not settled.is_full:
-            settled.add(document.tokens, document.group)
-    return settled
+    are_repeats = split.repeats_of_fitting_documents()
+    split.counts["near_duplicates"] = int(are_repeats.sum())
+    new_report = RowPacker(report.limit, report.context, report.bos, report.aligned)
+    for document, is_repeat in zip(provisional, are_repeats, strict=True):
+        if not is_repeat and not new_report.is_full:
+            new_report.add(document.tokens, document.group)
+    return new_report

@@ -148,6 +148,7 @@ class TokenStreams:
 
         Both indices count from the beginning of the streams.
         """
+        # The last document that does not start behind the token.
         return np.searchsorted(self.target_starts, target_indices, "right") - 1
 
 
@@ -207,10 +208,11 @@ class Stretches:
         # the source token aligned with it. If both end at the same character, the next source
         # token is the first of the row. If the source token ends earlier, the next source token
         # begins before the row, and the one after that is the first of the row.
-        before = self.target_first - 1
-        step = np.where(streams.is_exact[before], 1, 2)
-        first_in_row = streams.aligned[before] + step
-        return np.where(is_document_start, streams.source_starts[document], first_in_row)
+        last_before = self.target_first - 1  # -1 for the very first token, where it is not used
+        step = np.where(streams.is_exact[last_before], 1, 2)
+        first_within_document = streams.aligned[last_before] + step
+        first_of_document = streams.source_starts[document]
+        return np.where(is_document_start, first_of_document, first_within_document)
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ class AlignedRows:
         )
 
     def paired_rows(self, reader: PairedReader, streams: TokenStreams) -> PairedRows:
-        """Return the rows with the token ids of both models, and the sizes of their documents."""
+        """Return the rows with the token ids of both models, and the bytes of each document."""
         source_tokens, source_documents, source_bytes = self._source_rows(reader, streams)
 
         # The packed rows hold indices into the stream of all target tokens, or NO_TEXT for BOS.
@@ -305,10 +307,12 @@ class AlignedRows:
         target_tokens = np.where(is_text, streams.target_ids[stream_indices], bos)
         target_bytes = np.where(is_text, streams.target_bytes[stream_indices], 0)
 
+        # The rows number their documents anew. A stretch (the tokens of one document in one row)
+        # tells which document of the streams has which number.
         document_count = int(documents.max()) + 1
         document_hashes = np.zeros(document_count, np.int64)
-        document_indices = streams.document_of(self.stretches.target_first)
-        document_hashes[self.stretches.documents] = streams.document_hashes[document_indices]
+        indices_in_streams = streams.document_of(self.stretches.target_first)
+        document_hashes[self.stretches.documents] = streams.document_hashes[indices_in_streams]
 
         source = SourceTokens(
             tokens=_int32(source_tokens),
@@ -334,23 +338,24 @@ class AlignedRows:
         shape = (len(self.packed), self.source_width)
         token_ids = np.full(shape, reader.source_end)  # EOS pads a row on the right, too
         documents = np.full(shape, NO_DOCUMENT)
-        sizes = np.zeros(shape, np.int64)
+        byte_counts = np.zeros(shape, np.int64)
         if reader.source_bos is not None:
             token_ids[:, 0] = reader.source_bos
 
-        # For each source token: its stretch (the tokens of one document in one row), and its
-        # index within that stretch.
+        # For each source token: the index of its stretch (the tokens of one document in one row),
+        # and how many tokens of the stretch come before it. For lengths 2 and 3 these are
+        # 0 0 1 1 1 and 0 1 0 1 2.
         stretch = np.repeat(np.arange(len(self.source_lengths)), self.source_lengths)
-        first_of_stretch = np.cumsum(self.source_lengths) - self.source_lengths
-        offset = np.arange(len(stretch)) - first_of_stretch[stretch]
+        tokens_before_stretch = np.cumsum(self.source_lengths) - self.source_lengths
+        offset = np.arange(len(stretch)) - tokens_before_stretch[stretch]
 
         stream_indices = self.source_first[stretch] + offset
         rows = self.stretches.rows[stretch]
         columns = self.source_columns[stretch] + offset
         token_ids[rows, columns] = streams.source_ids[stream_indices]
         documents[rows, columns] = self.stretches.documents[stretch]
-        sizes[rows, columns] = streams.source_bytes[stream_indices]
-        return token_ids, documents, sizes
+        byte_counts[rows, columns] = streams.source_bytes[stream_indices]
+        return token_ids, documents, byte_counts
 
     def alignment_counts(self, streams: TokenStreams) -> dict[str, int]:
         """Return how many target tokens are aligned exactly, and how many with no source token.
@@ -379,9 +384,9 @@ def _int32(values: IntArray) -> Tensor:
 
 
 def _sum_by_document(values: IntArray, documents: IntArray, document_count: int) -> Tensor:
-    """Return the sum of the values of each document's tokens, (documents,).
+    """Return the sum of the values of each document's tokens, (documents,), in int64.
 
-    The first token of each row does not count, because it is not predicted.
+    The first token of each row does not count, because no model predicts it.
 
     Args:
         values: (rows, t), the value of each token, such as its number of bytes.

@@ -187,7 +187,8 @@ def _lines_of(path: Path) -> Iterator[str]:
     with io.TextIOWrapper(stream, encoding="utf-8-sig") as lines:
         # Reading one character more than allowed shows that a line is too long.
         read_line = partial(lines.readline, LONGEST_LINE + 1)
-        for number, line in enumerate(iter(read_line, ""), 1):
+        lines_until_end = iter(read_line, "")  # `readline` returns "" at the end of the file
+        for number, line in enumerate(lines_until_end, 1):
             if len(line) > LONGEST_LINE:
                 raise DataError(
                     f"{path} line {number} has more than {LONGEST_LINE:,} characters; write each "
@@ -265,8 +266,9 @@ def _bytes_of_texts(column: pyarrow.Array) -> int:
 
     if not pyarrow.types.is_dictionary(column.type) or not len(column):
         return 0
-    lengths = pyarrow.compute.binary_length(column.dictionary).take(column.indices)
-    return pyarrow.compute.sum(lengths).as_py() or 0
+    lengths_in_dictionary = pyarrow.compute.binary_length(column.dictionary)
+    lengths = lengths_in_dictionary.take(column.indices)  # of the text of each row
+    return pyarrow.compute.sum(lengths).as_py() or 0  # None where all texts are missing
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
@@ -319,14 +321,17 @@ def stream_records(
         # minutes.
         commit = resolved("dataset", repository, revision)
         if commit.trouble:
-            raise commit.trouble  # a copy of some files does not make a data set
+            # The hub did not answer, and the commit is that of a copy on this machine, which may
+            # lack files of the data set.
+            raise commit.trouble
         name = commit.repository or repository
         with sending_steadily():
             records = iter(
                 datasets.load_dataset(name, subset, streaming=True, revision=commit.sha, **options)
             )
         while True:
-            # Only while a record is read: others use the same connections between two records.
+            # `sending_steadily` ends a download that would take for ever. It changes the hub's
+            # connections, which other code uses between two records.
             with sending_steadily():
                 record = next(records, None)
             if record is None:
@@ -348,9 +353,9 @@ def _errors_name_data_set(
     try:
         yield
     except Exception as error:
-        cause = cause_of(error, repository, revision)
-        if isinstance(error, ThinkalikeError):
-            cause = str(error)
+        cause: str | None = str(error)
+        if not isinstance(error, ThinkalikeError):
+            cause = cause_of(error, repository, revision)  # None: it is no error of the hub
         if not cause:
             cause = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"cannot stream {label} ({repository}): {cause}; {remedy}") from error

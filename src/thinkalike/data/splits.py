@@ -70,8 +70,8 @@ class DocumentSplit:
         counts: How many documents were left out so far, by reason.
         fit_documents, report_documents: How many documents to fit on, and for the report, were
             yielded so far.
-        is_settled: Whether all documents of the report stay once they are yielded. Where a set of
-            the hub is streamed, some may have to be removed at the end, which
+        evaluation_documents_stay: Whether all documents of the report stay once they are yielded.
+            Where a set of the hub is streamed, some may have to be removed at the end, which
             `repeats_of_fitting_documents` names.
     """
 
@@ -90,25 +90,27 @@ class DocumentSplit:
         same_split = bool(config.same_split)
         # A data set of the hub is streamed once. Whether a later document is for fitting and
         # nearly repeats an evaluation document is known at the end only.
-        self.is_settled = config.source != "hub" or same_split or not self._is_held_out
+        can_be_read_twice = config.source != "hub"
+        self.evaluation_documents_stay = can_be_read_twice or same_split or not self._is_held_out
         self._report_shingles: list[Shingles] = []
         self._fit_shingles: list[Shingles] = []
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         """Yield each document and whether it is for evaluation, and count those that are left out.
 
-        If the source can be read twice, evaluation documents that nearly repeat a fitting document
-        are found first and left out. Otherwise `repeats_of_fitting_documents` names them
-        afterwards.
+        Evaluation documents that nearly repeat a fitting document are left out if the source can
+        be read twice: they are found first. Otherwise they are yielded, and
+        `repeats_of_fitting_documents` names them afterwards. All of them stay if nothing is held
+        out, or if the job fits on the evaluation documents themselves (`same_split`).
         """
         repeated_fingerprints: set[str] = set()
-        if self._is_held_out and self.is_settled and not self.config.same_split:
+        if self._is_held_out and self.evaluation_documents_stay and not self.config.same_split:
             repeated_fingerprints = _repeating_documents(self.config)
         for document in _without_copies(self.config, self.counts, self.evaluation_share):
             if document.fingerprint in repeated_fingerprints:
                 self.counts["near_duplicates"] += 1
                 continue
-            if not self.is_settled:
+            if not self.evaluation_documents_stay:
                 self._remember(document)
             if document.is_for_evaluation:
                 self.report_documents += 1
@@ -137,8 +139,8 @@ class DocumentSplit:
     def repeats_of_fitting_documents(self) -> NDArray[np.bool_]:
         """Return, for each evaluation document so far, whether it nearly repeats a fitting one.
 
-        If such documents were left out before they were yielded (`is_settled`), none is remembered
-        and the result is empty.
+        The result is empty if `evaluation_documents_stay`: then such documents were left out
+        before they were yielded.
         """
         return near_duplicates(self._report_shingles, self._fit_shingles)
 

@@ -75,9 +75,10 @@ class WordOverlap(NamedTuple):
     @property
     def is_confounded(self) -> bool:
         """Whether a model that knows only word identity could show importance of the feature."""
-        # A feature of one level has the correlation 0, although the level may be a single word.
-        is_one_word = self.one_word == 1 and self.differing == 0
-        return is_one_word or self.explained >= WORD_SHARE
+        # Every level is one word, and every word has one level. A feature of a single level is
+        # among these, although `explained` is 0 for it.
+        is_the_word = self.one_word == 1 and self.differing == 0
+        return is_the_word or self.explained >= WORD_SHARE
 
     def __str__(self) -> str:
         """Return a warning that says how far words explain the feature."""
@@ -162,7 +163,11 @@ class Stimuli:
         for name in self.names:
             kind = self.kinds.get(name) or kind_of(self.features[name])
             columns[name] = as_feature_column(self.features[name], name, kind, self.source)
-            kinds[name] = kind if kind in NUMBER_KINDS else kind_of(columns[name])
+            if kind in NUMBER_KINDS:
+                kinds[name] = kind
+            else:
+                # The kind may be given as the list of levels; it is "ordinal" or "nominal" here.
+                kinds[name] = kind_of(columns[name])
         vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
@@ -215,9 +220,9 @@ class Stimuli:
         """
         balanced_names = [balance] if isinstance(balance, str) else balance
         names = select_names(self.source, balanced_names, self.names)
-        # A cell is a combination of levels; `cells` has the index of that of each stimulus.
-        cells = joint_codes(self.features[names])
-        counts = np.bincount(cells)
+        # A cell is a combination of levels; `cell_of_stimulus` has the index of each stimulus's.
+        cell_of_stimulus = joint_codes(self.features[names])
+        counts = np.bincount(cell_of_stimulus)  # the stimuli of each cell
         rarest = counts.min()
         # Once the rarest combination is used up, each of the others can come once more.
         largest_sample = len(counts) * rarest + (counts > rarest).sum()
@@ -227,16 +232,18 @@ class Stimuli:
                 f"of {len(counts)} combinations of {names} has {rarest} of {len(self)} stimuli"
             )
 
+        # Every cell gives the same number of stimuli, and some give one more.
         rng = np.random.default_rng(seed)
         per_cell, remainder = divmod(n, len(counts))
         counts_to_draw = np.full(len(counts), per_cell)
-        cells_with_more = np.flatnonzero(counts > per_cell)
-        counts_to_draw[rng.permutation(cells_with_more)[:remainder]] += 1
+        cells_with_more = rng.permutation(np.flatnonzero(counts > per_cell))
+        counts_to_draw[cells_with_more[:remainder]] += 1
 
         shuffled = rng.permutation(len(self))
         drawn = []
         for cell, count in enumerate(counts_to_draw):
-            drawn.append(shuffled[cells[shuffled] == cell][:count])
+            shuffled_of_cell = shuffled[cell_of_stimulus[shuffled] == cell]
+            drawn.append(shuffled_of_cell[:count])
         return self.take(np.sort(np.concatenate(drawn)))
 
     def codes(self) -> Codes:
@@ -256,22 +263,17 @@ class Stimuli:
                 levels[name] = list(column.cat.categories)
         values = torch.tensor(pd.DataFrame(columns).to_numpy(float))
         # The code of a missing level is -1 in pandas; it becomes NaN.
-        applies = torch.tensor(self.features.notna().to_numpy())
-        return Codes(values.where(applies, torch.nan), levels)
+        is_present = torch.tensor(self.features.notna().to_numpy())
+        return Codes(values.where(is_present, torch.nan), levels)
 
-    def varied(self) -> Stimuli:
-        """Return these stimuli unchanged, after a check that every feature has two levels or more.
-
-        Raises:
-            DataError: A feature has one level only.
-        """
+    def check_features_vary(self) -> None:
+        """Raise a DataError if a feature has one level only."""
         for name, column in self.features.items():
             if column.nunique(dropna=False) < 2:
                 raise DataError(
                     f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of "
                     "features"
                 )
-        return self
 
     def correlation(self) -> FeatureCorrelation:
         """Return, for all features f and g, the correlation of Δ_f and Δ_g over pairs of stimuli.
@@ -524,6 +526,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
         levels = _levels_of(column)
     else:
         levels = list(dict.fromkeys(_level_name(level) for level in kind))
+    # Numbers are in order by themselves, and names are not.
     if kind == "ordinal" and kind_of(column) not in NUMBER_KINDS:
         raise DataError(
             f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}"
@@ -539,13 +542,13 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
 
     NaN counts as a value of its own. Without columns, all rows have the index 0.
     """
-    joint = np.zeros(len(features), dtype=int)
+    joint = np.zeros(len(features), dtype=int)  # of the columns so far
     for _, column in features.items():
         value_indices = pd.factorize(column)[0] + 1  # 0 for NaN
-        # A number for each pair of a former combination and a value; factorize makes indices of
-        # these, so that they stay small.
-        pairs = joint * (value_indices.max() + 1) + value_indices
-        joint = pd.factorize(pairs)[0]
+        # A different number for each pair (combination of the columns so far, value of this one).
+        # `factorize` makes indices of these numbers, so that they stay small.
+        pair_numbers = joint * (value_indices.max() + 1) + value_indices
+        joint = pd.factorize(pair_numbers)[0]
     return joint
 
 
@@ -569,8 +572,8 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
     objects = column.astype(object)
     values = pd.to_numeric(objects, errors="coerce").astype("float64")
     # Without missing values, pandas leaves integers exact instead of making floats of them.
-    exact = pd.to_numeric(objects.dropna(), errors="coerce")
-    if values.nunique() < exact.nunique():
+    exact_values = pd.to_numeric(objects.dropna(), errors="coerce")
+    if values.nunique() < exact_values.nunique():  # two integers have become one float
         raise DataError(
             f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal"
         )

@@ -208,7 +208,7 @@ def read_table(
 
     table = frame[names].apply(feature_values)
     table = without_labels(table, kinds, named=features is not None, source=str(path))
-    return Stimuli(
+    stimuli = Stimuli(
         texts=list(distinct_texts),
         sentence=sentence,
         span=spans,
@@ -217,7 +217,9 @@ def read_table(
         kinds=kinds,
         ids=ids,
         source=str(path),
-    ).varied()
+    )
+    stimuli.check_features_vary()
+    return stimuli
 
 
 def read_frame(path: Path) -> pd.DataFrame:

@@ -49,16 +49,17 @@ class GatheredWarnings(logging.Handler):
         """
         text = record.getMessage()
         if text.startswith(WARNING):
-            record.again = getattr(record, "again", False) or text in self._texts
+            # A job may run other jobs, which have a handler of their own; either may have set it.
+            was_logged_before = getattr(record, "again", False) or text in self._texts
+            record.again = was_logged_before
             self._texts[text] = None
             self._write_files()
 
-        # If no handler is set up, `logging` prints records by its last resort, which this handler
-        # prevents by being one. So the first handler of this class, which others may follow, calls
-        # the last resort itself.
-        is_first_of_all_handlers = not logging.root.handlers and LOGGER.handlers[0] is self
+        # Without any handler, `logging` prints records by `logging.lastResort`. As this handler
+        # counts as one, it has to do the same. Of several handlers of this class, the first does.
+        has_to_print = not logging.root.handlers and LOGGER.handlers[0] is self
         is_repeated = getattr(record, "again", False)
-        if is_first_of_all_handlers and logging.lastResort and not is_repeated:
+        if has_to_print and logging.lastResort and not is_repeated:
             logging.lastResort.handle(record)
 
     def store_beside_states(self, states: Path, models: Collection[str]) -> None:
@@ -72,42 +73,48 @@ class GatheredWarnings(logging.Handler):
             models: The names of the models of the job.
         """
         file = states / FILE
-        for text in _kept_warnings(file):
+        for text in _warnings_of_stopped_run(file):
             log.warning("%s%s", WARNING, text)
         self._models_by_file[file] = models
 
-    def of_models(self, models: Collection[str], pass_models: Iterable[str]) -> list[str]:
+    def warnings_of_job(
+        self, models_of_job: Collection[str], models_of_all_jobs: Iterable[str]
+    ) -> list[str]:
         """Return the warnings of one of several jobs that run together.
 
-        These are all warnings but those that name a model that only the other jobs have.
+        These are all warnings except those that name a model that only the other jobs have.
 
         Args:
-            models: The names of the models of the job.
-            pass_models: The names of the models of all jobs that run together.
+            models_of_job: The names of the models of the job.
+            models_of_all_jobs: The names of the models of all jobs that run together.
         """
-        patterns = []
-        for name in set(pass_models) - set(models):
-            patterns.append(re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])"))
+        patterns_of_other_models = []
+        for name in set(models_of_all_jobs) - set(models_of_job):
+            # The name as a whole word: "gpt2" is not found in "gpt2-mini".
+            whole_name = rf"(?<![\w-]){re.escape(name)}(?![\w-])"
+            patterns_of_other_models.append(re.compile(whole_name))
 
         warnings = []
         for text in self._texts:
             warning = text.removeprefix(WARNING)
-            if not any(pattern.search(warning) for pattern in patterns):
+            if not any(pattern.search(warning) for pattern in patterns_of_other_models):
                 warnings.append(warning)
         return warnings
 
     def _write_files(self) -> None:
         """Write the warnings of each unfinished job into the folder of its states, as JSON.
 
-        The file is replaced in one step. A job that has finished has no such folder any more.
+        The file is replaced in one step. Nothing is written for a job that has finished.
         """
-        pass_models = _names_of_all_models(self._models_by_file)
+        models_of_all_jobs = _names_of_all_models(self._models_by_file)
         for file, models in self._models_by_file.items():
-            # The folder of a job that has finished is gone.
+            # When a job finishes, the folder around that of its states is removed, so that `mkdir`
+            # fails.
             with contextlib.suppress(FileNotFoundError):
                 file.parent.mkdir(exist_ok=True)
                 unfinished = file.with_suffix(".aside")
-                unfinished.write_text(json.dumps(self.of_models(models, pass_models)))
+                warnings = self.warnings_of_job(models, models_of_all_jobs)
+                unfinished.write_text(json.dumps(warnings))
                 os.replace(unfinished, file)
 
 
@@ -119,8 +126,8 @@ def _names_of_all_models(models_by_file: Mapping[Path, Collection[str]]) -> set[
     return names
 
 
-def _kept_warnings(file: Path) -> list[str]:
-    """Return the warnings that a stopped run wrote to a file.
+def _warnings_of_stopped_run(file: Path) -> list[str]:
+    """Return the warnings that an earlier, stopped run of a job wrote to a JSON file.
 
     The list is empty if there is no such file. It is empty as well, and a warning is logged, if
     the file cannot be read or holds anything but a list of strings.
@@ -129,7 +136,7 @@ def _kept_warnings(file: Path) -> list[str]:
         texts = json.loads(read_bytes(file, MOST_JSON_BYTES, follow=False))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, RecursionError) as error:  # the machine went down while writing
+    except (OSError, ValueError, RecursionError) as error:  # such as a file that was cut off
         log.warning("%s cannot be read (%s); the job goes on without them", file, one_line(error))
         return []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -78,13 +78,15 @@ def _is_described_by_files(model: ModelConfig) -> bool:
 
 @lru_cache(maxsize=1)
 def patches_of_call(call: str) -> str:
-    """Return a text that no other call has if functions of libraries of models are replaced.
+    """Return the names of functions of libraries that somebody has replaced in this process.
 
-    What such functions read cannot be known, so no result of an earlier call may be taken for that
-    of this one. The text is "" if nothing is replaced.
+    A name that identifies this call of the package follows. What a replaced function reads cannot
+    be known, so a stored result of an earlier call must not be taken for the result of this one:
+    the returned text enters the key of a job, and no other call has it. The text is "" if nothing
+    is replaced.
 
     Args:
-        call: What `this_call` returns.
+        call: A random text that is new for each call of the package.
     """
     names = patched_names()
     if not names:

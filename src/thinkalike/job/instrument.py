@@ -149,8 +149,9 @@ class Instrument(ABC, Generic[Config]):
             keys_of_kind |= self.keys_of_part(config, part_name)
 
         unread = set(self.unread(config))
-        if unread >= FIT_TEXT and config.data.source in UNSEEN_BY_MINIS:
-            # Where nothing is fitted, all of a user's text is for the report.
+        fits_nothing = unread.issuperset(FIT_TEXT)
+        if fits_nothing and config.data.source in UNSEEN_BY_MINIS:
+            # All of a user's text is then for evaluation, so nothing is left to be split.
             unread.add("data.same_split")
         for key in keys_of_kind:
             part_name = key.partition(".")[0]
@@ -176,7 +177,9 @@ class Instrument(ABC, Generic[Config]):
                 is_of_kind = declared_of(item).only_for in (None, self.kind)
                 if is_of_kind and item.name in names_read:
                     keys.add(f"{part}.{item.name}")
-        return keys if self.takes_sites else keys - OF_SITES
+        if self.takes_sites:
+            return keys
+        return keys - OF_SITES  # the settings that choose where states are read
 
     def unread(self, config: Config) -> SettingValues:
         """Return the settings in `reads`, or whole parts of them, that a certain job ignores.
@@ -204,9 +207,12 @@ class Instrument(ABC, Generic[Config]):
         These are the settings that the job reads and that are not the default. A setting that was
         renamed has its first name here, so that results of earlier versions are found.
         """
-        not_default = key_settings(self.as_read(config))
-        read = {name: value for name, value in not_default.items() if name in self.reads}
-        return with_former_names(read)
+        settings_by_part = key_settings(self.as_read(config))  # without those that are the default
+        settings_read = {}
+        for part_name, settings in settings_by_part.items():
+            if part_name in self.reads:
+                settings_read[part_name] = settings
+        return with_former_names(settings_read)
 
     def seed(self, config: Config) -> int:
         """Return the seed of torch's global generator; 0 for a kind whose jobs draw nothing."""
@@ -233,9 +239,10 @@ class Instrument(ABC, Generic[Config]):
         return {}
 
     def prepared_jobs(self, config: Config) -> Sequence[JobConfig]:
-        """Return the configurations of the jobs that `prepare` does.
+        """Return the configurations of the jobs whose results this job reads.
 
-        Forecasts of the duration add them up. By default there are none.
+        The method `prepare` does them, and a forecast adds their durations. By default there are
+        none.
         """
         return ()
 
@@ -294,7 +301,8 @@ class Instrument(ABC, Generic[Config]):
         row_length = config.data.context or shortest
         # A shape holds the name of its model, so shapes are equal for one and the same model only.
         distinct_shapes = dict.fromkeys(shapes.values())
-        return [shape.passes("report", tokens, row_length) for shape in distinct_shapes]
+        phase = "report"  # the evaluation
+        return [shape.passes(phase, tokens, row_length) for shape in distinct_shapes]
 
     def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
         """Return the seconds that a job takes on this machine besides the passes of its models.
@@ -366,27 +374,28 @@ class Instrument(ABC, Generic[Config]):
         if chosen not in drawn:
             raise ResultError(f"{result.kind} has no figure {name}; {nearest(chosen, drawn)}")
 
-        figure, axes = drawn[chosen]
+        chosen_figure, axes = drawn[chosen]
         figure_of_caller = getattr(ax, "figure", None)
-        unused = [
-            candidate
-            for candidate, _ in drawn.values()
-            if candidate not in (figure, figure_of_caller)
+        other_figures = [
+            figure
+            for figure, _ in drawn.values()
+            if figure not in (chosen_figure, figure_of_caller)
         ]
-        figures.close(unused)
-        return figure, axes
+        figures.close(other_figures)
+        return chosen_figure, axes
 
     def picture(self, result: Result) -> bytes | None:
         """Return the first figure of a result as the bytes of a PNG; None if there is none."""
         from thinkalike import figures
 
-        if type(self).draw is Instrument.draw:
+        draws_nothing = type(self).draw is Instrument.draw
+        if draws_nothing:
             return None
         try:
             figure, _ = self.plot(result)
         except ResultError:  # there is nothing to draw in this very result
             return None
-        with reporting_damage(result):  # a picture is laid out only now
+        with reporting_damage(result):  # matplotlib lays the figure out only now
             return figures.png_of(figure)
 
     def said(self, result: Result) -> str:

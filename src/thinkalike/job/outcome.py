@@ -51,7 +51,7 @@ class Outcome:
         """What tables call the models that the job ran."""
         return [str(model["name"]) for model in self.models]
 
-    def guarded(self) -> Outcome:
+    def checked_for_storing(self) -> Outcome:
         """Return this outcome with NaN for both ends of each unbounded interval.
 
         NaN becomes an empty cell in a stored table.
@@ -87,7 +87,9 @@ class Outcome:
     def _check_values(
         self, name: str, values: float | np.ndarray, table: pd.DataFrame | None = None
     ) -> None:
-        """Raise a ResultError if a value is infinite, or NaN where `blank` does not allow it.
+        """Raise a ResultError if a value is infinite, or if it is NaN and may not be.
+
+        NaN is allowed in the columns and arrays that `self.blank` names.
 
         Args:
             name: The name of the number, the column or the array.
@@ -97,7 +99,8 @@ class Outcome:
         import numpy as np
 
         array = np.asarray(values)
-        is_wrong = np.isinf(array) if name in self.blank else ~np.isfinite(array)
+        may_be_nan = name in self.blank
+        is_wrong = np.isinf(array) if may_be_nan else ~np.isfinite(array)
         if not is_wrong.any():
             return
 

@@ -44,11 +44,11 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
 
     Args:
         config: The configuration.
-        shown: Whether the result is printed. The jobs that another job is made of print nothing.
+        shown: Whether the result is printed.
 
     Raises:
-        ConfigError: There is no such task or measure, it takes no activations, or `models` stands
-            for several jobs.
+        ConfigError: There is no such task or measure, it takes no activations, or the setting
+            `models` stands for several jobs.
     """
     instrument = instrument_of(config)
     models = getattr(config, "models", None)
@@ -73,7 +73,7 @@ def run_jobs(configs: Sequence[JobConfig], shown: bool = True) -> list[Result]:
     """
     positions_of_passes: Iterable[list[int]] = jobs_by_pass(configs)
     if len(configs) > 1:
-        positions_of_passes = counted(positions_of_passes, "pass")
+        positions_of_passes = counted(positions_of_passes, "pass")  # shows the progress
 
     by_position: dict[int, Result] = {}
     for positions in positions_of_passes:
@@ -343,10 +343,10 @@ def _stored_outcomes(
     Raises:
         ThinkalikeError: A job failed, or a number of its outcome is not finite.
     """
-    pass_models: list[str] = []
+    models_of_all_jobs: list[str] = []
     for outcome in outcomes:
         if isinstance(outcome, Outcome):
-            pass_models += outcome.model_names
+            models_of_all_jobs += outcome.model_names
 
     results: dict[str, Result] = {}
     errors: list[ThinkalikeError] = []
@@ -355,9 +355,10 @@ def _stored_outcomes(
             errors.append(outcome)
             continue
         planned = job.planned
-        warnings_of_job = warnings.of_models(outcome.model_names, pass_models)
+        warnings_of_job = warnings.warnings_of_job(outcome.model_names, models_of_all_jobs)
         try:
-            result = planned.write(job.work, outcome.guarded(), run_facts, warnings_of_job)
+            checked = outcome.checked_for_storing()  # that all its numbers are finite
+            result = planned.write(job.work, checked, run_facts, warnings_of_job)
             results[planned.key] = result
             if shown:
                 planned.show(result)

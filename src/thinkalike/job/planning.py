@@ -85,26 +85,30 @@ class PlannedJob:
         return self.instrument.models_of(self.config_as_read)
 
     def check(self) -> str:
-        """Check the models as far as possible before they are loaded.
+        """Check the settings of the models before they are loaded, and explain the chosen scale.
 
         Returns:
             A notice of the scale ("mini" or "paper": how much is computed) that is chosen for
             these models, and why; "" if the choice needs no explanation or no text is read.
 
         Raises:
-            ConfigError: States are to be read at a place where jobs of this kind cannot read them.
-            ModelError: The models cannot be used together.
+            ConfigError: States are to be read at a place where jobs of this kind cannot read them,
+                or a device or family of models is not known.
         """
-        from thinkalike.models.families import check_models
+        from thinkalike.models.families import check_device_and_family
 
         models = list(self.models.values())
-        if not self.instrument.takes_sites and any(model.site != AFTER for model in models):
+        has_other_site = any(model.site != AFTER for model in models)  # than after each block
+        if has_other_site and not self.instrument.takes_sites:
             raise ConfigError(ONE_SITE.format("model.site", self.instrument.kind))
 
-        reads = self.instrument.reads
-        check_models({side: getattr(self.config_as_read, side) for side in SIDES if side in reads})
+        parts_read = self.instrument.reads
+        for side in SIDES:
+            model: ModelConfig | None = getattr(self.config_as_read, side, None)
+            if side in parts_read and model is not None:
+                check_device_and_family(side, model)
 
-        if "data" not in reads:
+        if "data" not in parts_read:
             return ""
         scale, reason = chosen_scale(self.config.scale, models)
         if not reason:
@@ -207,10 +211,11 @@ class PlannedJob:
     def _draw(self, written: Result, work: Work, outcome: Outcome) -> None:
         """Draw the figures into the folder of the result.
 
-        A result in memory draws the figures of its instrument itself when it is saved. It is only
-        told of the further ones that belong to this outcome.
+        They are the figures of the instrument and the further ones that `outcome.draw` draws. A
+        result in memory has no folder: it draws its figures when it is saved.
         """
         if isinstance(written, UnkeptResult):
+            # The result knows its instrument, but not the further figures.
             written.add_figures(outcome.draw)
             return
         figures = written.folder / "figures"
@@ -221,7 +226,7 @@ class PlannedJob:
     def show(self, result: Result) -> None:
         """Print the result, in the first of the processes that share the job."""
         if self.is_of_first_process:
-            with aside():
+            with aside():  # the line that shows the progress is removed meanwhile
                 self.instrument.show(result)
 
 
@@ -296,16 +301,16 @@ def _plugins_of(instrument: AnyInstrument, config: JobConfig) -> dict[str, str]:
     settings_read = [value for name, value in settings.items() if name in instrument.reads]
     digests = {}
     for name in named_in(settings_read):
-        # A `StitchModule` runs any kind that it is given, so the file is checked here.
-        check_trusted(name)
+        check_trusted(name)  # whatever runs the file later does not check it again
         digests[name] = digest(name)
     return digests
 
 
 def is_stored(instrument: AnyInstrument, config: JobConfig) -> bool:
-    """Return whether the store has the result of a job that is not forced to be done again.
+    """Return whether the store has the result of a job; False if the job is forced to run again.
 
-    Jobs whose results this one reads may be done to know it, see `plan`.
+    Results of other jobs that the job reads are part of its key, so these jobs are done first if
+    the store lacks their results.
     """
     return not config.force and plan(instrument, config).job.done
 
@@ -316,7 +321,8 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
     It is False as well if the job reads the results of other jobs, or if its models cannot be
     found, so that its key is not known.
     """
-    if type(instrument).prepare is not Instrument.prepare:
+    reads_other_results = type(instrument).prepare is not Instrument.prepare
+    if reads_other_results:
         return False
     try:
         return is_stored(instrument, config)

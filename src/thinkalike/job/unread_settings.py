@@ -20,6 +20,7 @@ from thinkalike.config import (
     settings_of,
 )
 from thinkalike.errors import ConfigError, flat, listed
+from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.listed_jobs import asked_for, listed_model
 from thinkalike.job.lookup import instrument_of, instrument_of_measure
 from thinkalike.job.reading_job import ReadingJob
@@ -145,31 +146,33 @@ class _Request:
 def _recipe_has_effect(key: str, config: JobConfig) -> bool:
     """Return whether the requested jobs differ between the two values of `scale` or `recipe`.
 
-    These two settings decide other settings that were left open. It is True as well for the value
-    that would be chosen anyway, since stating it is no error, and for every experiment. It is also
-    True if only one of the values goes with the other settings.
+    These two settings decide other settings that were left open. The answer is True as well in
+    three cases: for every experiment; for the value that would be chosen without the setting,
+    since stating it is no error; and if only one of the two values goes with the other settings.
     """
     if isinstance(config, AnalyzeConfig) and config.experiment is not None:
         return True
     if key == "recipe":
-        is_usual = config.recipe == "default"
+        is_chosen_anyway = config.recipe == "default"
     else:
-        is_usual = replace(config, scale="auto").is_mini == config.is_mini
-    if is_usual:
+        # Without the setting, the models decide whether the scale is "mini".
+        is_chosen_anyway = replace(config, scale="auto").is_mini == config.is_mini
+    if is_chosen_anyway:
         return True
 
-    variants = []
+    settings_by_value = []
     for value in RECIPES[key]:
         try:
             jobs = asked_for(_with_recipe(config, key, value))
-        except ConfigError:  # one of the values does not go with the other settings
+        except ConfigError:  # this value does not go with the other settings
             return True
-        variants.append([ReadingJob.of(job).values() for job in jobs])
-    return variants[0] != variants[1]
+        settings_by_value.append([ReadingJob.of(job).values() for job in jobs])
+    first, second = settings_by_value
+    return first != second
 
 
 def _with_recipe(config: JobConfig, key: str, value: str) -> JobConfig:
-    """Return a configuration in which `scale` or `recipe`, as `key` says, has this value."""
+    """Return a copy of a configuration with this value of `key`, which is "scale" or "recipe"."""
     changes = {key: value}
     return replace(config, **changes)  # type: ignore[arg-type]
 
@@ -226,31 +229,35 @@ def _check_listed_models(config: JobConfig) -> None:
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return
     instrument = instrument_of_measure(config.measure.kind)
-    if instrument.of_models == "all":
-        # A single job of such a measure compares all pairs of models. To find out which settings
-        # of models it reads, it is treated as one job for each pair, as CKA has.
-        jobs = []
-        for pair in asked_for(replace(config, measure=measure_schema("cka")())):
-            if isinstance(pair, AnalyzeConfig):
-                jobs.append(ReadingJob.of(replace(pair, measure=config.measure), instrument))
-    else:
-        jobs = [ReadingJob.of(job) for job in asked_for(config)]
-
+    jobs = _jobs_of_listed_models(config, instrument)
     for entry in config.models:
-        if not isinstance(entry, dict):
+        if not isinstance(entry, dict):  # the name of a model, without settings
             continue
         model = listed_model(entry, settings_of(config.model))
-        for name in entry:
-            if name == "model":
-                continue
-            is_read = []
+        for name in [key for key in entry if key != "model"]:
+            is_read_by_job = []
             for job, side in _jobs_that_compare(model, name, jobs):
-                is_read.append(job.reads(f"{side}.{name}", job.config))
-            if is_read and not any(is_read):
+                is_read_by_job.append(job.reads(f"{side}.{name}", job.config))
+            if is_read_by_job and not any(is_read_by_job):
                 raise ConfigError(
                     f"models: {name} of {model.called} has no effect on {instrument.kind}; "
                     "leave it out"
                 )
+
+
+def _jobs_of_listed_models(config: AnalyzeConfig, instrument: AnyInstrument) -> list[ReadingJob]:
+    """Return the jobs that the list models=[...] stands for, such as one for each pair of models.
+
+    Some measures compare all pairs in a single job. To find out which settings of models it reads,
+    it is treated as one job for each pair: the measure CKA lists the pairs.
+    """
+    if instrument.of_models != "all":
+        return [ReadingJob.of(job) for job in asked_for(config)]
+    jobs = []
+    for pair in asked_for(replace(config, measure=measure_schema("cka")())):
+        if isinstance(pair, AnalyzeConfig):
+            jobs.append(ReadingJob.of(replace(pair, measure=config.measure), instrument))
+    return jobs
 
 
 def _jobs_that_compare(

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 from thinkalike.config import ModelConfig
@@ -19,26 +20,38 @@ from thinkalike.models.loading_errors import cause_on_hub
 log = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield (place, revision): where a checkpoint can be read in this context, and its commit.
+class CheckpointLocation(NamedTuple):
+    """Where a checkpoint can be read.
 
-    The place is a folder, a GGUF file or the name of a repository of the hub. A checkpoint of
-    Lightning is unpacked into a temporary folder. The revision is the commit of a repository,
-    "embedded" for a bundled model, and "local" for any other folder or file.
+    Attributes:
+        place: A folder, a GGUF file or the name of a repository of the hub.
+        revision: The commit of a repository; "embedded" for a bundled model, and "local" for any
+            other folder or file.
+    """
+
+    place: str
+    revision: str
+
+
+@contextlib.contextmanager
+def checkpoint_location(config: ModelConfig) -> Iterator[CheckpointLocation]:
+    """Yield where a checkpoint can be read while the context is open.
+
+    A checkpoint of Lightning is unpacked into a temporary folder. All files of a repository of the
+    hub are of one commit.
     """
     folder = folder_of(config)
     if folder is None:
         with _hub_commit(config) as commit:
-            yield str(config.hub_id), commit
+            yield CheckpointLocation(str(config.hub_id), commit)
         return
     resolved_folder = folder.resolve()
     revision = "embedded" if config.mini else "local"
     if folder.suffix != LIGHTNING:
-        yield str(resolved_folder), revision
+        yield CheckpointLocation(str(resolved_folder), revision)
         return
     with _unpacked_lightning(resolved_folder) as unpacked:
-        yield unpacked, revision
+        yield CheckpointLocation(unpacked, revision)
 
 
 @contextlib.contextmanager

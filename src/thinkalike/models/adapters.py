@@ -89,7 +89,8 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
             check_adapter(folder, shapes, dict(module.named_modules()))
             rows = _rows_of_embedding(stored)
             peft_model, unexpected = _peft_model(module, folder, stored, rows)
-            check_dtypes(_floating_parts(stored, peft_model), folder, _last_names(stored))
+            floats = _tensors_that_are_floats_in_peft(stored, peft_model)
+            check_dtypes(floats, folder, _last_names(stored))
         except (
             RuntimeError,
             ValueError,
@@ -143,10 +144,13 @@ def _stored_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _floating_parts(stored: Mapping[str, Tensor], peft_model: PeftModel) -> dict[str, Tensor]:
-    """Return the stored tensors of an adapter but those that are whole numbers in PEFT, too.
+def _tensors_that_are_floats_in_peft(
+    stored: Mapping[str, Tensor], peft_model: PeftModel
+) -> dict[str, Tensor]:
+    """Return the stored tensors of an adapter that must be floats, by name.
 
-    Some kinds have such parts, as SHiRA has the indices of the weights that it changes.
+    Left out are tensors that PEFT holds as whole numbers: SHiRA, for example, has the indices of
+    the weights that it changes. A tensor that PEFT does not have is not left out.
 
     Args:
         stored: The stored tensors by name.
@@ -154,24 +158,26 @@ def _floating_parts(stored: Mapping[str, Tensor], peft_model: PeftModel) -> dict
     """
     from peft import get_peft_model_state_dict
 
-    in_peft = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
-    floating = {}
+    tensors_in_peft = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    floats = {}
     for name, tensor in stored.items():
-        is_floating_in_peft = name not in in_peft or in_peft[name].is_floating_point()
-        if is_floating_in_peft:
-            floating[name] = tensor
-    return floating
+        is_whole_in_peft = (
+            name in tensors_in_peft and not tensors_in_peft[name].is_floating_point()
+        )
+        if not is_whole_in_peft:
+            floats[name] = tensor
+    return floats
 
 
 def _last_names(stored: Mapping[str, Tensor]) -> set[str]:
-    """Return the last components of the names of tensors, all of which are of parameters."""
+    """Return the last components of the names of an adapter's tensors, such as "weight"."""
     return {name.rpartition(".")[2] for name in stored}
 
 
 def _rows_of_embedding(stored: Mapping[str, Tensor]) -> int:
     """Return the number of rows of the embedding or head that an adapter holds; 0: it holds none.
 
-    `stored` has the adapter's weights by name.
+    If it holds both, the larger number is returned. `stored` has the adapter's weights by name.
     """
     row_counts = [len(weight) for name, weight in stored.items() if name.endswith(EMBEDDINGS)]
     return max(row_counts, default=0)
@@ -226,11 +232,11 @@ def _merged_model(model: PeftModel) -> PreTrainedModel:
         Exception: PEFT cannot merge the adapter; any kind.
     """
     modules_before = list(model.get_base_model().named_modules())
-    merged = model.merge_and_unload()
+    merged = model.merge_and_unload()  # replaces each layer of PEFT by the layer inside it
     modules_after = set(merged.modules())
     for path, module in modules_before:
         is_layer_of_peft = module not in modules_after
-        if is_layer_of_peft and any(has_added_code(part, PEFT) for part in module.modules()):
+        if is_layer_of_peft and any(has_added_code(inner, PEFT) for inner in module.modules()):
             raise ValueError(f"{path} has hooks or code of your own")
     return merged
 
@@ -310,15 +316,16 @@ def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
             that no plain model gives its outputs.
     """
     _check_mergeable(model.active_peft_config, called)
-
     _check_wrappers(model, called)
 
-    def make() -> Adapted:
+    def make_copy() -> Adapted:
+        """Return a copy of the model, with its outputs for sample tokens."""
         peft_model = copied(model)
-        return Adapted(peft_model, 0, _outputs(peft_model, _adapter_samples(peft_model), called))
+        outputs = _outputs(peft_model, _adapter_samples(peft_model), called)
+        return Adapted(peft_model, rows=0, outputs=outputs)
 
     dtype = embedding_of(model.get_base_model()).dtype
-    module, _ = run_adapted(make, called, TOLERANCE[dtype])
+    module, _ = run_adapted(make_copy, called, TOLERANCE[dtype])
     return module
 
 

@@ -31,7 +31,7 @@ def check_settings(config: ModelConfig, family: Family) -> None:
     settings_read = set()
     if family.reader == "transformers":
         settings_read |= {"device_map", "quantization"}
-    if family.has_sides:  # an encoder and a decoder
+    if family.is_encoder_decoder:  # an encoder and a decoder
         settings_read.add("side")
     for name in ("device_map", "quantization", "side"):
         value = getattr(config, name)
@@ -40,6 +40,7 @@ def check_settings(config: ModelConfig, family: Family) -> None:
                 f"model.{name}={value} has no effect for {config.called}, a {family.name}; leave "
                 "it out"
             )
+    # Settings that installed packages add, such as those of classifiers, are checked there.
     config.check_family(family.name, family.predicts)
 
 

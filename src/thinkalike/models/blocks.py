@@ -28,8 +28,12 @@ def blocks_of(module: PreTrainedModel | DecoderSide, name: str) -> str:
     Raises:
         ModelError: There is no such list.
     """
-    root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
-    # Configurations of encoder-decoders state the depth of each side as SIDE_layers.
+    if isinstance(module, DecoderSide):
+        root = module.both.get_decoder()  # `both` is the whole encoder-decoder
+    else:
+        root = module
+    # Configurations of encoder-decoders state the depth of each side as SIDE_layers, and all
+    # others under one of the names in DEPTHS.
     side = "encoder" if "Encoder" in type(root).__name__ else "decoder"
     depth = number_in(root.config.get_text_config(), (f"{side}_layers", *DEPTHS))
     # The text model is searched first, since an encoder of images may have as many blocks.

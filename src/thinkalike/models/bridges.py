@@ -63,10 +63,10 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
         actual = first_tensor(module(tokens))
         with _noted_runs(modules_with_code, modules_run):
             expected = first_tensor(bridge(tokens))
-    # A wrapper may have a way of its own to compute what the module that it wraps does.
-    _check_code_is_copied(
-        names[module] for module in modules_with_code if module not in modules_run
-    )
+    # A wrapper may compute by itself what the module inside it does. Code that was added to such a
+    # module does not run in the bridge, but would run in the copy.
+    modules_not_run = [module for module in modules_with_code if module not in modules_run]
+    _check_code_is_copied(names[module] for module in modules_not_run)
     error = relative_error(actual, expected)
     if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
         raise ModelError(
@@ -113,7 +113,8 @@ def _noted_runs(modules: Iterable[nn.Module], modules_run: set[nn.Module]) -> It
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
     """Return a copy of the model in a bridge without wrappers, in evaluation mode."""
     # The memo of `deepcopy`, from the `id` of an object to its copy. An entry for a wrapper makes
-    # `deepcopy` put a copy of the wrapped module in its place. Inner wrappers come first.
+    # `deepcopy` put a copy of the wrapped module in its place. `modules` yields outer modules
+    # before inner ones, so in reverse order inner wrappers come first.
     copies: dict[int, nn.Module] = {}
     for submodule in reversed(list(bridge.original_model.modules())):
         if isinstance(submodule, GeneralizedComponent):
@@ -132,7 +133,8 @@ def _remove_added_bias(module: PreTrainedModel) -> None:
         return
     with torch.device("meta"):
         new_model = type(module)(module.config)
-    if "lm_head.bias" not in new_model.state_dict():
+    should_have_bias = "lm_head.bias" in new_model.state_dict()
+    if not should_have_bias:
         module.lm_head.bias = None
 
 

@@ -37,10 +37,14 @@ def has_added_code(module: nn.Module, own_package: str = "") -> bool:
         module: The module.
         own_package: A package whose hooks belong to the module, such as that of its class.
     """
-    forward = vars(module).get("forward")
-    added = [*_hooks_of(module), *([] if forward is None else [forward])]
-    for function in added:
-        is_own = own_package and f"{module_of(function)}.".startswith(f"{own_package}.")
+    functions = list(_hooks_of(module))
+    replaced_forward = vars(module).get("forward")  # None: the module runs that of its class
+    if replaced_forward is not None:
+        functions.append(replaced_forward)
+    for function in functions:
+        # The dots keep the package "peft" apart from one named "peft2".
+        is_of_own_package = f"{module_of(function)}.".startswith(f"{own_package}.")
+        is_own = own_package != "" and is_of_own_package
         if is_of_user(function) or (may_change_states(function) and not is_own):
             return True
     return runs_code_of_user(module)
@@ -50,12 +54,13 @@ def _hooks_of(module: nn.Module) -> Iterator[Callable[..., object]]:
     """Yield the forward hooks of a module, as they were given to it."""
     # `HookPoint.add_hook` of TransformerLens registers a function of its own, which calls the one
     # that it was given. The class is recognised by its name, since importing it takes seconds.
-    given = {}
+    given_hooks = {}  # by the number of the registered function
     if type(module).__name__ == "HookPoint":
-        given = {handle.hook.id: handle.user_hook for handle in vars(module)["fwd_hooks"]}
+        for handle in vars(module)["fwd_hooks"]:
+            given_hooks[handle.hook.id] = handle.user_hook
     for attribute in HOOKS:
-        for number, hook in vars(module)[attribute].items():
-            yield given.get(number) or hook
+        for number, registered_hook in vars(module)[attribute].items():
+            yield given_hooks.get(number) or registered_hook
 
 
 def copied(module: ModuleT) -> ModuleT:
@@ -109,9 +114,9 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
 def _with_copies(value: object, copies: Mapping[int, object]) -> object:
     """Return a value in which each module or tensor that was copied is replaced by its copy.
 
-    A view of a copied tensor becomes a view of the copy. A list, tuple, dictionary, function,
-    method or partial is made anew if it holds something that was copied; a function holds its
-    closure and its defaults. Anything else is returned as it is.
+    A view of a copied tensor becomes a view of the copy. A list, tuple, dictionary, function or
+    method is made anew if it holds something that was copied; a function holds its closure and its
+    defaults. A partial is made anew in any case. Anything else is returned as it is.
 
     Args:
         value: A function or any other object.
@@ -123,7 +128,9 @@ def _with_copies(value: object, copies: Mapping[int, object]) -> object:
     if isinstance(value, nn.Module):
         return copies.get(id(value), value)
     if isinstance(value, Tensor):
-        return copies[id(value)] if id(value) in copies else _view_of_copy(value, copies)
+        if id(value) in copies:
+            return copies[id(value)]
+        return _view_of_copy(value, copies)
     if isinstance(value, MethodType):
         function = cast(Callable[..., object], _with_copies(value.__func__, copies))
         owner = _with_copies(value.__self__, copies)
@@ -160,12 +167,16 @@ def _view_of_copy(tensor: Tensor, copies: Mapping[int, object]) -> Tensor:
         copy = copies.get(id(original))
         if not isinstance(original, Tensor) or not isinstance(copy, Tensor):
             continue
-        if original.is_meta or not original.numel() or original.stride() != copy.stride():
+        has_other_layout = original.stride() != copy.stride()
+        if original.is_meta or not original.numel() or has_other_layout:
             continue
-        if original.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+        shares_memory = (
+            original.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        )
+        if shares_memory:
             offset_in_original = tensor.storage_offset() - original.storage_offset()
-            offset = copy.storage_offset() + offset_in_original
-            return copy.detach().as_strided(tensor.size(), tensor.stride(), offset)
+            offset_in_storage = copy.storage_offset() + offset_in_original
+            return copy.detach().as_strided(tensor.size(), tensor.stride(), offset_in_storage)
     return tensor
 
 
@@ -177,16 +188,19 @@ def _container_with_copies(
 
     A container that holds nothing that was copied, at any depth, is returned itself. So a list of
     the user's to which a hook appends stays the same list.
+
+    Args:
+        container: The list, tuple or dictionary.
+        copies: The copies by the `id` of the original, as `deepcopy` leaves them.
     """
     if isinstance(container, dict):
         new_dict = {key: _with_copies(entry, copies) for key, entry in container.items()}
-        is_same = all(new_dict[key] is container[key] for key in container)
-        return container if is_same else new_dict
+        holds_no_copy = all(new_dict[key] is container[key] for key in container)
+        return container if holds_no_copy else new_dict
     new_entries = [_with_copies(entry, copies) for entry in container]
     pairs = zip(new_entries, container, strict=True)
-    if all(new_entry is entry for new_entry, entry in pairs):
-        return container
-    return type(container)(new_entries)
+    holds_no_copy = all(new_entry is entry for new_entry, entry in pairs)
+    return container if holds_no_copy else type(container)(new_entries)
 
 
 def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) -> FunctionType:
@@ -236,6 +250,7 @@ def _check_globals(function: FunctionType, copies: Mapping[int, object]) -> None
     for name in sorted(globals_read(function.__code__) & function.__globals__.keys()):
         value = function.__globals__[name]
         may_be_of_model = isinstance(value, nn.Module | Tensor | MethodType)
+        # `_with_copies` returns a value itself if it holds nothing of the model.
         if may_be_of_model and _with_copies(value, copies) is not value:
             raise ModelError(
                 f"{function.__qualname__} of the model in memory reads the global {name}, which "

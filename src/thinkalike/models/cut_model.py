@@ -78,5 +78,9 @@ class StateSites(Protocol):
     def at(self, layers: Iterable[int]) -> list[Place]: ...
 
     def captured(
-        self, place: Place, key: Key, rows: Sequence[int], states: MutableMapping[Key, Tensor]
+        self,
+        place: Place,
+        key: Key,
+        batch_shape: Sequence[int],
+        states: MutableMapping[Key, Tensor],
     ) -> contextlib.AbstractContextManager[object]: ...

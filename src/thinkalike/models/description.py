@@ -143,7 +143,7 @@ class Description:
         configs = _configs_in(config_of_text_model(root), getattr(root, "config", None))
         self.configs = {id(config) for config in configs}
 
-    def __call__(self, value: object, name: str = "") -> str:
+    def text_of(self, value: object, name: str = "") -> str:
         """Return a value as text, and store the text under the steps that lead to the value.
 
         The first two steps are the owner (such as the path of a module) and the name of its
@@ -215,12 +215,14 @@ class Description:
                 return f"module {self.paths[id(value)]}"
             return self._module_outside(value)
         if isinstance(value, dict | OrderedDict | MappingProxyType):
-            entries = [f"{self(key)}: {self(entry)}" for key, entry in value.items()]
+            entries = []
+            for key, entry in value.items():
+                entries.append(f"{self.text_of(key)}: {self.text_of(entry)}")
             return f"{{{', '.join(sorted(entries))}}}"
         if isinstance(value, list | tuple):
-            return f"[{', '.join([self(entry) for entry in value])}]"
+            return f"[{', '.join([self.text_of(entry) for entry in value])}]"
         if isinstance(value, set | frozenset):
-            return f"{{{', '.join(sorted(self(entry) for entry in value))}}}"
+            return f"{{{', '.join(sorted(self.text_of(entry) for entry in value))}}}"
         if isinstance(value, type):
             return self.class_text(value)
         if isinstance(value, ModuleType):
@@ -238,7 +240,7 @@ class Description:
         for name, entry in {**vars(value), **_values_of_slots(value)}.items():
             if not UNREAD.search(name):
                 attributes[name] = entry
-        text_of_attributes = self(attributes) if attributes else ""
+        text_of_attributes = self.text_of(attributes) if attributes else ""
         return f"{text_of_class}{text_of_attributes}"
 
     def _state_text(self, value: object) -> str:
@@ -252,7 +254,7 @@ class Description:
         except Exception:  # a class may refuse copies with any exception
             self.is_complete = False
             return ""
-        return self(ingredients) if ingredients else ""
+        return self.text_of(ingredients) if ingredients else ""
 
     def _array_text(self, value: Tensor | np.ndarray) -> str:
         """Return an array as text: its dtype, its shape and a digest of its values.
@@ -278,8 +280,8 @@ class Description:
         submodules = {}
         for path, submodule in module.named_modules():
             submodules[path] = [self.class_text(type(submodule)), *self.attributes(submodule)]
-        text_of_tensors = self(tensors)
-        text_of_submodules = self(submodules)
+        text_of_tensors = self.text_of(tensors)
+        text_of_submodules = self.text_of(submodules)
         return f"{text_of_tensors} {text_of_submodules}"
 
     def _config_text(self, config: PreTrainedConfig) -> str:
@@ -288,22 +290,26 @@ class Description:
         The entries of the described model's own configuration are left out, since they are
         compared elsewhere.
         """
-        settings = {}
-        if id(config) not in self.configs:
-            settings = known_entries(config)
-        entries = sorted(repr(entry) for entry in flat(settings).items()) if settings else ""
-        return f"{type(config).__name__}{entries}"
+        class_name = type(config).__name__
+        if id(config) in self.configs:
+            return class_name
+        settings = known_entries(config)
+        if not settings:
+            return class_name
+        entries = sorted(repr(entry) for entry in flat(settings).items())
+        return f"{class_name}{entries}"
 
     def _callable_text(self, value: object) -> str:
         """Return a function, method, partial or built-in function as text; else ""."""
         if isinstance(value, FunctionType):
             return self.function_text(value)
         if isinstance(value, MethodType):
-            return f"{self(value.__func__)} of {self(value.__self__)}"
+            return f"{self.text_of(value.__func__)} of {self.text_of(value.__self__)}"
         if isinstance(value, functools.partial | functools.partialmethod):
-            return f"partial({self(value.func)}, {self(value.args)}, {self(value.keywords)})"
+            parts = [self.text_of(part) for part in (value.func, value.args, value.keywords)]
+            return f"partial({', '.join(parts)})"
         if isinstance(value, functools._lru_cache_wrapper):
-            return f"cache of {self(value.__wrapped__)}"
+            return f"cache of {self.text_of(value.__wrapped__)}"
         if isinstance(value, BuiltinFunctionType):
             return f"{value.__module__}.{value.__qualname__}"
         return ""
@@ -323,20 +329,20 @@ class Description:
             if name in HOOKS and value:
                 hooks = [hook for hook in value.values() if may_change_states(hook)]
                 if hooks:
-                    yield name, self(hooks, name)
+                    yield name, self.text_of(hooks, name)
             elif name == "training" and value:
                 yield name, "True"
             elif name == HOOK_OF_ACCELERATE:
                 if may_change_states(value):
-                    yield name, self(value, name)
+                    yield name, self.text_of(value, name)
             elif name in unread_names or UNREAD.search(name.lstrip("_")):
                 continue
             elif _are_handles(value):
                 continue  # the hooks themselves are described with the module that runs them
             elif id(value) not in self.configs:
-                yield name, self(value, name)
+                yield name, self.text_of(value, name)
         for name in module._non_persistent_buffers_set:
-            yield name, self(module._buffers.get(name), name)
+            yield name, self.text_of(module._buffers.get(name), name)
 
     def class_text(self, described_class: type) -> str:
         """Return the name of a class, with a digest of functions that were added to it.
@@ -358,7 +364,7 @@ class Description:
         functions = []
         for owner, _, entry in added_entries(described_class):
             for added in _functions_or_itself(entry):
-                functions.append(f"{owner.__qualname__}.{self(added)}")
+                functions.append(f"{owner.__qualname__}.{self.text_of(added)}")
         self.steps = steps_outside
         if functions:
             digest = _text_digest(" ".join(sorted(functions)))
@@ -389,9 +395,9 @@ class Description:
                 own_globals[name_of_global] = value
         texts = [
             code_text(function.__code__),
-            self(defaults),
-            self(outer_variables),
-            self(own_globals),
+            self.text_of(defaults),
+            self.text_of(outer_variables),
+            self.text_of(own_globals),
         ]
         return f"{name} ({_text_digest(' '.join(texts))})"
 
@@ -413,10 +419,10 @@ class Description:
             names_used = names_in_library(library)
             for name, value in vars(sys.modules[library]).items():
                 if name in names_used and callable(value) and _replaces_library(value):
-                    patches[library, name] = self(value, f"{library} {name}")
+                    patches[library, name] = self.text_of(value, f"{library} {name}")
         for _, name, entry in added_entries(Tensor):
             for function in _functions_or_itself(entry):
-                patches["torch.Tensor", name] = self(function, f"torch.Tensor {name}")
+                patches["torch.Tensor", name] = self.text_of(function, f"torch.Tensor {name}")
         return patches
 
 

@@ -87,7 +87,7 @@ class Family:
         model_type: The `model_type` in config.json, where it is not the name.
         architecture: The class in config.json, of a family that shares its `model_type`.
         read_as: The class of transformers that reads its weights; "": that of `AUTO_CLASSES`.
-        has_sides: Whether it is an encoder-decoder, so that `model.side` applies.
+        is_encoder_decoder: Whether it is an encoder-decoder, so that `model.side` applies.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Family:
     model_type: str = ""
     architecture: str = ""
     read_as: str = ""
-    has_sides: bool = False
+    is_encoder_decoder: bool = False
 
     @property
     def reading_class(self) -> str:
@@ -132,7 +132,7 @@ FAMILIES = {
 }
 
 
-def after(layer: Layer) -> int:
+def n_blocks_until(layer: Layer) -> int:
     """Return how many blocks of a model must run until the states of a layer are known.
 
     It is 0 for EMBED, the stream before block 0, and l + 1 for block l. For a `Place`, a hook
@@ -177,7 +177,7 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
                 predicts="states",
                 model_type=model_type,
                 read_as=body,
-                has_sides=any(head.predicts == "states" for head in heads),
+                is_encoder_decoder=any(head.predicts == "states" for head in heads),
             )
     # A classifier predicts something else than the family in the table of the same `model_type`.
     if head is None or head.predicts != "class":
@@ -199,7 +199,7 @@ def family_in(config_json: Mapping[str, object], path: str) -> Family:
         predicts=head.predicts,
         model_type=model_type,
         read_as="" if is_usual_class else head.auto_class,
-        has_sides=head.predicts == "states",
+        is_encoder_decoder=head.predicts == "states",
     )
 
 
@@ -236,17 +236,17 @@ def heads_of(model_type: str) -> list[Head]:
     sequence_to_sequence: Mapping[str, object] = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     # Language models that also read audio are listed as sequence to sequence, too, though they
     # have no encoder of text. Their configuration tells the difference.
-    has_sides = False
+    is_encoder_decoder = False
     if model_type in sequence_to_sequence:
-        has_sides = AutoConfig.for_model(model_type).is_encoder_decoder
+        is_encoder_decoder = AutoConfig.for_model(model_type).is_encoder_decoder
     # A classifier of an encoder-decoder reads the text with both sides, so neither side can be
     # cut: it has no entry here.
     classifiers: Mapping[str, object] = {}
-    if not has_sides:
+    if not is_encoder_decoder:
         classifiers = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     mappings: list[tuple[Predicts, str, Mapping[str, object]]] = [
         ("class", AUTO_CLASSES["class"], classifiers),
-        ("states" if has_sides else "next", AUTO_CLASSES["states"], sequence_to_sequence),
+        ("states" if is_encoder_decoder else "next", AUTO_CLASSES["states"], sequence_to_sequence),
         ("hidden", AUTO_CLASSES["hidden"], auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
         ("next", AUTO_CLASSES["next"], auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         # Models of text and images predict the next token of a text, and transformers lists most
@@ -260,7 +260,7 @@ def heads_of(model_type: str) -> list[Head]:
     return heads
 
 
-def is_known(model_type: str, class_names: Collection[str]) -> bool:
+def is_known_class(model_type: str, class_names: Collection[str]) -> bool:
     """Return whether transformers has one of these classes for an architecture.
 
     Args:
@@ -446,14 +446,12 @@ def pick_device(name: str, key: str = "model.device") -> str:
     return name
 
 
-def check_models(models: Mapping[str, ModelConfig | None]) -> None:
-    """Raise a ConfigError if a model's setting `device` or `family` has no possible value.
+def check_device_and_family(side: str, config: ModelConfig) -> None:
+    """Raise a ConfigError if this machine lacks a model's device, or its family is not known.
 
     Args:
-        models: The models of a job by the name of their settings, "model" and "target"; None: the
-            job has no such model.
+        side: What the settings of the model begin with, "model" or "target", for the message.
+        config: The configuration of the model.
     """
-    for side, config in models.items():
-        if config is not None:
-            pick_device(config.device, f"{side}.device")
-            one_of(f"{side}.family", config.family, ("auto", *FAMILIES))
+    pick_device(config.device, f"{side}.device")
+    one_of(f"{side}.family", config.family, ("auto", *FAMILIES))

@@ -47,7 +47,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     with explaining_loading_errors(config):
         folder = folder_of(config)
         if folder is None:
-            return _commits(config)
+            return _fingerprint_of_commits(config)
         digest = hashlib.sha256()
         for path in _files_read(config, folder):
             digest.update(path.name.encode())
@@ -59,21 +59,26 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 
 def _fingerprint_of_states(folder: Path) -> str:
-    """Return the fingerprint of a folder of states, with that of its tokenizer."""
+    """Return the fingerprint of a folder of states, with that of its tokenizer if it names one.
+
+    The fingerprint of a tokenizer may be in the index of the folder. Then it is part of the
+    fingerprint of the folder already, and is not added.
+    """
     from thinkalike.models.load import load_tokenizer
 
     index = read_index(folder)
-    if not index.tokenizer or index.tokenizer_fingerprint:
+    has_tokenizer = bool(index.tokenizer)
+    if not has_tokenizer or index.tokenizer_fingerprint:
         return states_fingerprint(folder)
     tokenizer = load_tokenizer(index.tokenizer, beside=folder)
     return f"{states_fingerprint(folder)} {tokenizer_fingerprint(tokenizer)}"
 
 
-def _commits(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, and of its tokenizer if that is somewhere else.
+def _fingerprint_of_commits(config: ModelConfig) -> str:
+    """Return the commit of a model of the hub, with that of its tokenizer if it is elsewhere.
 
-    Only a model in TransformerLens's old layout names the repository of a tokenizer. The two
-    commits are separated by a space.
+    Only a model in TransformerLens's old layout (the family "legacy") names a repository of its
+    tokenizer. The two commits are separated by a space.
     """
     if COMMIT.fullmatch(config.revision or ""):
         commit = str(config.revision)

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.cut_model import StateSites
-from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
+from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, n_blocks_until
 from thinkalike.models.hooks import (
     Arguments,
     NamedArguments,
@@ -258,7 +258,7 @@ class FrozenModel:
                 runs no hooks.
         """
         self.check_layers(layers)
-        n_blocks_to_run = max(after(layer) for layer in layers)
+        n_blocks_to_run = max(n_blocks_until(layer) for layer in layers)
 
         if n_blocks_to_run >= self.n_layers:
             self._prove_longer_rows(tokens, mask, types)
@@ -363,7 +363,7 @@ class FrozenModel:
                 the class of a text.
         """
         self.check_layers([layer])
-        last_residual = self.advance(residual, after(layer), self.n_layers, mask)
+        last_residual = self.advance(residual, n_blocks_until(layer), self.n_layers, mask)
         return self.finish(last_residual, mask)
 
     def output(
@@ -384,10 +384,11 @@ class FrozenModel:
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
-        """Prove the output again for the next text, since code of the user may have changed.
+        """Let the next pass check again that the last states determine the model's output.
 
-        That code may change the output for certain tokens or positions only. So what was checked
-        at load is checked for the first rows of real text, and for longer rows that follow.
+        This is for a model that runs code of its user, which may have changed, and may change the
+        output for certain tokens or positions only. So what was checked at load is checked for the
+        first rows of real text, and for longer rows that follow.
         """
         self.proved_length = 0
         self.output_error = None
@@ -395,14 +396,16 @@ class FrozenModel:
     def _prove_longer_rows(
         self, tokens: Tokens, mask: Tokens | None, types: Tokens | None
     ) -> None:
-        """Check the output for rows that are longer than all rows before, see `prove_again`.
+        """Check that the last states determine the output, for rows longer than all rows before.
 
-        A single token is no text. Once there is an error, nothing more is checked.
+        This is done only for a model that runs code of its user (`proved_length` is not None). An
+        error is stored in `output_error`, and nothing more is checked then.
         """
-        row_length = tokens.shape[1]
         if self.proved_length is None or self.output_error is not None:
             return
-        if row_length > max(self.proved_length, 1):
+        row_length = tokens.shape[1]
+        longest_without_check = max(self.proved_length, 1)  # a single token is no text
+        if row_length > longest_without_check:
             self.proved_length = row_length  # set first, since the check takes states itself
             self.output_error = output_error_of(self, tokens, mask, types)
 
@@ -551,8 +554,9 @@ class FrozenModel:
         Entries that no forward pass reads, such as dropout, are left out. The hash is the first 16
         hexadecimal digits of a SHA-256.
         """
-        changed_entries = sorted(entries_of(self.module, chosen=True).items())
-        return hashlib.sha256(repr(changed_entries).encode()).hexdigest()[:16]
+        changed_entries = entries_of(self.module, without_defaults=True)
+        text = repr(sorted(changed_entries.items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def special_token_pattern(self) -> str:
         """Return in words the special tokens around a single text, and around a row of text.
@@ -623,7 +627,8 @@ class FrozenModel:
         if isinstance(layer, Place):
             if self.sites is None:
                 raise ModelError(f"{self.name} has no place {layer}: set model.site")
-            return self.sites.captured(layer, layer, batch_shape, states)
+            key = layer
+            return self.sites.captured(layer, key, batch_shape, states)
         if layer == EMBED:
 
             def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:

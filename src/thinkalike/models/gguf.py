@@ -237,9 +237,9 @@ def _checked_reading(path: Path) -> _Reading:
 
 
 def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
-    """Raise a ModelError unless a GGUF file is a whole model, by its fields.
+    """Raise a ModelError if the fields of a GGUF file say that it is no whole model.
 
-    It may also be an adapter, or the projector of a model that reads images.
+    Such a file holds an adapter, for example, or the projector of a model that reads images.
     """
     file_type = fields.get("general.type", "model")
     adapter_fields = [name for name in fields if name.startswith("adapter.")]
@@ -293,9 +293,9 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
 def _is_neutral(name: str, value: Value) -> bool:
     """Return whether a field of a GGUF file has no effect with this value.
 
-    This is so if the field is off, "none", empty, 0, or a factor of 1.
+    Values without effect are False, "none", an empty text, 0, and for a factor 1. Attention is
+    causal by default, so "attention.causal" has no effect if it is True.
     """
-    # Attention is causal by default, so this switch has an effect only if it is off.
     if name == "attention.causal":
         return value is True
     if FACTORS.search(name) and value == 1:
@@ -370,17 +370,19 @@ def _guessed_settings(
         The names of fields; "llama.*epsilon" stands for any field that ends in "epsilon".
     """
     stated_names = []
-    for field in (*header.fields, *header.lengths):
+    for field in (*header.fields, *header.lengths):  # fields of one value, and arrays
         if field.startswith(prefix):
             stated_names.append(field)
     guessed = []
     for ending in NEEDED:
         is_read = any(name.endswith(ending) for name in read_fields)
-        if is_read and not any(name.endswith(ending) for name in stated_names):
+        is_stated = any(name.endswith(ending) for name in stated_names)
+        if is_read and not is_stated:
             guessed.append(f"{prefix}*{ending}")
     rope = getattr(config, "rope_parameters", None) or {}
-    states_base = f"{prefix}rope.freq_base" in stated_names
-    if not states_base and rope.get("rope_theta", USUAL_BASE) != USUAL_BASE:
+    is_base_stated = f"{prefix}rope.freq_base" in stated_names
+    is_base_usual = rope.get("rope_theta", USUAL_BASE) == USUAL_BASE
+    if not is_base_stated and not is_base_usual:
         guessed.append(f"{prefix}rope.freq_base")
     return guessed
 

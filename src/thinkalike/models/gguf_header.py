@@ -107,7 +107,8 @@ def _header(path: Path) -> Header:
         lengths: dict[str, int] = {}
         for _ in range(field_count):
             name = cursor.text()
-            value = cursor.value(cursor.integer("I"))
+            type_code = cursor.integer("I")
+            value = cursor.value(type_code)
             if isinstance(value, _Array):
                 lengths[name] = value.length
                 continue
@@ -203,7 +204,8 @@ class _Cursor:
 
     def text(self) -> str:
         """Read a text, which its length in bytes precedes; what is no UTF-8 is replaced."""
-        return self.take(self.count(1)).decode("utf-8", errors="replace")
+        length_in_bytes = self.count(1)
+        return self.take(length_in_bytes).decode("utf-8", errors="replace")
 
     def value(self, type_code: int) -> Value | _Array:
         """Read a value of the type with this code in the GGUF format.

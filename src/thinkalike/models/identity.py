@@ -83,7 +83,8 @@ def long_sample_row(model: FrozenModel, context: int) -> Tokens:
     It has at most LONG_ROW tokens, or fewer for a large model, and at most `context`.
     """
     # A forward pass takes about one multiplication for each weight and token.
-    affordable_tokens = MULTIPLICATIONS // max(model.parameters(), 1)
+    n_weights = model.parameters()
+    affordable_tokens = MULTIPLICATIONS // max(n_weights, 1)
     longest = min(LONG_ROW, max(affordable_tokens, SHORT_ROW))
     return sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
 
@@ -116,12 +117,14 @@ def identity_of(model: FrozenModel) -> Identity:
     after_pass = Description(model.module)
     traits_after_pass = described_traits(model.module, after_pass)
 
+    description = after_pass
+    traits = traits_after_pass
     objects_that_change = before_pass.changed_by(after_pass)
-    steady, traits = after_pass, traits_after_pass
     if objects_that_change:
-        steady = Description(model.module, objects_that_change)
-        traits = described_traits(model.module, steady)
+        # In this description, each of them has the same text, whatever it holds.
+        description = Description(model.module, objects_that_change)
+        traits = described_traits(model.module, description)
     # An attribute that a pass adds or removes is left out as well.
     lasting = traits_before_pass.keys() & traits_after_pass.keys()
     lasting_traits = sorted((trait, text) for trait, text in traits.items() if trait in lasting)
-    return Identity(digest, lasting_traits, steady.is_complete)
+    return Identity(digest, lasting_traits, description.is_complete)

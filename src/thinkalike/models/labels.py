@@ -101,6 +101,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
     """
     distinguishing = {}
     for name, value in vars(config).items():
+        # A namesake that lacks the setting does not differ in it.
         differs = any(_setting(namesake, name, value) != value for namesake in namesakes)
         is_without_head = name == "head" and value is None  # the setting `site` says enough then
         if differs and name not in UNNAMED_SETTINGS and not is_without_head:
@@ -110,7 +111,9 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
         distinguishing.pop("path", None)
 
     title = label(config)
-    if "path" in distinguishing and all(_path_or_digest(namesake) for namesake in namesakes):
+    all_have_paths = all(_path_or_digest(namesake) for namesake in namesakes)
+    if "path" in distinguishing and all_have_paths:
+        # A path is shortened to its last components, as many as tell the namesakes apart.
         paths = {Path(os.path.abspath(_path_or_digest(namesake))) for namesake in namesakes}
         end_of_path = _shortest_distinct_paths(paths)
         own_path = Path(os.path.abspath(str(config.path)))

@@ -47,7 +47,7 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerCho
     source_layers = outline(source).layers
     target_layers = outline(target).layers
     if source_layers and target_layers:
-        pairs_of_layers(layers, source_layers, target_layers)
+        pairs_of_layers(layers, source_layers, target_layers)  # raises the error
 
 
 def pairs_of_layers(

@@ -26,7 +26,7 @@ from thinkalike.models.families import (
     FAMILIES,
     Family,
     family_in,
-    is_known,
+    is_known_class,
     pick_device,
     stated_quantization,
 )
@@ -125,9 +125,10 @@ def load_live(
 
 
 def _has_code_of_user(live: _Live) -> bool:
-    """Return whether a model runs code that was added to it.
+    """Return whether a model in memory runs code that its user added, such as a hook.
 
-    The copy of what a bridge wraps has its code; code on the wrappers themselves was refused.
+    Of a TransformerBridge, the copy without wrappers is searched (`live.module`): code on the
+    wrappers themselves was refused when the copy was made.
     """
     from thinkalike.models.adapters import PEFT
 
@@ -313,7 +314,8 @@ def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.T
     if error <= allowed:
         return
 
-    # A copy keeps no keys and values of earlier tokens, see `survey`.
+    # The copy ran without a cache of the keys and values of earlier tokens. Perhaps the original
+    # gives the same output without its cache.
     with added_outputs_off(original):
         without_cache = _outputs_as_given(original, model.name)
     if relative_error(actual, without_cache) <= allowed:
@@ -417,7 +419,7 @@ def _family_of(module: PreTrainedModel) -> Family:
         return FAMILIES["native"]
     # A subclass of a class of transformers predicts the same.
     class_names = [base.__name__ for base in type(module).__mro__]
-    if not is_known(str(module.config.model_type), class_names):
+    if not is_known_class(str(module.config.model_type), class_names):
         class_names = [type(module.base_model).__name__]
     config_json = {**module.config.to_dict(), "architectures": class_names}
     return family_in(config_json, class_names[0])

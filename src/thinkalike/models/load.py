@@ -14,7 +14,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ModelError, one_of
 from thinkalike.global_state import isolated
-from thinkalike.models.access import reached
+from thinkalike.models.access import checkpoint_location
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
 from thinkalike.models.checkpoints import base_of, named_folder
 from thinkalike.models.config_json import read_config_json
@@ -177,7 +177,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
     base = base_of(config)
     source = base or config  # the model whose weights are read
     adapter = named_folder(config) if base else None
-    with reached(source) as (place, revision):
+    with checkpoint_location(source) as (place, revision):
         if named_folder(source) is None:
             source = replace(source, revision=revision)  # so that all files are of one commit
         config_json = read_config_json(source, place)
@@ -279,7 +279,7 @@ def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
             return read_tokenizer(config, str(folder))
 
     config = configured(name, {})
-    with explaining_loading_errors(config), reached(config) as (place, revision):
+    with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         source = config
         if named_folder(config) is None:
             source = replace(config, revision=revision)

@@ -79,6 +79,7 @@ def _quieten() -> None:
     if verbosity == "error" and loaded:
         loaded.set_verbosity_error()
         loaded.disable_progress_bar()
+    # Unless this is set, tokenizers warns in each process that is forked.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # Otherwise transformers asks the hub to convert .bin files.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")

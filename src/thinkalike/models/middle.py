@@ -74,7 +74,7 @@ class MiddleModel(FrozenModel):
         """
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
-        module, direction = self.middle_sites.modules[MIDDLE, count - 1]
+        module, direction = self.middle_sites.hook_points[MIDDLE, count - 1]
         return ended_at(module, entering=direction == "input")
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
@@ -89,7 +89,7 @@ class MiddleModel(FrozenModel):
         if start == 0:
             return super()._continued(residual, start, mask)
         layer = start - 1
-        middle, direction = self.middle_sites.modules[MIDDLE, layer]
+        middle, direction = self.middle_sites.hook_points[MIDDLE, layer]
 
         def return_residual(_: nn.Module, args: Arguments, output: object) -> Tensor:
             return residual
@@ -98,7 +98,7 @@ class MiddleModel(FrozenModel):
             if direction == "output":
                 hooks.enter_context(middle.register_forward_hook(return_residual))
             else:
-                attention = self.middle_sites.modules["attn_out", layer].module
+                attention = self.middle_sites.hook_points["attn_out", layer].module
                 hooks.enter_context(attention.register_forward_hook(_return_zeros))
             return super()._continued(residual, layer, mask)
 

@@ -206,38 +206,39 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
             )
 
 
-def entries_of(module: nn.Module, chosen: bool = False) -> dict[str, object]:
+def entries_of(module: nn.Module, without_defaults: bool = False) -> dict[str, object]:
     """Return the entries of a model's configuration that can change its output, by name.
 
     An entry of a section has the name "section.entry". A module without a configuration has none.
 
     Args:
         module: A model of transformers, or one of TransformerLens, whose settings are in `cfg`.
-        chosen: Whether to leave out entries that have the default of the configuration's class.
-            The settings of TransformerLens have no defaults to compare with, so all of them are
-            left out then.
+        without_defaults: Whether to leave out entries that have the default of the configuration's
+            class. The settings of TransformerLens have no defaults to compare with, so all of them
+            are left out then.
     """
     config = getattr(module, "config", None)
     entries: dict[str, object] = {}
     if config is not None:
-        entries = known_entries(config, chosen)
-    elif hasattr(module, "cfg") and not chosen:
+        entries = known_entries(config, without_defaults)
+    elif hasattr(module, "cfg") and not without_defaults:
         entries = vars(module.cfg)
+    # The entries that `UNREAD` matches, such as dropout, change no output in evaluation mode.
     return flat({name: value for name, value in entries.items() if not UNREAD.search(name)})
 
 
-def known_entries(config: PreTrainedConfig, chosen: bool = False) -> dict[str, object]:
-    """Return the entries of a transformers configuration that its class knows.
+def known_entries(config: PreTrainedConfig, without_defaults: bool = False) -> dict[str, object]:
+    """Return the entries of a transformers configuration that its class knows, by name.
 
-    An entry that config.json has beside them is left out, since no code of the class reads it.
-    With `chosen`, entries that have the default of the class are left out, too.
+    A config.json may have further entries, which are left out, since no code of the class reads
+    them. With `without_defaults`, entries that have the default of the class are left out, too.
     """
     defaults = type(config)().to_dict()
     entries = {}
     for name, value in config.to_dict().items():
         is_known = name in defaults or hasattr(type(config), name)
         is_default = defaults.get(name) == value
-        if is_known and not (chosen and is_default):
+        if is_known and not (without_defaults and is_default):
             entries[name] = value
     return entries
 

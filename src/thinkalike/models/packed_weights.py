@@ -129,7 +129,8 @@ class DecodedWeights:
                 shapes[f"{path}.weight"] = self._shape_of_unpacked(shape)
             elif last in ("weight", "bias"):
                 shapes[name] = shape
-                if self._name_of_settings(name):
+                is_packed_in_four_bits = bool(self._name_of_settings(name))
+                if is_packed_in_four_bits:
                     shapes[name] = tuple(self._settings_of(name)["shape"])
         return shapes
 

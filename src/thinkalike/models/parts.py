@@ -113,19 +113,19 @@ def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
                 component = component_of(match[2])
                 paths_by_part.setdefault((layer, component), []).append(path)
         elif path and _has_weights(module, recurse=False):
-            # PEFT may have wrapped the module; its wrapper also holds modules of the adapter, and
-            # takes the place of the module.
-            path = _outermost_wrapper(model.module, path)
+            # PEFT may have wrapped the module. The wrapper, which also holds modules of the
+            # adapter, is then listed in the place of the module.
+            outer_path = _outermost_wrapper(model.module, path)
             layer = model.n_layers
             component = "unembedding"
             if is_before_blocks:
                 layer = -1
                 component = "embedding"
-            elif component_of(path.rpartition(".")[2]) == "norms":
+            elif component_of(outer_path.rpartition(".")[2]) == "norms":
                 component = "norms"
             paths = paths_by_part.setdefault((layer, component), [])
-            if path not in paths:
-                paths.append(path)
+            if outer_path not in paths:
+                paths.append(outer_path)
     return paths_by_part
 
 
@@ -252,10 +252,11 @@ def component_of(name: str) -> str:
     return name
 
 
-def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
+def check_same_structure(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models have the same depth, width and parts.
 
-    A model and a changed copy of it pass, once `give_same_ties_and_vocabulary` has run on both.
+    Otherwise neither can be a changed copy of the other. If the two tie different weights, or have
+    vocabularies of different sizes, `give_same_ties_and_vocabulary` must have run before.
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)

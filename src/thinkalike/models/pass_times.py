@@ -222,17 +222,20 @@ def _fill_weights(module: nn.Module, device: torch.device) -> None:
 
 
 def seconds_of_output(vocabulary: int) -> float:
-    """Return the seconds per token for comparing the logits of two models, half for each model.
+    """Return the seconds that a comparison of two models' logits takes per token and model.
 
-    The product with the unembedding, which makes the logits, is not included.
+    It is measured on this machine. The product with the unembedding, which makes the logits, is
+    not included.
 
     Args:
         vocabulary: The number of logits of a token.
     """
     logits = torch.ones(TIMED_OUTPUTS, max(vocabulary, 1))  # (t, v)
     targets = torch.zeros(TIMED_OUTPUTS, dtype=torch.long)
-    # The same logits serve as those of both models.
-    compare = partial(compare_outputs, logits[None], nn.Identity(), logits, targets)
+    # The same logits serve as those of both models. The function takes states and maps them to
+    # logits; here the states are the logits already.
+    states = logits[None]  # (1, t, v): of one model
+    compare = partial(compare_outputs, states, nn.Identity(), logits, targets)
     seconds = remembered_seconds(f"outputs of {vocabulary} entries", compare)
     n_models = 2
     return seconds / (n_models * TIMED_OUTPUTS)

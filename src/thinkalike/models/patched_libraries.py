@@ -30,8 +30,9 @@ OF_PASSES = (
     "causal_conv1d",
 )
 
-# The entries of each class and module at the last time, and the names of those that were replaced.
-_found: dict[str, tuple[list[object], list[str]]] = {}
+# For each class and module: its entries when it was last searched, and the names of those that
+# were replaced.
+_searched: dict[str, tuple[list[object], list[str]]] = {}
 
 # Hooks that torch runs around the pass of every module.
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -53,37 +54,38 @@ def _patched_modules() -> Iterator[str]:
     """Yield the names of replaced functions, classes and methods in the libraries of models."""
     import torch
 
-    yield from _replaced(torch.Tensor, "torch.Tensor")
+    yield from _names_of_replaced_entries(torch.Tensor, "torch.Tensor")
     for library, module in list(sys.modules.items()):
         if library != "torch" and not library.startswith(OF_PASSES):
             continue
-        yield from _replaced(module, library)
+        yield from _names_of_replaced_entries(module, library)
         for value in list(vars(module).values()):
             # `isinstance` would make deprecated values of torch warn.
             if not issubclass(type(value), type) or value.__module__ != library:
                 continue
             if issubclass(value, torch.nn.Module):
                 # Only its own entries: base classes are checked in the libraries that define them.
-                yield from _replaced(value, f"{library}.{value.__qualname__}")
+                yield from _names_of_replaced_entries(value, f"{library}.{value.__qualname__}")
 
 
-def _replaced(owner: type | ModuleType, owner_name: str) -> list[str]:
+def _names_of_replaced_entries(owner: type | ModuleType, owner_name: str) -> list[str]:
     """Return the names of entries of a class or module of a library that were replaced.
 
     The result is cached, and computed again only if the entries are not the same objects as in the
-    call before.
+    call before. Names begin with `owner_name`, such as "torch.Tensor".
     """
     entries = vars(owner)
     values = list(entries.values())
-    if owner_name in _found:
-        earlier_values, names = _found[owner_name]
-        if len(earlier_values) == len(values) and all(map(operator.is_, earlier_values, values)):
-            return names
+    if owner_name in _searched:
+        earlier_values, earlier_names = _searched[owner_name]
+        is_same_count = len(earlier_values) == len(values)
+        if is_same_count and all(map(operator.is_, earlier_values, values)):
+            return earlier_names
     if isinstance(owner, ModuleType):
         names = _replaced_in_module(owner_name, entries)
     else:
         names = [f"{owner_name}.{name}" for name, _ in entries_added_to(owner)]
-    _found[owner_name] = (values, names)
+    _searched[owner_name] = (values, names)
     return names
 
 

@@ -83,7 +83,7 @@ def check_plausible(model: CutModel) -> None:
         if _is_constant(weight):
             value = weight.flatten()[0].item()
             raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {ACCEPT_AS_IT_IS}")
-        zero_lines = _zero_lines(model, path, weight)
+        zero_lines = _zero_lines_in_words(model, path, weight)
         if zero_lines:
             with_zeros.append(f"{zero_lines} of {path}")
     if all_zero:
@@ -116,12 +116,16 @@ def _are_whole_numbers(weight: Tensor) -> bool:
     """Return whether a matrix has only whole numbers, and not just since its numbers are large.
 
     A float of 1 / ε or more is always whole, so such numbers say nothing of where they come from.
+    A matrix of zeros has only whole numbers.
     """
     # The first row tells this of most matrices, so that the rest need not be read.
     if not torch.equal(weight[0], weight[0].round()) or not torch.equal(weight, weight.round()):
         return False
+    if not weight.any():
+        return True
     may_have_fraction = weight.abs() < 1 / torch.finfo(weight.dtype).eps
-    return bool((may_have_fraction & (weight != 0)).any()) or not weight.any()
+    is_telling = may_have_fraction & (weight != 0)
+    return bool(is_telling.any())
 
 
 def _is_constant(weight: Tensor) -> bool:
@@ -138,12 +142,12 @@ def _is_constant(weight: Tensor) -> bool:
     return is_first_row_constant and bool((weight == first_value).all())
 
 
-def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
+def _zero_lines_in_words(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, such as "3 rows and 1 columns".
 
     "" means none. Rows that may be zero in a good model are not counted: all rows of embeddings of
-    positions and token types, and in a table of tokens the rows of special tokens, which texts may
-    never have, and rows beyond the tokenizer's ids.
+    positions and token types, and in a table of tokens (an embedding or a head) the rows of
+    special tokens, which texts may never have, and rows beyond the tokenizer's ids.
 
     Args:
         model: The model.
@@ -151,8 +155,10 @@ def _zero_lines(model: CutModel, path: str, weight: Tensor) -> str:
         weight: The matrix, or a stack of matrices, (..., rows, columns).
     """
     table = weight.reshape(-1, weight.shape[-1])
-    zero_rows = (~table.any(1)).nonzero().flatten().tolist()
-    n_zero_columns = int((~table.any(0)).sum())
+    is_zero_row = ~table.any(dim=1)
+    zero_rows = is_zero_row.nonzero().flatten().tolist()
+    is_zero_column = ~table.any(dim=0)
+    n_zero_columns = int(is_zero_column.sum())
     owner = model.module.get_submodule(path.rpartition(".")[0])
     is_table_of_tokens = len(table) == model.vocabulary
     if is_table_of_tokens:
@@ -189,7 +195,7 @@ def _check_architecture(model: CutModel) -> None:
     for class_name in config.architectures or ():
         config_class = getattr(getattr(transformers, class_name, None), "config_class", None)
         stated = getattr(config_class, "model_type", None)
-        if stated and not _is_among(stated, model_types):
+        if stated and not _is_same_or_variant(stated, model_types):
             raise ModelError(
                 f"{model.name}: config.json says architectures={class_name} and "
                 f"model_type={config.model_type}, which differ; give the checkpoint's own; "
@@ -213,7 +219,7 @@ def _check_architecture(model: CutModel) -> None:
         )
 
 
-def _is_among(stated: str, model_types: Collection[str]) -> bool:
+def _is_same_or_variant(stated: str, model_types: Collection[str]) -> bool:
     """Return whether a `model_type` is one of several, or a variant of one.
 
     The name of a variant contains that of the other, such as "qwen2_moe" and "qwen2".
@@ -355,6 +361,7 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
         for name, value in scaling.items():
             current_name = "rope_type" if name == "type" else name  # the older section has both
             settings_of_scaling[current_name] = value
+        # They agree if those of `rope_scaling` change nothing when they are put into the others.
         agree = {**settings, **settings_of_scaling} == settings
         if not agree:
             raise ModelError(

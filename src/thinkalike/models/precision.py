@@ -23,21 +23,21 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
     keep their precision: rounded to bfloat16, they would give wrong angles to positions beyond the
     first few dozen.
     """
-    stays_in_float32 = precise_names(module, dtype)  # a pattern of names
+    float32_names = pattern_of_float32_names(module, dtype)
     # Tensors to restore after the cast: (the dictionary of a module, the name in it, the tensor).
     precise: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
     for path, submodule in module.named_modules():
         for name, weight in submodule._parameters.items():
-            if weight is not None and stays_in_float32.search(f"{path}.{name}"):
+            if weight is not None and float32_names.search(f"{path}.{name}"):
                 values = weight.detach().to(device, torch.float32)
                 parameter = nn.Parameter(values, weight.requires_grad)
                 precise.append((submodule._parameters, name, parameter))
         for name, buffer in submodule._buffers.items():
             if buffer is None or not buffer.is_floating_point():
                 continue
-            if name.endswith("inv_freq"):
+            if name.endswith("inv_freq"):  # the frequencies of rotary positions
                 precise.append((submodule._buffers, name, buffer.to(device)))
-            elif stays_in_float32.search(f"{path}.{name}"):
+            elif float32_names.search(f"{path}.{name}"):
                 precise.append((submodule._buffers, name, buffer.to(device, torch.float32)))
     module.to(device=device, dtype=dtype)
     for tensors_of_module, name, tensor in precise:
@@ -45,7 +45,7 @@ def cast_weights(module: ModuleT, device: torch.device, dtype: torch.dtype) -> M
     return module
 
 
-def precise_names(module: nn.Module, dtype: torch.dtype) -> re.Pattern[str]:
+def pattern_of_float32_names(module: nn.Module, dtype: torch.dtype) -> re.Pattern[str]:
     """Return a pattern that matches the names of weights that transformers keeps in float32.
 
     Which these are depends on the dtype of the other weights. The pattern matches no name if there

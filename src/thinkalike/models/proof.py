@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from thinkalike.code_text import DEEPEST_WRAPPER, is_of_user, module_of
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.cut_model import CutModel
-from thinkalike.models.families import EMBED, Layer, after, heads_of
+from thinkalike.models.families import EMBED, Layer, heads_of, n_blocks_until
 from thinkalike.models.module_facts import (
     TOLERANCE,
     Tokens,
@@ -118,11 +119,15 @@ def _longest_window(model: CutModel) -> int | None:
     than a window by BEYOND_WINDOW tokens.
     """
     config = config_of_text_model(model.module)
-    longest_row = min(model.context, LONGEST_PROOF)
+    usual_row_length = 16  # of `sample_tokens`
+    longest_row_length = min(model.context, LONGEST_PROOF)
     windows = []
     for name in WINDOWS:
         size = getattr(config, name, None)
-        if isinstance(size, int) and 16 < size + BEYOND_WINDOW <= longest_row:
+        if not isinstance(size, int):
+            continue
+        row_length = size + BEYOND_WINDOW
+        if usual_row_length < row_length <= longest_row_length:
             windows.append(size)
     return max(windows, default=None)
 
@@ -146,12 +151,13 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     if not _is_equal(before, again):
         allowed = TOLERANCE[model.dtype]
         if not relative_error(again, before) <= allowed:  # NaN fails as well
-            remedy = _hooks_on(model.module) or "; take that out of its forward"
+            about_hooks = _hooks_in_words(model.module)
+            remedy = about_hooks or "; take that out of its forward"
             raise ModelError(
                 f"{model.name}: two passes over the same tokens give different outputs, as by "
                 f"chance or by what it remembers{remedy}"
             )
-    states_before = _states_of_tensors(model.module)
+    snapshots_before = _snapshots_of_tensors(model.module)
     yield
     with explaining_pass_errors(model.name):
         output = model.full(tokens)
@@ -159,31 +165,48 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     if error <= allowed:
         return
 
-    changes = _changed_tensors_in_words(model.module, states_before)
+    changed_tensors = _changed_tensors_in_words(model.module, snapshots_before)
     raise ModelError(
-        f"{model.name}: reading its weights by state_dict() changes {changes}, and logits by "
-        f"{error:.1e} of the largest; give it in a form that can be read, such as dequantised"
+        f"{model.name}: reading its weights by state_dict() changes {changed_tensors}, and logits "
+        f"by {error:.1e} of the largest; give it in a form that can be read, such as dequantised"
     )
 
 
+class _TensorSnapshot(NamedTuple):
+    """A description of a tensor by which a later change shows.
+
+    Attributes:
+        address: Where its values are in memory; None: it has none.
+        shape, dtype: Its shape and dtype.
+        change_count: How often torch has changed it in place; None: torch does not count.
+        checksum: The sum of some of its entries as text, in which NaN equals NaN.
+    """
+
+    address: int | None
+    shape: torch.Size
+    dtype: torch.dtype
+    change_count: int | None
+    checksum: str
+
+
 def _changed_tensors_in_words(
-    module: nn.Module, states_before: dict[str, tuple[object, ...]]
+    module: nn.Module, snapshots_before: dict[str, _TensorSnapshot]
 ) -> str:
     """Return the names of the tensors that changed, and the classes of the modules that hold them.
 
-    `states_before` is what `_states_of_tensors` returned before the change. If no tensor differs
-    from it, the words say so.
+    `snapshots_before` describes all tensors as they were before, by name. If none has changed, the
+    words say that it is something else.
     """
-    states_now = _states_of_tensors(module)
+    snapshots_now = _snapshots_of_tensors(module)
     changed_names = []
-    for name in sorted(states_before.keys() | states_now.keys()):
-        if states_before.get(name) != states_now.get(name):
+    for name in sorted(snapshots_before.keys() | snapshots_now.keys()):
+        if snapshots_before.get(name) != snapshots_now.get(name):
             changed_names.append(name)
     if not changed_names:
         return "something beside its tensors"
     class_names = set()
     for name in changed_names:
-        if name in states_now:
+        if name in snapshots_now:
             owner = module.get_submodule(name.rpartition(".")[0])
             class_names.add(type(owner).__name__)
     return f"{listed(changed_names)} of {listed(sorted(class_names))}"
@@ -199,25 +222,25 @@ def _is_equal(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(nan=0.0), second.nan_to_num(nan=0.0))
 
 
-def _states_of_tensors(module: nn.Module) -> dict[str, tuple[object, ...]]:
-    """Return a description of each parameter and buffer, by which a later change shows.
+def _snapshots_of_tensors(module: nn.Module) -> dict[str, _TensorSnapshot]:
+    """Return a description of each parameter and buffer by name, by which a later change shows.
 
-    It holds the tensor's address, shape and dtype, torch's counter of changes in place, and the
-    sum of at most SAMPLED_ENTRIES evenly spaced entries. `state_dict()` is not called, since the
-    caller checks whether that changes tensors.
+    Its checksum is the sum of at most SAMPLED_ENTRIES evenly spaced entries. `state_dict()` is not
+    called, since the caller checks whether that changes tensors.
     """
-    states: dict[str, tuple[object, ...]] = {}
+    snapshots = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         # Tensors that were made in inference mode count no changes.
-        changes = None if tensor.is_inference() else tensor._version
+        change_count = None if tensor.is_inference() else tensor._version
         address = None if tensor.is_meta else tensor.data_ptr()
         checksum = 0.0
         if address and tensor.numel():
             stride = -(-tensor.numel() // SAMPLED_ENTRIES)  # rounded up
             checksum = float(tensor.detach().reshape(-1)[::stride].double().sum())
-        # As text, in which NaN equals NaN.
-        states[name] = (address, tensor.shape, tensor.dtype, changes, repr(checksum))
-    return states
+        snapshots[name] = _TensorSnapshot(
+            address, tensor.shape, tensor.dtype, change_count, repr(checksum)
+        )
+    return snapshots
 
 
 def output_error_of(
@@ -320,7 +343,7 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
             raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
         allowed = TOLERANCE[model.dtype]
         for cut, state in zip(cuts, states, strict=True):
-            last_state = model.advance(state, after(cut), model.n_layers, mask)
+            last_state = model.advance(state, n_blocks_until(cut), model.n_layers, mask)
             if model.predicts == "next":
                 composed = model.finish(last_state[:, compared_tokens])
             else:
@@ -330,7 +353,7 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
                 raise ModelError(
                     f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
                     f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
-                    f"{allowed:.0e}){_hooks_on(model.module)}"
+                    f"{allowed:.0e}){_hooks_in_words(model.module)}"
                 )
 
 
@@ -338,8 +361,8 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     """Return whether a forward hook may change what its module computes.
 
     Hooks that transformers, accelerate and this package define are taken for harmless: they move
-    states between devices, or record them. But none is that reaches code of a user, as a hook that
-    one of their functions decorates, or one in a list of hooks that accelerate runs.
+    states between devices, or record them. Such a hook is not harmless if one of its attributes is
+    code of a user: a function that it decorates, or a member of a list of hooks that it runs.
 
     Args:
         hook: A function or an object.
@@ -351,16 +374,17 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     if depth == 0:
         return False
     for attribute in getattr(hook, "__dict__", {}).values():
-        parts = attribute if isinstance(attribute, tuple | list) else [attribute]
-        for part in parts:
+        inner_objects = attribute if isinstance(attribute, tuple | list) else [attribute]
+        for inner in inner_objects:
             # Objects of other libraries, such as tensors and loggers, are no hooks.
-            is_of_library = type(part).__module__.partition(".")[0] in LIBRARIES_OF_HARMLESS_HOOKS
-            if is_of_user(part) or (is_of_library and may_change_states(part, depth - 1)):
+            library_of_inner = type(inner).__module__.partition(".")[0]
+            may_be_hook = library_of_inner in LIBRARIES_OF_HARMLESS_HOOKS
+            if is_of_user(inner) or (may_be_hook and may_change_states(inner, depth - 1)):
                 return True
     return False
 
 
-def _hooks_on(module: nn.Module) -> str:
+def _hooks_in_words(module: nn.Module) -> str:
     """Return the end of an error message: which modules have hooks, and how to remove them.
 
     Only hooks that may change states are named. "" means that there are none.
@@ -424,7 +448,8 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
             f"{remedy}"
         )
+    about_hooks = _hooks_in_words(model.module)
     raise ModelError(
         f"{model.name} is to predict the next token, but later tokens change its logits by "
-        f"{error:.1e} of the largest one, as in an encoder; {remedy}{_hooks_on(model.module)}"
+        f"{error:.1e} of the largest one, as in an encoder; {remedy}{about_hooks}"
     )

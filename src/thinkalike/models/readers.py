@@ -600,7 +600,7 @@ def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Famil
             are two sides.
     """
     body = module.base_model
-    if not family.has_sides:
+    if not family.is_encoder_decoder:
         return cast(nn.Module, body)
     has_decoder = body.get_decoder() is not body
     if config.side == "decoder" and not has_decoder:

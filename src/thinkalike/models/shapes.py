@@ -74,7 +74,7 @@ class Shape:
         self,
         phase: str,
         tokens: int | float,
-        row: int,
+        row_length: int,
         times: int | float = 1,
         with_logits: bool = True,
         is_shared: bool = False,
@@ -84,12 +84,12 @@ class Shape:
         Args:
             phase: The phase of the job in which they run, such as "training".
             tokens: How many tokens of text the model reads.
-            row: The number of tokens in a row of text.
+            row_length: The number of tokens in a row of text.
             times: How often it reads them.
             with_logits: Whether passes go through the unembedding, too, and make logits.
             is_shared: Whether jobs that run together and read the same text share the passes.
         """
-        return Passes(phase, self, tokens, row, times, with_logits, is_shared)
+        return Passes(phase, self, tokens, row_length, times, with_logits, is_shared)
 
 
 # Shapes by the part of the configuration: model, target, or the name of a member.
@@ -107,16 +107,16 @@ class Passes:
         phase: The phase, such as forward passes, training or report.
         model: The model.
         tokens: How many tokens it reads.
-        row: The tokens of a row of text.
+        row_length: The number of tokens in a row of text.
         times: How often it reads them.
         with_logits: Whether the passes go through the unembedding, too, and make logits.
-        is_shared: Whether jobs of one pass that read the same do it once.
+        is_shared: Whether jobs that run together and read the same text share the passes.
     """
 
     phase: str
     model: Shape
     tokens: int | float
-    row: int
+    row_length: int
     times: int | float
     with_logits: bool
     is_shared: bool
@@ -126,9 +126,9 @@ class Passes:
         """The floating-point operations of all passes; a multiply-add counts as two."""
         operations = self.model.operations
         if self.with_logits:
-            operations_per_token = operations.full(self.row)
+            operations_per_token = operations.full(self.row_length)
         else:
-            operations_per_token = operations.forward(0, self.model.layers, self.row)
+            operations_per_token = operations.forward(0, self.model.layers, self.row_length)
         return float(self.times * self.tokens * operations_per_token)
 
     @property
@@ -140,7 +140,7 @@ class Passes:
         """
         if not self.flops:
             return 0.0
-        seconds = self.flops * seconds_per_operation(self.model, self.row)
+        seconds = self.flops * seconds_per_operation(self.model, self.row_length)
         if self.with_logits:
             seconds += self.times * self.tokens * seconds_of_output(self.model.vocabulary)
         return seconds
@@ -241,7 +241,7 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
     """
     index = read_index(str(config.path))
     widths = index.hooks.values()  # of each hook point
-    no_operations = (0.0,) * index.blocks  # of each block
+    no_operations = (0.0,) * index.blocks  # 0 for each block
     return Shape(
         name=name or label(config),
         layers=index.blocks,
@@ -250,9 +250,7 @@ def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
         parameters=0,
         bytes=0.0,
         context=DEFAULT_CONTEXT,
-        operations=Operations(
-            no_operations, no_operations, 0.0
-        ),  # forward, backward, and the head
+        operations=Operations(blocks=no_operations, attention=no_operations, output=0.0),
     )
 
 

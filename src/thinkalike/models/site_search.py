@@ -272,7 +272,7 @@ def _forms(block: Block, tolerance: float) -> Iterator[Form]:
 
 
 class _Sums:
-    """Which modules of a block add up to what.
+    """Tells which modules of a block have outputs that add up to a given state.
 
     Attributes:
         block: The block.
@@ -296,18 +296,18 @@ class _Sums:
             if path and run.input is not None and run.input.shape == resid_post.shape:
                 self.readers.append(run)
 
-    def equal(self, total: Tensor | None, *summands: Tensor | None) -> bool:
+    def is_sum_of(self, total: Tensor | None, *summands: Tensor | None) -> bool:
         """Return whether states add up to a total; False if one of them is missing."""
         return _is_sum(total, summands, self.tolerance)
 
-    def adding(
+    def modules_completing(
         self,
         total: Tensor | None,
         *summands: Tensor | None,
         after: int = 0,
         before: int | float = math.inf,
     ) -> list[ModuleRun]:
-        """Return the modules whose output completes a sum: total = summands + output.
+        """Return the modules whose output completes a sum: total = sum of summands + output.
 
         Args:
             total: The sum. If it or a summand is None, no module is returned.
@@ -317,7 +317,7 @@ class _Sums:
         completing = []
         for run in self.writers:
             is_between = run.entered >= after and run.exited <= before
-            if is_between and self.equal(total, *summands, run.output):
+            if is_between and self.is_sum_of(total, *summands, run.output):
                 completing.append(run)
         return completing
 
@@ -329,20 +329,21 @@ def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
     a norm: resid_pre + attention = resid_mid, and resid_mid + MLP = resid_post. If no single
     module makes the first sum, the form has the MLP alone.
     """
-    for norm in sums.readers:
-        resid_mid = norm.input
-        mlps = sums.adding(sums.resid_post, resid_mid, after=norm.entered)
+    for reader in sums.readers:
+        resid_mid = reader.input
+        mlps = sums.modules_completing(sums.resid_post, resid_mid, after=reader.entered)
         attentions = []
         if mlps:
-            attentions = sums.adding(resid_mid, sums.resid_pre, before=norm.entered)
+            attentions = sums.modules_completing(resid_mid, sums.resid_pre, before=reader.entered)
         for attention, mlp in _named_pairs(sums.block, attentions, mlps):
-            yield Form((norm.path, "input"), attention, mlp)
+            yield Form(middle=(reader.path, "input"), attention=attention, mlp=mlp)
 
         # Something other than a single module changes the stream before the MLP adds to it.
-        if not attentions and not sums.equal(resid_mid, sums.resid_pre):
+        is_stream_changed = not sums.is_sum_of(resid_mid, sums.resid_pre)
+        if is_stream_changed and not attentions:
             for run in mlps:
                 if not _is_attention(sums.block, run):
-                    yield Form(None, "", run.path)
+                    yield Form(middle=None, attention="", mlp=run.path)
 
 
 def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
@@ -354,31 +355,33 @@ def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
     norms = [run for run in sums.readers if run in sums.writers]
     for first, last in itertools.permutations(norms, 2):
         are_in_order = first.exited < last.entered
-        if not are_in_order or not sums.equal(sums.resid_post, last.output):
+        if not are_in_order or not sums.is_sum_of(sums.resid_post, last.output):
             continue
-        mlps = sums.adding(last.input, first.output, after=first.exited, before=last.entered)
+        resid_mid = first.output
+        mlps = sums.modules_completing(
+            last.input, resid_mid, after=first.exited, before=last.entered
+        )
         attentions = []
         if mlps:
-            attentions = sums.adding(first.input, sums.resid_pre, before=first.entered)
+            attentions = sums.modules_completing(first.input, sums.resid_pre, before=first.entered)
         for attention, mlp in _named_pairs(sums.block, attentions, mlps):
-            yield Form((first.path, "output"), attention, mlp)
+            yield Form(middle=(first.path, "output"), attention=attention, mlp=mlp)
 
 
 def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
     """Yield the forms of a block in which attention and the MLP both read the block's input.
 
     Then resid_pre + attention + MLP = resid_post. A block with attention alone, where resid_pre +
-    attention = resid_post, is included.
+    attention = resid_post, is included. There is no state between attention and the MLP.
     """
     for run in sums.writers:
         if not _is_attention(sums.block, run):
             continue
-        if sums.equal(sums.resid_post, sums.resid_pre, run.output):
-            yield Form(None, run.path, "")  # no norm between the two, and no MLP
-        # The modules whose outputs complete resid_pre + attention to resid_post.
-        mlps = sums.adding(sums.resid_post, sums.resid_pre, run.output)
+        if sums.is_sum_of(sums.resid_post, sums.resid_pre, run.output):
+            yield Form(middle=None, attention=run.path, mlp="")
+        mlps = sums.modules_completing(sums.resid_post, sums.resid_pre, run.output)
         for attention, mlp in _named_pairs(sums.block, [run], mlps):
-            yield Form(None, attention, mlp)
+            yield Form(middle=None, attention=attention, mlp=mlp)
 
 
 def _named_pairs(
@@ -447,15 +450,16 @@ def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
 def _projections(block: Block, path: str) -> Iterator[str]:
     """Yield the paths of the linear maps in a block that make the output of the module at `path`.
 
-    The output of such a map equals that of the module to the bit. If the module is a norm, it
-    equals the input of the norm instead.
+    The output of such a map equals the output of the module to the bit. If the module is a norm,
+    the output of the map equals the input of the norm instead.
     """
     module_run = block[path]
-    output = module_run.input if module_run.is_norm else module_run.output
+    state = module_run.input if module_run.is_norm else module_run.output
     for run in block.values():
         weight = getattr(run.module, "weight", None)
-        is_linear_map = weight is not None and weight.dim() == 2 and run.input is not None
-        if is_linear_map and _is_same(run.output, output):
+        has_matrix = weight is not None and weight.dim() == 2
+        is_linear_map = has_matrix and run.input is not None
+        if is_linear_map and _is_same(run.output, state):
             yield run.path
 
 

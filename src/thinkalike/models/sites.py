@@ -30,7 +30,7 @@ class Sites:
     """The sites of a model at which its states are taken.
 
     Attributes:
-        modules: The hook point of each site that the model has, by site and layer.
+        hook_points: The hook point of each site that the model has, by site and layer.
         n_layers: The number of blocks.
         n_heads: The number of heads of attention; 1 if the configuration does not say.
         heads: The heads of `z`, each taken alone; [None] means all of them side by side.
@@ -60,7 +60,7 @@ class Sites:
         stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1
-        self.modules = hook_points(model, self.n_heads)
+        self.hook_points = hook_points(model, self.n_heads)
         self.chosen = list(chosen)
         self.head = head
         for site in chosen:
@@ -94,7 +94,7 @@ class Sites:
 
     def _layers_with(self, site: str) -> list[int]:
         """Return the layers that have a site, even if some block lacks it."""
-        return [layer for name, layer in self.modules if name == site]
+        return [layer for name, layer in self.hook_points if name == site]
 
     def _available_sites(self) -> str:
         """Return in words which hook points the model has, as the end of an error message.
@@ -105,8 +105,8 @@ class Sites:
         # `self.layers` is empty for a hook point that some block lacks.
         sites_to_choose = [site for site in get_args(Site) if self.layers(site)]
         phrases = [", ".join(sites_to_choose)]
-        sites_of_any_block = dict.fromkeys(site for site, _ in self.modules)  # each once, in order
-        for site in sites_of_any_block:
+        distinct_sites = dict.fromkeys(site for site, _ in self.hook_points)  # each once, in order
+        for site in distinct_sites:
             if not self.layers(site):
                 blocks_with_site = self._layers_with(site)
                 phrases.append(f"in blocks {listed(blocks_with_site)} alone {site}")
@@ -120,16 +120,20 @@ class Sites:
         may be split into its heads.
         """
         blocks = list(layers)
-        hook_points = []
+        places = []
         for site in self.chosen:
             heads = self.heads if site == "z" else [None]
             layers_of_site = self.layers(site) if site in SITES_OUTSIDE_BLOCKS else blocks
             for layer in layers_of_site:
-                hook_points += [Place(site, int(layer), head) for head in heads]
-        return sorted(hook_points, key=int)
+                places += [Place(site, int(layer), head) for head in heads]
+        return sorted(places, key=int)  # by layer, which a `Place` is as a number
 
     def captured(
-        self, place: Place, key: Key, rows: Sequence[int], states: MutableMapping[Key, Tensor]
+        self,
+        place: Place,
+        key: Key,
+        batch_shape: Sequence[int],
+        states: MutableMapping[Key, Tensor],
     ) -> contextlib.AbstractContextManager[object]:
         """Return a context in which every pass writes the states of a hook point to `states[key]`.
 
@@ -138,19 +142,19 @@ class Sites:
         Args:
             place: A hook point of one layer, or one head of it.
             key: The key under which the states are stored.
-            rows: The shape of the states without their width, (b, t).
+            batch_shape: The shape of the states without their width, (b, t).
             states: Gets the states, (b, t, d). A later pass replaces them.
         """
-        module, direction = self.modules[place.site, place.layer]
+        module, direction = self.hook_points[place.site, place.layer]
 
         def store(state: Tensor) -> None:
             """Store a state, or the part of it that belongs to one attention head."""
-            state_of_rows = state.reshape(*rows, -1)  # some modules see all tokens as one axis
+            states_of_batch = state.reshape(*batch_shape, -1)  # of some modules it is (b * t, d)
             if place.head is not None:
                 # (b, t, heads * d), where heads lie side by side, becomes (b, t, d).
-                state_of_rows = state_of_rows.chunk(self.n_heads, -1)[place.head]
+                states_of_batch = states_of_batch.chunk(self.n_heads, -1)[place.head]
             # A copy, since Falcon adds to the output of its MLP in place.
-            states[key] = state_of_rows.clone()
+            states[key] = states_of_batch.clone()
 
         def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
             store(state_in(args, kwargs))
@@ -170,15 +174,16 @@ class Sites:
             z: The input of the last linear map of attention, (..., heads * d), where the outputs
                 of all heads lie side by side.
         """
-        projection = self.modules["z", place.layer].module
+        projection = self.hook_points["z", place.layer].module
         head = place.head or 0
         z_of_heads = z.chunk(self.n_heads, -1)
+        # The input of the map with zeros in the place of all other heads.
         z_of_head_alone = [torch.zeros_like(z_of_one) for z_of_one in z_of_heads]
         z_of_head_alone[head] = z_of_heads[head]
         # `forward` is called directly, so that no hook of the map runs a second time.
-        with_bias = projection.forward(torch.cat(z_of_head_alone, -1))
+        output_with_bias = projection.forward(torch.cat(z_of_head_alone, -1))
         bias = projection.forward(torch.zeros_like(z))
-        return cast(Tensor, with_bias - bias)
+        return cast(Tensor, output_with_bias - bias)
 
     def replaced(self, place: Place, state: Tensor) -> contextlib.AbstractContextManager[object]:
         """Return a context in which every pass uses `state` as the output of a module or a head.
@@ -193,7 +198,7 @@ class Sites:
         Raises:
             ValueError: `place` is neither an output nor `z`.
         """
-        module, direction = self.modules[place.site, place.layer]
+        module, direction = self.hook_points[place.site, place.layer]
         if place.site != "z" and direction != "output":
             raise ValueError(f"{place} is no output of a module")
 

@@ -83,8 +83,9 @@ class StreamBasis:
             return weight @ self.axes.T
         if name in self.gains:
             gains = self.gains[name]
-            # Entries that a gain of 0 multiplies have no effect, and become 0.
-            return (weight @ self.axes.T) / gains.where(gains != 0, torch.inf)
+            # Entries that a gain of 0 multiplies have no effect: they become 0.
+            divisors = gains.where(gains != 0, torch.inf)
+            return (weight @ self.axes.T) / divisors
         if name in self.writers:
             return self.axes @ weight
         return weight
@@ -126,12 +127,13 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
     tokens = _tried_tokens(model)
-    norms = _norms_that_are_read(model, tokens)
-    if not norms or embedding.shape[1] != model.d_model:
+    norm_of_map = _norms_that_are_read(model, tokens)  # by the linear map that reads its output
+    if not norm_of_map or embedding.shape[1] != model.d_model:
         return None
     writers = []
     for module, path in paths.items():
-        if not isinstance(module, nn.Linear) or module in norms:
+        reads_norm = module in norm_of_map
+        if not isinstance(module, nn.Linear) or reads_norm:
             continue
         if module.out_features == model.d_model:
             writers.append(f"{path}.weight")
@@ -140,8 +142,8 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
     (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]
     basis = StreamBasis(
         axes=_principal_axes([embedding.T, *(weights[name] for name in writers)]),
-        gains={f"{paths[module]}.weight": norm.gains for module, norm in norms.items()},
-        norms=frozenset(paths[norm.module] for norm in norms.values()),
+        gains={f"{paths[module]}.weight": norm.gains for module, norm in norm_of_map.items()},
+        norms=frozenset(paths[norm.module] for norm in norm_of_map.values()),
         writers=frozenset(writers),
         embedding=embedding_name,
     )
@@ -255,11 +257,13 @@ def _gains_of(states: Tensor, output: Tensor, width: int) -> Float[Tensor, " d"]
     if states.shape != output.shape or states.shape[-1] != width:
         return None
     normalised = _divided_by_rms(states).reshape(-1, width)  # (n, d)
-    rows = output.float().reshape(-1, width)
-    products = (rows * normalised).sum(0)
+    outputs = output.float().reshape(-1, width)  # (n, d)
+    # The least-squares slope of outputs on normalised states, in each dimension.
+    products = (outputs * normalised).sum(0)
     squares = normalised.square().sum(0).clamp(min=SMALLEST_NONZERO)
     gains: Tensor = products / squares
-    is_rms_norm = (rows - gains * normalised).norm() < SAME_FUNCTION * rows.norm()
+    residuals = outputs - gains * normalised
+    is_rms_norm = residuals.norm() < SAME_FUNCTION * outputs.norm()
     return gains if is_rms_norm else None
 
 

@@ -65,7 +65,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
         names |= {*getattr(tokenizer, "vocab_files_names", {}).values()}
         if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
             if file:
-                tokenizer = _as_its_file(tokenizer, file, config, place)
+                tokenizer = _tokenizer_as_in_file(tokenizer, file, config, place)
             settings = cached_file(place, "tokenizer_config.json", **optional)
             if settings:
                 _warn_of_bos(tokenizer, Path(settings), config)
@@ -96,10 +96,10 @@ def _tokenizer_of_gguf(file: Path) -> PreTrainedTokenizerBase:
         return split_words_as_stated(tokenizer, file)
 
 
-def _as_its_file(
+def _tokenizer_as_in_file(
     tokenizer: PreTrainedTokenizerBase, file: str, config: ModelConfig, place: str
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that encodes texts as its tokenizer.json states.
+    """Return a tokenizer that encodes texts as the file tokenizer.json of its checkpoint states.
 
     The class of transformers that read the tokenizer may overrule the file. Then the tokenizer is
     read again without this class, and a warning is logged.
@@ -112,13 +112,13 @@ def _as_its_file(
     """
     from transformers import PreTrainedTokenizerFast
 
-    if _encodes_as(tokenizer, file):
+    if _encodes_as_in_file(tokenizer, file):
         return tokenizer
     revision = config.revision or "main"
     plain = without_dropout(PreTrainedTokenizerFast.from_pretrained(place, revision=revision))
     # Even then, other files beside tokenizer.json may add tokens.
     reason = "as other files of the tokenizer add to it"
-    if _encodes_as(plain, file):
+    if _encodes_as_in_file(plain, file):
         reason = "which is read"
     log.warning(
         "%s: %s cuts texts otherwise than tokenizer.json, %s",
@@ -179,7 +179,7 @@ def dropout_of(tokenizer: PreTrainedTokenizerBase) -> float | None:
     return getattr(getattr(backend, "model", None), "dropout", None)
 
 
-def _encodes_as(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
+def _encodes_as_in_file(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
     """Return whether a tokenizer encodes some texts as a tokenizer.json does by itself.
 
     The class of the tokenizer may overrule the file. Dropout, truncation and padding, which the

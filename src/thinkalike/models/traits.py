@@ -38,7 +38,7 @@ def traits_of(module: nn.Module) -> dict[Trait, str]:
     return described_traits(module, Description(module))
 
 
-def described_traits(module: nn.Module, describe: Description) -> dict[Trait, str]:
+def described_traits(module: nn.Module, description: Description) -> dict[Trait, str]:
     """Return the traits of a model: what decides its output beside weights and configuration.
 
     Keys are (path of a module or name of a library, name of the trait), and the values describe
@@ -46,24 +46,24 @@ def described_traits(module: nn.Module, describe: Description) -> dict[Trait, st
 
     Args:
         module: The model.
-        describe: Turns the objects of the model into text. It is filled with these texts.
+        description: Turns the objects of the model into text. It is filled with these texts.
     """
     traits: dict[Trait, str] = {}
     for path, submodule in module.named_modules():
-        describe.owner = path
-        traits[path, ""] = describe.class_text(type(submodule))
-        for name, text in describe.attributes(submodule):
+        description.owner = path
+        traits[path, ""] = description.class_text(type(submodule))
+        for name, text in description.attributes(submodule):
             traits[path, name] = text
     # Hooks that torch runs around the pass of every module.
-    describe.owner = "libraries"
+    description.owner = "libraries"
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
         hooks = getattr(torch_module, name)
         if hooks:
-            traits["torch", name] = describe(list(hooks.values()), name)
-    return traits | describe.patches() | _attention(module, describe)
+            traits["torch", name] = description.text_of(list(hooks.values()), name)
+    return traits | description.patches() | _trait_of_attention(module, description)
 
 
-def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
+def _trait_of_attention(module: nn.Module, description: Description) -> dict[Trait, str]:
     """Return one trait: the name of the function that computes attention in a model.
 
     For a function that a user added to those of transformers, the text also describes its code.
@@ -77,7 +77,7 @@ def _attention(module: nn.Module, describe: Description) -> dict[Trait, str]:
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     text = name
     if is_of_user(function):
-        text = f"{name} {describe(function, 'attention')}"
+        text = f"{name} {description.text_of(function, 'attention')}"
     return {("", "attention"): text}
 
 

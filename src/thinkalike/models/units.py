@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.access import reached
+from thinkalike.models.access import checkpoint_location
 from thinkalike.models.checkpoints import LIGHTNING, base_of, is_gguf, named_folder, weight_map
 from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import family_in, stated_quantization
@@ -133,7 +133,7 @@ class Units(NamedTuple):
 
 @dataclass
 class UnitModel:
-    """A model as its hidden units and its embedding.
+    """The hidden units, the attention heads and the token embedding of a model.
 
     Attributes:
         name: What results call it.
@@ -254,7 +254,7 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
         config: The configuration of the model, which is in a folder.
         name: What results call the model.
     """
-    with explaining_loading_errors(config), reached(config) as (place, revision):
+    with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
         packed = packed_settings(config_json)
@@ -323,10 +323,14 @@ def unit_model(
             f"such as {READING[0]} and {WRITING[0]}"
         )
     # The space before a word is spelled in one way, so that tokens of two models can be matched.
-    # A tokenizer may have ids beyond the embedding.
-    row_of_token = {token.replace(*SPACES): row for token, row in vocabulary.items() if row < rows}
-    attention = _heads_of_blocks(shapes, heads, units[0].width)
-    return UnitModel(name, weights, units, row_of_token, embedding_name, facts, attention)
+    space_of_sentencepiece, space_of_bytes = SPACES
+    row_of_token = {}
+    for token, row in vocabulary.items():
+        if row < rows:  # a tokenizer may have ids beyond the embedding
+            spelling = token.replace(space_of_sentencepiece, space_of_bytes)
+            row_of_token[spelling] = row
+    heads_of_blocks = _heads_of_blocks(shapes, heads, units[0].width)
+    return UnitModel(name, weights, units, row_of_token, embedding_name, facts, heads_of_blocks)
 
 
 def _embedding_name(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -397,9 +401,12 @@ def _weights_by_role(weight_names: Iterable[str]) -> dict[tuple[str, int, str], 
             key = (in_block["stack"], int(in_block["block"]), module)
             candidates.setdefault(key, {}).setdefault(role, []).append((position, name))
 
-    weights_of_module = {}
-    for key, roles in candidates.items():
-        weights_of_module[key] = {role: min(ranked)[1] for role, ranked in roles.items()}
+    weights_of_module: dict[tuple[str, int, str], dict[str, str]] = {}
+    for key, candidates_of_role in candidates.items():
+        weights_of_module[key] = {}
+        for role, ranked_names in candidates_of_role.items():
+            _, first_name = min(ranked_names)  # with the smallest position
+            weights_of_module[key][role] = first_name
     return weights_of_module
 
 
@@ -413,6 +420,7 @@ def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
         blocks: Pairs of the path of a stack, such as "encoder.layers", and the number of a block
             in it.
     """
+    # The key is (False, ...) for an encoder and (True, ...) for a decoder: False comes first.
     stacks = sorted({stack for stack, _ in blocks}, key=lambda stack: ("decoder" in stack, stack))
     first_block = dict.fromkeys(stacks, 0)
     for stack, next_stack in itertools.pairwise(stacks):
@@ -459,9 +467,10 @@ def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | No
     that the name has none of the endings.
     """
     path = weight_name.removesuffix(".weight")
-    for rank, ending in enumerate(endings):
+    for index, ending in enumerate(endings):
         if path == ending or path.endswith(f".{ending}"):
-            return rank, path.removesuffix(ending).rstrip(".")
+            path_before = path.removesuffix(ending).rstrip(".")
+            return index, path_before
     return None
 
 
@@ -497,14 +506,15 @@ def _units_of_module(
     """
     reading_shape = shapes[reading]
     writing_shape = shapes[writing]
-    if not len(reading_shape) == len(writing_shape) in (2, 3):
+    n_axes = len(reading_shape)
+    if n_axes not in (2, 3) or len(writing_shape) != n_axes:
         return []
     width = _stream_width(reading_shape[-2:], writing_shape[-2:], embedding_width)
     # The weight by which units write tells their number. The other one may be longer, where gate
     # and up projection are fused.
     units_are_rows = _units_are_rows(writing, writing_shape[-2:], width, is_reading=False)
     unit_count = writing_shape[-2] if units_are_rows else writing_shape[-1]
-    if len(reading_shape) == 2:
+    if n_axes == 2:
         return [Units(block, module, reading, writing, unit_count, width)]
     return [
         Units(block, module, reading, writing, unit_count, width, expert)
@@ -545,9 +555,9 @@ def _units_are_rows(name: str, shape: tuple[int, ...], width: int, is_reading: b
     rows, columns = shape
     if rows != columns:
         return columns == width
-    is_in_out = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))  # GPT-2's names
-    # In an (out, in) weight, rows are outputs.
-    return is_reading != is_in_out
+    rows_are_inputs = name.removesuffix(".weight").endswith(("c_fc", "c_proj"))  # GPT-2's names
+    units_are_outputs = is_reading
+    return units_are_outputs != rows_are_inputs
 
 
 class StoredWeights:
@@ -618,6 +628,7 @@ class LoadedWeights:
             if _is_linear_map_in_another_form(module):
                 self._linear[f"{path}.weight"] = module
         # Tensors inside of such maps, such as packed numbers and their scales, are not weights.
+        # Their names begin with the path of the map and a dot.
         prefixes = tuple(name.removesuffix("weight") for name in self._linear)
         self._tensors: dict[str, Tensor] = {}
         for name, tensor in tensors_of(model.module):

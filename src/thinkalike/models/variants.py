@@ -23,8 +23,8 @@ def variant(
         model: The model that the new one is like.
         module: The module that the new model runs.
         name: The name of the new model.
-        is_proved: Whether the check at load is skipped, since the module is a copy of the model's
-            own with other weights.
+        is_proved: Whether to skip the check at load, that a model can be cut at its blocks, since
+            the module is a copy of the model's own with other weights.
     """
     new_model = FrozenModel(
         module,
@@ -63,11 +63,10 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
     return variant(model, module, f"{model.name} (random)", is_proved=True)
 
 
-def fresh(model: FrozenModel, seed: int) -> FrozenModel:
+def untrained_like(model: FrozenModel, seed: int) -> FrozenModel:
     """Return an untrained model of the same architecture, initialised by the model's own library.
 
     The same seed gives the same weights. The state of torch's CPU generator does not change.
-    The model is not proved again: its architecture was, when `model` was loaded.
     """
     from transformer_lens.model_bridge.sources.native.init import initialize_native_model
     from transformer_lens.model_bridge.sources.native.model import NativeModel
@@ -80,15 +79,16 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
     module = cast_weights(module, model.device, model.dtype)
+    # The check that a model can be cut at its blocks was made when `model` was loaded.
     return variant(model, module, f"{model.name} (fresh)", is_proved=True)
 
 
 @torch.no_grad()
-def twin(model: FrozenModel, seed: int) -> FrozenModel:
+def untrained_with_embedding(model: FrozenModel, seed: int) -> FrozenModel:
     """Return an untrained model of the same architecture that has the model's token embedding.
 
     The two models share the memory of the embedding.
     """
-    new_model = fresh(model, seed)
+    new_model = untrained_like(model, seed)
     embedding_of(new_model.module).data = embedding_of(model.module).data
     return new_model

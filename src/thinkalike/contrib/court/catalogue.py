@@ -65,7 +65,7 @@ from thinkalike.contrib.court.token_means import (
     with_means_of_other_tokens,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
-from thinkalike.models.variants import fresh, randomised, twin
+from thinkalike.models.variants import randomised, untrained_like, untrained_with_embedding
 
 
 class SourceRecipe(NamedTuple):
@@ -187,8 +187,12 @@ SOURCES = (
         "leak",
         partial(with_next_token, share=0.1, of="code"),
     ),
-    SourceRecipe("fresh weights", "untrained", states_after_change(fresh, "fresh")),
-    SourceRecipe("fresh weights, own embedding", "untrained", states_after_change(twin, "fresh")),
+    SourceRecipe("fresh weights", "untrained", states_after_change(untrained_like, "fresh")),
+    SourceRecipe(
+        "fresh weights, own embedding",
+        "untrained",
+        states_after_change(untrained_with_embedding, "fresh"),
+    ),
     SourceRecipe("redrawn matrices", "untrained", states_after_change(randomised, "redrawn")),
     SourceRecipe("token alone", "shortcut", token_alone),
     *(

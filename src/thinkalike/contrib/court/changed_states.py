@@ -14,7 +14,7 @@ from thinkalike.contrib.court.random_codes import noise_for
 from thinkalike.contrib.court.source import CachedStates, StateFunction, Tokens, states_after
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.measures.losses import CHUNK, token_loss
-from thinkalike.models.variants import fresh
+from thinkalike.models.variants import untrained_like
 
 ADDED_SPREAD = 3.0  # standard deviation of added dimensions, in those of the target's states
 SMALL_VARIANCE = 0.01  # share of the variance that a small principal component has at most
@@ -152,7 +152,7 @@ def beside_untrained(materials: Materials, share: float) -> StateFunction:
     n_dimensions = round(share * materials.width)
     target_directions = materials.orthogonal_for("own, beside")[:, :n_dimensions]
     untrained_directions = materials.orthogonal_for("stranger, beside")[:, :n_dimensions]
-    untrained = fresh(materials.target, materials.seed_for("stranger"))
+    untrained = untrained_like(materials.target, materials.seed_for("stranger"))
     untrained_states = CachedStates(states_at_same_layer(materials, untrained))
     untrained_deviations = untrained_states(materials.fit_rows).flatten(0, 1).std(0)
     # The norm of the standard deviations is the root of the total variance.

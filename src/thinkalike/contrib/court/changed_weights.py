@@ -16,7 +16,7 @@ from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.variants import fresh, variant
+from thinkalike.models.variants import untrained_like, variant
 from thinkalike.training.data import StepData
 
 WEIGHT_NOISE = 0.02  # of the root mean square of each tensor
@@ -84,7 +84,7 @@ def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
         share: The share of the untrained weights, from 0 to 1.
         seed: The seed of the untrained weights.
     """
-    changed = fresh(model, seed)  # a copy with untrained weights, which are changed in place
+    changed = untrained_like(model, seed)  # its weights are changed in place below
     parameters = zip(changed.module.parameters(), model.module.parameters(), strict=True)
     for weight, trained_weight in parameters:
         weight.lerp_(trained_weight, 1 - share)  # untrained + (1 - share) · (trained - untrained)

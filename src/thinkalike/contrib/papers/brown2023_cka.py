@@ -30,7 +30,7 @@ from thinkalike.contrib.papers.claims import (
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.figures.layers import layer_heatmaps
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.models.access import reached
+from thinkalike.models.access import checkpoint_location
 from thinkalike.models.checkpoints import named_folder, path_arguments
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.store import Result
@@ -422,7 +422,7 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
     from transformers import AutoConfig
 
     # `place` is a folder or the name of a repository, of which `commit` is the version.
-    with explaining_loading_errors(config), reached(config) as (place, commit):
+    with explaining_loading_errors(config), checkpoint_location(config) as (place, commit):
         revision = None if named_folder(config) else commit
         hf_config = AutoConfig.from_pretrained(**path_arguments(place), revision=revision)
     d_head = hf_config.hidden_size // hf_config.num_attention_heads

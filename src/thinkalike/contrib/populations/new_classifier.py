@@ -10,7 +10,7 @@ from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.access import reached
+from thinkalike.models.access import checkpoint_location
 from thinkalike.models.config_json import read_config_json
 from thinkalike.models.families import CLASSIFIER, FAMILIES
 from thinkalike.models.loading_errors import explaining_loading_errors
@@ -42,7 +42,7 @@ def new_classifier(
     Raises:
         ModelError: The model is no BERT, or has no block `redraw`.
     """
-    with explaining_loading_errors(config), reached(config) as (place, _):
+    with explaining_loading_errors(config), checkpoint_location(config) as (place, _):
         module = _pretrained_classifier(config, place, classes, spread)
         body = module.base_model
         if redraw is not None:

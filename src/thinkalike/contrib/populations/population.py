@@ -46,7 +46,7 @@ from thinkalike.contrib.populations.pairs import MNLI, Pairs
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.families import check_models
+from thinkalike.models.families import check_device_and_family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Passes, Shapes
@@ -89,7 +89,7 @@ class Population(
         accuracy on challenge pairs, those pairs are left out.
         """
         # A device that does not exist is refused before classifiers are fine-tuned.
-        check_models({"model": config.model})
+        check_device_and_family("model", config.model)
         split = config.measure_as(PopulationMeasureConfig).side
         pairs = read_pairs(config.pairs, split)
         if split == "challenge":

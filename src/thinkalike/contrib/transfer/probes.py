@@ -53,7 +53,7 @@ from thinkalike.measures.accuracy import Accuracy
 from thinkalike.measures.estimates import interval_around
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.sites import SITES_OUTSIDE_BLOCKS
-from thinkalike.models.variants import fresh
+from thinkalike.models.variants import untrained_like
 from thinkalike.processes import counted
 from thinkalike.screen import (
     Column,
@@ -200,7 +200,7 @@ class CarriedProbes(
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
             probing = Probing(measure, config.seed, sides[0].states, sides[-1].states, maps)
             if measure.untrained:
-                untrained = fresh(target, config.seed)
+                untrained = untrained_like(target, config.seed)
                 probing = replace(
                     probing,
                     untrained=stimulus_states(untrained, stimuli),

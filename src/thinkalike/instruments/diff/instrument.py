@@ -55,7 +55,7 @@ from thinkalike.models.load import load_model, load_models
 from thinkalike.models.parts import (
     Part,
     changed_parts,
-    check_one_basis,
+    check_same_structure,
     give_same_ties_and_vocabulary,
     weight_that_cannot_be_subtracted,
 )
@@ -201,7 +201,7 @@ class DiffInstrument(
             described = [base.describe(), changed.describe()]
             for sentence in give_same_ties_and_vocabulary(base, changed):
                 log.warning(sentence)
-            check_one_basis(base, changed)
+            check_same_structure(base, changed)
             base.check_context(config.data.context)
             changed.check_context(config.data.context)
         with work.phase("weights"):

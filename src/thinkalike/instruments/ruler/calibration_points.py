@@ -24,7 +24,7 @@ from thinkalike.measures.massive_rows import massive
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.rounding import rounded_copy
-from thinkalike.models.variants import twin
+from thinkalike.models.variants import untrained_with_embedding
 from thinkalike.states.source import StateSource
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def changed_copy(model: StateSource, calibration_point: str) -> FrozenModel:
     """
     assert isinstance(model, FrozenModel)
     if calibration_point == UNTRAINED:
-        return twin(model, TWIN_SEED)
+        return untrained_with_embedding(model, TWIN_SEED)
     return rounded_copy(model, int(calibration_point))
 
 
