@@ -64,7 +64,7 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     """
     atlas = config.measure_as(AtlasConfig)
     pairs = _jobs_of_model_pairs(config)
-    models = {}
+    models = {}  # by their text, as configurations are not hashable
     for pair in pairs:
         for model in (pair.model, pair.target):
             models[repr(model)] = model
@@ -96,6 +96,7 @@ def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
     """
     cka = measure_schema("cka")()
     jobs = []
+    # `asked_for` turns a configuration of several models into one for each pair of them.
     for job in asked_for(replace(config, models=config.models or [], measure=cka)):
         assert isinstance(job, AnalyzeConfig)
         jobs.append(job)

@@ -52,7 +52,9 @@ class Source:
         self.d_model = example.shape[-1]
         self.device = example.device
         self.dtype = example.dtype
-        self.identity = id(self)
+        self.identity = id(
+            self
+        )  # caches tell sources apart by it, as they have no weights to hash
 
         # The target's attributes that say how text becomes tokens.
         self.vocabulary = target.vocabulary

@@ -172,6 +172,7 @@ class TargetResults:
         """
         rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
+        # The jackknife leaves out parts of the documents; these numbers also say each one's part.
         documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
         bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
         residual_states = ResidualStates(
@@ -241,6 +242,7 @@ class TargetResults:
             penalty += (losses - target_run.losses).double().sum()
             last = states[-1][:, :-1].flatten(0, 1)  # without the last token of each row
             own_last = target_run.states[-1][:, :-1].flatten(0, 1)  # of the target alone
+            # KL(target alone || stitched) of the predictions of the next token.
             kl += token_kl(last, target.finish, own_last).double().sum()
             for depth, (state, own_state) in enumerate(
                 zip(states, target_run.states, strict=True)

@@ -62,19 +62,19 @@ NGRAM_CODES: dict[str, ContextCode] = {
 }
 
 
-def random_vector_of_ngram(materials: Materials, of: str) -> StateFunction:
+def random_vector_of_ngram(materials: Materials, ngram: str) -> StateFunction:
     """Return a function of tokens: a random vector for the n-gram that ends at each position.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        of: "token", "bigram" or "trigram".
+        ngram: "token", "bigram" or "trigram".
     """
 
     def ngram_numbers(rows: Tokens) -> Tokens:
         """Return the number of the n-gram at each position."""
-        return NGRAM_CODES[of](rows, materials.target.vocabulary)
+        return NGRAM_CODES[ngram](rows, materials.target.vocabulary)
 
-    return noise_for(materials, f"code of the {of}", ngram_numbers)
+    return noise_for(materials, f"code of the {ngram}", ngram_numbers)
 
 
 def position_means(

@@ -28,14 +28,18 @@ from thinkalike.contrib.papers.claims import (
     BELOW_ZERO,
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     over_models,
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
-from thinkalike.contrib.papers.population_result import PopulationResult, Side, population_parts
+from thinkalike.contrib.papers.population_result import (
+    EvaluatedPairs,
+    PopulationResult,
+    population_parts,
+)
 from thinkalike.contrib.populations.clusters import (
     adjusted_rand_index,
     adjusted_rand_index_p,
@@ -70,13 +74,14 @@ FIRST_CUT = -1
 FIRST_LAYER = 0
 
 
-def _inner_jobs(experiment: ExperimentRun, side: Side) -> list[InnerJob]:
+def _population_jobs(experiment: ExperimentRun, evaluated: EvaluatedPairs) -> list[InnerJob]:
     """Return the one job of a figure: the comparison of its classifiers on one set of texts.
 
     The set is called "report" for held-out texts, and "challenge" for texts that a heuristic gets
-    wrong.
+    wrong. Its name is also the label of the job.
     """
-    return [InnerJob(side, changes={**population_parts(experiment, side)})]
+    changes = dict(population_parts(experiment, evaluated))
+    return [InnerJob(label=evaluated, changes=changes)]
 
 
 # ---- Figures.
@@ -353,15 +358,17 @@ def _judged_stitch_claim(
             blocks follow.
     """
     count = len(claim.directions) * len(cuts)
-    all_means = population.grouped(claim.values, examples=True, level=level_of_each(count))
-    # (source group, target group, cut)
-    means = all_means.directed if claim.is_beyond_own_group else all_means.cells
+    all_means = population.grouped(claim.values, examples=True, level=bonferroni_level(count))
+    means = all_means.cells  # (source group, target group, cut)
+    if claim.is_beyond_own_group:
+        # Minus the mean of sources and targets of the target's group.
+        means = all_means.beyond_own_group
 
     names = population.group_names
-    bounded = []
+    bounds_and_estimates = []
     listed = []
     for source, target in claim.directions:
-        bounded.append((claim.bound, means[source, target][list(cuts)]))
+        bounds_and_estimates.append((claim.bound, means[source, target][list(cuts)]))
         # A cut is listed by the last layer of the source: -1, the embedding, for no block.
         by_cut = _listed_depths(means[source, target], cuts, FIRST_CUT)
         listed.append(f"{names[source]} into {names[target]} {by_cut}")
@@ -370,7 +377,7 @@ def _judged_stitch_claim(
         similarities = -claim.values.mean(-1)
         listed.append(_depths_of_first_difference(similarities, population, "cut", FIRST_CUT))
     finding = f"{'; '.join(listed)}{bonferroni_note(count)}"
-    return judged_claim(claim.text, bounded, finding, population.units_with_examples)
+    return judged_claim(claim.text, bounds_and_estimates, finding, population.units_with_examples)
 
 
 def accuracy_gap_claim(population: PopulationResult) -> Claim:
@@ -481,7 +488,7 @@ def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
     early_layers = list(range(n_layers // 2))
     late_layers = list(range(n_layers - n_late_layers, n_layers))
     count = len(early_layers) + len(late_layers)
-    gap = population.grouped(population.cka, level=level_of_each(count)).difference
+    gap = population.grouped(population.cka, level=bonferroni_level(count)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
     onsets = _depths_of_first_difference(population.cka, population, "layer", FIRST_LAYER)
     return judged_claim(
@@ -538,7 +545,7 @@ def _depths_of_first_difference(
         first: The depth at index 0.
     """
     n_depths = values.shape[-1]
-    gap = population.grouped(values, level=level_of_each(n_depths)).difference
+    gap = population.grouped(values, level=bonferroni_level(n_depths)).difference
 
     def in_words(index: int | None) -> str:
         """Return the depth at an index, or "none"."""
@@ -646,21 +653,21 @@ EXPERIMENTS = [
         "brown2023/figure2",
         _conclude_figure2,
         MODELS,
-        partial(_inner_jobs, side="report"),
+        partial(_population_jobs, evaluated="report"),
         "population",
     ),
     Experiment(
         "brown2023/figure7",
         _conclude_figure7,
         MODELS,
-        partial(_inner_jobs, side="challenge"),
+        partial(_population_jobs, evaluated="challenge"),
         "population",
     ),
     Experiment(
         "brown2023/figure8",
         _conclude_figure8,
         MODELS,
-        partial(_inner_jobs, side="report"),
+        partial(_population_jobs, evaluated="report"),
         "population",
     ),
 ]

@@ -19,9 +19,9 @@ from thinkalike.contrib.figures.transfer import draw_probes
 from thinkalike.contrib.papers.claims import (
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
@@ -119,7 +119,11 @@ class ProbedLayers:
 def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each pair of models, with probes of their middle layers."""
     return [
-        InnerJob(pair.label, pair, (layers_argument(experiment, pair, [PROBED_DEPTH]),))
+        InnerJob(
+            label=pair.label,
+            models=pair,
+            arguments=(layers_argument(experiment, pair, [PROBED_DEPTH]),),
+        )
         for pair in pairs_of(experiment)
     ]
 
@@ -191,8 +195,8 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
         else:
             excess = _excess_over_chance(native)
             finding = f"native accuracy on held-out words minus chance {excess:+.3f}"
-            bounded = [(Bound("within", NEAR_CHANCE), excess)]
-            yield judged_claim(claim, bounded, finding, probed.units)
+            bounds_and_estimates = [(Bound("within", NEAR_CHANCE), excess)]
+            yield judged_claim(claim, bounds_and_estimates, finding, probed.units)
         claim = (
             f"{probed.label}: a carried probe of {feature} keeps less than half of what a native "
             "one has"
@@ -227,7 +231,7 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
     Such a probe reads the target's states, mapped to the source. The random maps have the singular
     values of the fitted map, but random directions. The claim is about all features together.
     """
-    level = level_of_each(len(probed.features))
+    level = bonferroni_level(len(probed.features))
     excesses = {}
     for feature in probed.features:
         accuracy = probed.accuracy(feature, probing.RANDOM)
@@ -252,7 +256,7 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     probe, which is fitted on the target's states. Features whose native probe is not above chance
     are left out.
     """
-    level = level_of_each(len(probed.features))
+    level = bonferroni_level(len(probed.features))
     shares = {}
     for feature in probed.features:
         share = probed.share(feature, probing.REFITTED, level)
@@ -299,5 +303,7 @@ def _excess_over_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/probes", _conclude, MODELS, _probing_jobs, "probes", takes=(2,)),
+    Experiment(
+        "chen2025/probes", _conclude, MODELS, _probing_jobs, "probes", accepted_model_counts=(2,)
+    ),
 ]

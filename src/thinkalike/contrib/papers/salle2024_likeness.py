@@ -23,9 +23,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     FAILS,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     over_models,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
@@ -302,7 +302,7 @@ def _claim_that_seeds_are_alike(
             gains.append(cells[two_seeds].mean() - cells[two_families].mean())
         return torch.stack(gains)
 
-    gains = over_models(gain, models.tolist(), level_of_each(len(matrices)))
+    gains = over_models(gain, models.tolist(), bonferroni_level(len(matrices)))
     panel_letters = [title[0] for title in matrices]
     listed = ", ".join(
         f"{letter}: {gains[index]:+.2f}" for index, letter in enumerate(panel_letters)
@@ -472,7 +472,7 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
     importance = contrast.importance.set_index("feature")
     first_leader = str(importance["x"].idxmax())
     second_leader = str(importance["y"].idxmax())
-    mean_lead = fold_interval(leads.T, level_of_each(2))  # one estimate for each layer
+    mean_lead = fold_interval(leads.T, bonferroni_level(2))  # one estimate for each layer
     tau = _tau_of_title(contrast)
     return judged_claim(
         "the most alike layers of two models share their most important feature, PoS",
@@ -519,7 +519,19 @@ def _claim_that_pos_differs(
 
 EXPERIMENTS = [
     Experiment(
-        "salle2024/figure2", _conclude_figure2, MODELS, _jobs_with_distances, "mlem", takes=(2,)
+        "salle2024/figure2",
+        _conclude_figure2,
+        MODELS,
+        _jobs_with_distances,
+        "mlem",
+        accepted_model_counts=(2,),
     ),
-    Experiment("salle2024/figure4", _conclude_figure4, MODELS, profile_jobs, "mlem", takes=(2,)),
+    Experiment(
+        "salle2024/figure4",
+        _conclude_figure4,
+        MODELS,
+        profile_jobs,
+        "mlem",
+        accepted_model_counts=(2,),
+    ),
 ]

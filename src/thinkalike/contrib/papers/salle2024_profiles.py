@@ -16,9 +16,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun
 from thinkalike.contrib.papers.feature_profiles import (
@@ -81,7 +81,7 @@ def _claim_that_part_of_speech_leads_at_ends(model: Profiles) -> Claim:
     """
     lead = lead_over_others(model.importances, model.features)  # (folds, layers)
     n_layers = lead.shape[1]
-    mean_lead = fold_interval(lead.T, level_of_each(n_layers))  # one estimate for each layer
+    mean_lead = fold_interval(lead.T, bonferroni_level(n_layers))  # one estimate for each layer
     by_layer = ", ".join(f"{mean_lead[layer]:+.3f}" for layer in range(n_layers))
     return judged_claim(
         f"PoS dominates only in the first and last layer of {model.name}",
@@ -131,19 +131,28 @@ def _claim_that_distances_are_predicted(profiles: Sequence[Profiles]) -> Claim:
     all models must be above 0, with intervals that hold together.
     """
     n_layers = sum(model.n_layers for model in profiles)
-    level = level_of_each(n_layers)
-    bounded = [(ABOVE_ZERO, fold_interval(model.scores.T, level)) for model in profiles]
+    level = bonferroni_level(n_layers)
+    bounds_and_estimates = [
+        (ABOVE_ZERO, fold_interval(model.scores.T, level)) for model in profiles
+    ]
     means = ", ".join(
         f"{model.name} {model.scores.mean():.2f}{model.reference_note}" for model in profiles
     )
     return judged_claim(
         "the features predict held-out distances in every layer",
-        bounded,
+        bounds_and_estimates,
         finding=f"mean Spearman's ρ over layers: {means}{bonferroni_note(n_layers)}",
         units=units_of_folds(profiles[0].scores),
     )
 
 
 EXPERIMENTS = [
-    Experiment("salle2024/figure3", _conclude_figure3, MODELS, profile_jobs, "mlem", takes=(1, 2)),
+    Experiment(
+        "salle2024/figure3",
+        _conclude_figure3,
+        MODELS,
+        profile_jobs,
+        "mlem",
+        accepted_model_counts=(1, 2),
+    ),
 ]

@@ -97,6 +97,6 @@ NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about w
 EXPERIMENTS = [
     Experiment("salle2024/figure_s5", _conclude_figure_s5, NO_MODELS, measure="mlem"),
     Experiment(
-        "salle2024/table_s1", _conclude_table_s1, NO_MODELS, measure="mlem", tabulates=True
+        "salle2024/table_s1", _conclude_table_s1, NO_MODELS, measure="mlem", prints_table=True
     ),
 ]

@@ -218,6 +218,6 @@ EXPERIMENTS = [
         MODELS,
         _trajectory_jobs,
         measure="trajectory",
-        tabulates=True,
+        prints_table=True,
     )
 ]

@@ -219,5 +219,12 @@ def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
 
 
 EXPERIMENTS = [
-    Experiment("validity/court", _conclude, MODELS, _court_jobs, measure="court", takes=(1, 2))
+    Experiment(
+        "validity/court",
+        _conclude,
+        MODELS,
+        _court_jobs,
+        measure="court",
+        accepted_model_counts=(1, 2),
+    )
 ]

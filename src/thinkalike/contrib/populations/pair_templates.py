@@ -114,14 +114,13 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
         seed: Decides the pairs and their order.
     """
     entailed, not_entailed = HANS
-    # Templates are named by two letters: of the heuristic, and of the class.
+    # Heuristics and classes have a letter each, with which the names of templates begin.
     class_of_letter = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
-    kinds = list(itertools.product(HEURISTICS, class_of_letter))
+    letters = list(itertools.product(HEURISTICS, class_of_letter))  # (heuristic, class)
+    pair_counts = _equal_shares(count, len(letters))
     quotas = []
-    for (heuristic, class_letter), n_pairs in zip(
-        kinds, _equal_shares(count, len(kinds)), strict=True
-    ):
-        templates = _challenge_templates(class_letter, heuristic)
+    for (heuristic_letter, class_letter), n_pairs in zip(letters, pair_counts, strict=True):
+        templates = _challenge_templates(class_letter, heuristic_letter)
         quotas.append(Quota(templates, class_of_letter[class_letter], n_pairs))
     return _draw_pairs(quotas, HANS, seed, for_challenge=True)
 

@@ -67,7 +67,7 @@ class SplicedLosses(NamedTuple):
 def states_after(
     model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], skip: int
 ) -> Float[Tensor, "n d"]:
-    """Return the states of all tokens after a block, one state a row, in float32.
+    """Return the states of tokens after a block, one state a row, in float32.
 
     Args:
         model: The model that computes them.

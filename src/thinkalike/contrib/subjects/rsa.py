@@ -329,7 +329,7 @@ def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataF
         best_scores[str(model)], _ = scores.best(rows_of_model.index.tolist())
     pairs = [(model, CEILING) for model in best_scores]
     pairs += list(combinations(best_scores, 2))
-    all_scores = {**best_scores, CEILING: scores.of_ceiling()}
+    all_scores = {**best_scores, CEILING: scores.ceiling_scores()}
     differences = [all_scores[model].minus(all_scores[other]) for model, other in pairs]
     columns = score_columns(differences, scores.draws, "difference")
     return pd.DataFrame(pairs, columns=["model", "other"]).join(columns)
